@@ -1,0 +1,64 @@
+"""The report in a real browser, offline."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def driver():
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and chromedriver):
+        pytest.skip("no chromium and chromedriver on the path")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    yield browser
+    browser.quit()
+
+
+def opened(driver, path, width: int = 1280) -> list[str]:
+    """Open the file, wait until all is drawn; every address asked for."""
+    driver.get_log("performance")
+    driver.set_window_size(width, 900)
+    driver.get(path.as_uri())
+    end = time.monotonic() + 60
+    while driver.execute_script("return document.documentElement.dataset.drawn") is None:
+        assert time.monotonic() < end, f"not drawn; console: {driver.get_log('browser')}"
+        time.sleep(0.1)
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+
+def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil):
+    addresses = opened(driver, evil_whole)
+    assert driver.get_log("browser") == []
+    figures = driver.execute_script("return document.querySelectorAll('figure').length")
+    drawn = driver.execute_script(
+        "return Array.from(document.querySelectorAll('figure'))"
+        ".filter(f => f.querySelector('.main-svg') && f.querySelector('.subplot')).length"
+    )
+    assert drawn == figures == 23
+    assert driver.execute_script("return window.hacked") is None
+    assert addresses[0] == evil_whole.as_uri()
+    assert all(a.startswith("data:") for a in addresses[1:])
+    # a series id with markup shows letter by letter
+    heading = driver.execute_script("return document.querySelector('h3').textContent")
+    assert evil in heading
+    assert driver.execute_script("return document.querySelectorAll('[data-title*=\"Share\"]').length") == 0
+
+
+def test_a_phone_needs_no_sideways_scrolling_of_the_page(driver, whole):
+    opened(driver, whole, width=500)
+    wide, seen = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide <= seen

@@ -1,0 +1,213 @@
+"""The report file: complete, escaped, small, atomic, and its tables true."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.report import build, build_report
+from tsfm_lens.report.tables import download
+
+PROVENANCE = {"model": "toy", "seed": "3"}
+
+
+class Page(HTMLParser):
+    """Elements, texts and script contents of a page as a browser's parser delimits them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.text = ""
+        self._script: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._script = None
+        if tag == "script":
+            self._script = dict(attrs).get("id") or f"inline-{len(self.scripts)}"
+            self.scripts[self._script] = ""
+
+    def handle_endtag(self, tag):
+        self._script = None
+
+    def handle_data(self, data):
+        if self._script is None:
+            self.text += data
+        else:
+            self.scripts[self._script] += data
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+
+def page(results, tmp_path, **options) -> Page:
+    options = {"title": "T", "provenance": PROVENANCE} | options
+    return Page(build_report(results, tmp_path, **options).read_text())
+
+
+@pytest.fixture(scope="module")
+def found(whole) -> Page:
+    return Page(whole.read_text())
+
+
+def tables(found: Page, section: int) -> list[pd.DataFrame]:
+    """The tables of one section of the report, in order."""
+    links = [a for a in found.all("a") if "download" in a]
+    return [table(a) for a in links if f"-s{section}-" in (a["download"] or "")]
+
+
+def table(link: dict[str, str | None]) -> pd.DataFrame:
+    kind, _, content = (link["href"] or "").partition(";base64,")
+    raw = base64.b64decode(content)
+    return pd.read_csv(io.BytesIO(gzip.decompress(raw) if "gzip" in kind else raw))
+
+
+def test_every_figure_has_a_plot_a_reading_and_a_table(found):
+    figures = len(found.all("figure"))
+    # 3 fans; entropy and 3 maps; gain; 2 heat maps and 2 forecasts; 3 bars and heat maps, and a further method;
+    # grid and two maps; one patch lens
+    assert figures == 3 + 4 + 1 + 4 + 7 + 3 + 1
+    specs = [text for name, text in found.scripts.items() if name.endswith("-spec")]
+    assert len(specs) == figures
+    assert all(json.loads(text)["data"] for text in specs)
+    assert len([a for a in found.all("a") if "download" in a]) == figures
+    assert len([d for d in found.all("div") if d.get("class") == "reading"]) == figures
+
+
+def test_the_file_is_self_contained_and_small(whole, found):
+    assert whole.name == "index.html"
+    assert whole.stat().st_size < 10_000_000
+    assert not [a for a in found.all("script") if "src" in a]
+    assert all((a.get("href") or "").startswith("data:") for a in found.all("link"))
+    assert all((a.get("href") or "")[:1] == "#" or (a.get("href") or "").startswith("data:") for a in found.all("a"))
+    assert not found.all("img")
+    assert not found.all("iframe")
+    assert len([s for s in found.scripts.values() if "plotly.js v" in s]) == 1
+
+
+def test_strings_of_users_are_text_everywhere(evil_whole, evil):
+    found = Page(evil_whole.read_text())
+    # one script per figure, plotly and the drawing
+    assert len(found.all("script")) == len(found.all("figure")) + 2
+    assert not found.all("img")
+    assert not [attrs for _, attrs in found.tags if any(name.startswith("on") for name in attrs)]
+    for words in (evil, "b</script>", "c%{x}"):
+        assert words in found.text
+    specs = [json.loads(text) for name, text in found.scripts.items() if name.endswith("-spec")]
+    texts = json.dumps(specs, ensure_ascii=False)
+    # inside plotly's texts the markup is spelled out in entities; only meta, which nothing draws, has it raw
+    for spec in specs:
+        spec["layout"].pop("meta")
+    assert "<script" in texts
+    assert "<script" not in json.dumps(specs, ensure_ascii=False)
+    assert "<img" not in json.dumps(specs, ensure_ascii=False)
+    links = [a for a in found.all("a") if "download" in a]
+    assert all(set(a["download"] or "") <= set("abcdefghijklmnopqrstuvwxyz0123456789-.") for a in links)
+    assert table(links[0])["series"][0] == evil
+
+
+def test_forecast_table_holds_the_forecast(found, results):
+    second = tables(found, 1)[1]
+    ds = results["forecast"].isel(series=1)
+    np.testing.assert_allclose(second[["q0.1", "q0.5", "q0.9"]].values.T, ds["quantile_forecast"].values)
+    np.testing.assert_allclose(second["truth"], ds["truth"])
+    assert second["series"].unique() == ["b"]
+    assert second["timestamp"][0] == "2001-01-25"
+
+
+def test_the_other_tables_hold_the_numbers_of_their_figures(found):
+    entropy, cells = tables(found, 2)[:2]
+    assert entropy.query("layer == '1' and series == 'c'")["entropy"].item() == 1.0
+    last = cells.query("layer == 'layer 1' and step == 4").iloc[0]
+    assert last["value_from"] <= 14 <= last["value_to"]
+    assert last["probability"] == 1.0
+    gain = tables(found, 3)[0].query("metric == 'MAE' and layer == '0' and series == 'b'")
+    assert gain["gain_percent"].item() == -20
+    assert gain["error"].item() == 0.333333
+    ablation = tables(found, 4)[0].set_index("component")
+    assert ablation.loc["decoder.1.cross_attn.1", "spearman_distance: c"] == 0.8
+    steps = tables(found, 5)[0].set_index("component")
+    assert steps.loc["decoder.1.cross_attn.0", "step 4"] == -2.0
+    assert "decoder.1" not in steps.index
+    heads, weights, _ = tables(found, 6)
+    assert heads.query("layer == 1 and head == 0")["special_weight"].item() == 0.9
+    assert (weights["query_start"] - weights["key_start"] == 7).all()
+    patches = tables(found, 7)[0].query("layer == 'embed' and step == 2")
+    assert patches["q0.5"].item() == 20.0
+
+
+def test_long_tables_are_compressed_and_whole():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=40_000), "name": "a, b"})
+    link = download(frame, "long.csv")
+    assert link.name == "long.csv.gz"
+    again = table({"href": link.href})
+    np.testing.assert_allclose(again["x"], frame["x"], rtol=1e-5)
+    assert (again["name"] == "a, b").all()
+    assert download(frame, "long.csv").href == link.href
+
+
+def test_headings_tell_two_results_of_one_kind_apart(results, tmp_path):
+    found = page({"x": results["gain"], "y": results["gain"]}, tmp_path)
+    assert "Gain of each layer (y)" in found.text
+
+
+def test_what_exceeds_the_limit_is_left_out_and_named(results, tmp_path, monkeypatch):
+    some = {name: results[name] for name in ("gain", "attribution")}
+    full = build_report(some, tmp_path, title="T", provenance=PROVENANCE).stat().st_size
+    limit = full - 20_000 + 100_000
+    monkeypatch.setattr(build, "LIMIT", limit)
+    found = page(some, tmp_path)
+    assert (tmp_path / "index.html").stat().st_size <= limit
+    assert "Left out to keep the file below 10 MB" in found.text
+    # every section keeps its first figure
+    anchors = {a["id"] for a in found.all("figure")}
+    assert {"s1-1", "s2-1"} <= anchors
+    assert "s2-7" not in anchors
+
+
+def test_paths_and_atomicity(results, tmp_path):
+    path = build_report({"g": results["gain"]}, tmp_path / "deep" / "r.html", title="T", provenance={})
+    assert path.name == "r.html"
+    before = path.read_text()
+    results["gain"].attrs["kind"] = "gane"
+    with pytest.raises(InputError, match=r"result 'g' is of kind 'gane'.*layer_gain"):
+        build_report({"g": results["gain"]}, path, title="T", provenance={})
+    assert path.read_text() == before
+    assert [p.name for p in path.parent.iterdir()] == ["r.html"]
+
+
+def test_inputs_are_checked(results, tmp_path):
+    with pytest.raises(InputError, match="no results to report"):
+        build_report({}, tmp_path, title="T", provenance={})
+    with pytest.raises(UnknownNameError, match=r"no result 'gian'. Closest: gain"):
+        build_report(results, tmp_path, title="T", provenance={}, readings={"gian": "x"})
+    with pytest.raises(InputError, match="of kind 'dict'"):
+        build_report({"d": {}}, tmp_path, title="T", provenance={})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_results_give_the_same_file(results, tmp_path):
+    some = {name: results[name] for name in ("gain", "attention")}
+    first = build_report(some, tmp_path / "1", title="T", provenance=PROVENANCE).read_bytes()
+    assert build_report(some, tmp_path / "2", title="T", provenance=PROVENANCE).read_bytes() == first
+
+
+def test_results_saved_and_loaded_give_the_same_file(results, whole, tmp_path):
+    loaded = {}
+    for name, ds in results.items():
+        ds.to_netcdf(tmp_path / f"{name}.nc", engine="scipy")
+        loaded[name] = xr.load_dataset(tmp_path / f"{name}.nc", engine="scipy")
+    path = build_report(loaded, tmp_path, title="T", provenance={"model": "toy", "hash": "x" * 200})
+    assert path.read_bytes() == whole.read_bytes()

@@ -1,0 +1,286 @@
+"""Ablation, attribution and attention figures, checked as data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.viz.attention_heads import _ruler, pooled
+from tsfm_lens.viz.tokens import token_axis
+
+
+def heatmaps(fig):
+    return [t for t in fig.data if t.type == "heatmap"]
+
+
+def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
+    fig = viz.ablation_heatmap(ablation)
+    median = dict(zip(ablation["component"].values, ablation["spearman_distance"].values.mean(1), strict=True))
+    blocks = heatmaps(fig)
+    assert [np.asarray(b.z).shape for b in blocks] == [(2, 3), (2, 3), (2, 1), (2, 1)]
+    for layer in range(2):
+        for head in range(3):
+            assert np.isclose(blocks[0].z[layer][head], median[f"decoder.{layer}.self_attn.{head}"])
+            assert np.isclose(blocks[1].z[layer][head], median[f"decoder.{layer}.cross_attn.{head}"])
+        assert np.isclose(blocks[2].z[layer][0], median[f"decoder.{layer}.mlp"])
+        assert np.isclose(blocks[3].z[layer][0], median[f"decoder.{layer}"])
+    titles = [a.text for a in fig.layout.annotations]
+    assert titles == ["self-attention heads", "cross-attention heads", "MLP", "layer"]
+    # colours end at the strongest head, decoder.1.cross_attn.2
+    assert np.isclose(fig.layout.coloraxis.cmax, median["decoder.1.cross_attn.2"])
+    assert fig.layout.coloraxis.cmin == 0
+    assert fig.layout.yaxis.title.text == "layer"
+    assert fig.layout.xaxis.title.text == "head"
+
+
+def test_ablation_hover_lists_every_series(ablation):
+    box = heatmaps(viz.ablation_heatmap(ablation))[2].customdata[1][0]
+    assert "decoder.1.mlp" in box
+    assert "rivers: 0.14" in box
+    assert "roads: 0.42" in box
+
+
+def test_ablation_changes_are_centred_on_zero(ablation):
+    axis = viz.ablation_heatmap(ablation, metric="mae_change").layout.coloraxis
+    assert axis.cmin == -axis.cmax
+    assert axis.cmid == 0
+    with pytest.raises(UnknownNameError, match="spearman_distance"):
+        viz.ablation_heatmap(ablation, metric="spearman")
+
+
+def test_ablation_heatmap_keeps_two_stacks_apart(ablation):
+    encoder = ablation.isel(component=[0, 1, 2, 6])
+    encoder = encoder.assign_coords(
+        component=["encoder.0.self_attn.0", "encoder.0.self_attn.1", "encoder.0.self_attn.2", "encoder.0.mlp"],
+        stack=("component", ["encoder"] * 4),
+    )
+    both = xr.concat([encoder, ablation], "component", data_vars="minimal")
+    both.attrs = ablation.attrs
+    fig = viz.ablation_heatmap(both)
+    assert [np.asarray(b.z).shape for b in heatmaps(fig)] == [(1, 3), (1, 1), (2, 3), (2, 3), (2, 1), (2, 1)]
+    words = {axis.title.text for axis in fig.select_yaxes()}
+    assert {"encoder layer", "decoder layer"} <= words
+
+
+def test_ablation_heatmap_survives_missing_effects(ablation):
+    ablation["spearman_distance"][0] = np.nan
+    fig = viz.ablation_heatmap(ablation)
+    assert np.isnan(heatmaps(fig)[0].z[0][0])
+    assert heatmaps(fig)[0].text[0][0] == ""
+
+
+def test_ablation_forecasts_take_the_strongest_heads_and_mlps(ablation):
+    fig = viz.ablation_forecasts(ablation, series="roads")
+    strength = [c for c in ablation["component"].values if ablation["kind"].sel(component=c) != "layer"]
+    titles = [a.text.split("<br>")[0] for a in fig.layout.annotations]
+    assert titles == strength[::-1][:6]
+    ablated = [t for t in fig.data if t.name == "ablated forecast"]
+    top = float(list(ablation["component"].values).index(strength[-1]))
+    np.testing.assert_allclose(ablated[0].y, 100 + np.arange(6) + top)
+    unablated = [t for t in fig.data if t.name == "unablated forecast"]
+    np.testing.assert_allclose(unablated[-1].y, 100.5 + np.arange(6))
+    with pytest.raises(UnknownNameError, match=r"decoder\.0\.mlp"):
+        viz.ablation_forecasts(ablation, components=["decoder.0.mpl"])
+    with pytest.raises(InputError, match="components is empty"):
+        viz.ablation_forecasts(ablation, components=[])
+
+
+def test_bars_are_sorted_signed_and_complete(attribution):
+    fig = viz.attribution_bars(attribution, top=4)
+    bar = fig.data[0]
+    fine = attribution.isel(component=attribution["kind"].values != "layer")
+    values = fine["attribution"].sel({"method": "logit", "series": "rivers"}).mean("step").to_series()
+    largest = values.abs().sort_values(ascending=False, kind="stable").index[:4]
+    assert list(bar.y[:4]) == list(largest)
+    np.testing.assert_allclose(bar.x[:4], values[largest])
+    np.testing.assert_allclose(sum(bar.x), values.sum())
+    assert bar.y[4] == f"{len(values) - 4} others, summed"
+    colours = dict(zip(np.sign(bar.x[:4]), bar.marker.color[:4], strict=True))
+    assert colours[1.0] != colours[-1.0]
+    assert fig.layout.xaxis.title.text == "contribution (logit)"
+
+
+def test_bars_of_one_step_method_and_series(attribution):
+    fig = viz.attribution_bars(attribution, method="expected_value", series="rivers", step=2, top=100)
+    values = dict(zip(fig.data[0].y, fig.data[0].x, strict=True))
+    assert values["embed"] == -5 * 3 * 10
+    assert "decoder.0" not in values
+    assert fig.layout.xaxis.title.text == "contribution (m³/s)"
+    assert "completeness error 2 %" in fig.layout.meta["subtitle"]
+    with pytest.raises(UnknownNameError, match="no step '9'"):
+        viz.attribution_bars(attribution, step=9)
+    with pytest.raises(UnknownNameError, match="expected_value"):
+        viz.attribution_bars(attribution, method="expected")
+
+
+def test_a_giant_bar_runs_off_the_axis_with_its_value_written_on(attribution):
+    attribution["attribution"][:, 0] = 1e4
+    fig = viz.attribution_bars(attribution)
+    assert fig.data[0].x[0] == 1e4
+    assert fig.layout.xaxis.range[1] < 1e3
+    assert "+1e+04, beyond the axis" in fig.layout.annotations[0].text
+
+
+def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
+    levels = xr.DataArray([0.1, 0.5, 0.9], dims="quantile", coords={"quantile": [0.1, 0.5, 0.9]})
+    patch = attribution.assign(attribution=attribution["attribution"] * levels)
+    one = viz.attribution_bars(attribution, top=3).data[0].x
+    np.testing.assert_allclose(viz.attribution_bars(patch, top=3).data[0].x, 0.5 * np.array(one))
+    np.testing.assert_allclose(viz.attribution_bars(patch, top=3, quantile=0.9).data[0].x, 0.9 * np.array(one))
+    with pytest.raises(UnknownNameError, match=r"no quantile '0\.8'"):
+        viz.attribution_bars(patch, quantile=0.8)
+
+
+def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
+    fig = viz.attribution_heatmap(attribution, method="expected_value", top=5)
+    z, axis = np.asarray(fig.data[0].z), fig.layout.coloraxis
+    fine = attribution.isel(component=attribution["kind"].values != "layer")
+    order = [str(c) for c in fine["component"].values]
+    shown = list(fig.data[0].y)
+    assert shown == sorted(shown, key=order.index)
+    assert len(shown) == 5
+    truth = fine["attribution"].sel({"method": "expected_value", "series": "rivers"})
+    np.testing.assert_allclose(z, truth.sel(component=shown).values)
+    assert (axis.cmin, axis.cmid) == (-axis.cmax, 0)
+    assert axis.cmax == np.abs(z).max()
+    assert axis.colorbar.title.text == "contribution (m³/s)"
+    assert "5 largest of 11" in fig.layout.meta["subtitle"]
+
+
+def test_tokens_lie_at_their_spans_with_gaps():
+    ds = xr.Dataset(
+        coords={
+            "key_start": ("key", [4, -8, -1, 0]),
+            "key_stop": ("key", [8, -4, -1, 4]),
+            "key_special": ("key", ["", "", "EOS", ""]),
+        }
+    )
+    axis = token_axis(ds, "key")
+    edges, owner = axis.cells()
+    np.testing.assert_allclose(edges, [-8.5, -4.5, -0.5, 3.5, 7.5])
+    assert owner.tolist() == [1, -1, 3, 0]
+    assert axis.aside_labels() == ["EOS"]
+    assert axis.words(0) == "steps 4 to 7"
+    with pytest.raises(InputError, match=r"cover the same steps"):
+        token_axis(ds.assign_coords(key_start=("key", [4, -8, -1, -5])), "key")
+    with pytest.raises(InputError, match=r"token 0 covers no step"):
+        token_axis(ds.assign_coords(key_stop=("key", [4, -4, -1, 4])), "key")
+    with pytest.raises(InputError, match="'query_start'"):
+        token_axis(ds, "query")
+
+
+def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
+    fig = viz.attention_map(attention, layer=1, head=0)
+    pattern = attention["pattern"].values[1, 0]
+    timed, reg, start, corner = heatmaps(fig)
+    np.testing.assert_allclose(timed.x, [-12.5, -8.5, -4.5, -0.5])
+    np.testing.assert_allclose(timed.y, [-0.5, 0.5, 1.5])
+    np.testing.assert_allclose(timed.z, pattern[1:, :3], rtol=1e-6)
+    np.testing.assert_allclose(reg.z, pattern[1:, 3:], rtol=1e-6)
+    np.testing.assert_allclose(start.z, pattern[:1, :3], rtol=1e-6)
+    np.testing.assert_allclose(corner.z, pattern[:1, 3:], rtol=1e-6)
+    assert "attends to steps -12 to -9" in timed.text[0][0]
+    assert "query %{text}" in timed.hovertemplate
+    assert "REG token" in reg.text[0][0]
+    line = next(t for t in fig.data if t.name == "context")
+    np.testing.assert_allclose(line.x, np.arange(-12, 0))
+    assert line.xaxis in (None, "x")
+    # the series stands over the map: one range, and zooming one zooms the other
+    map_axis = fig.layout[timed.xaxis.replace("x", "xaxis")]
+    assert map_axis.matches == "x"
+    assert tuple(fig.layout.xaxis.range) == tuple(map_axis.range) == (-12.5, -0.5)
+    strip = fig.layout[reg.xaxis.replace("x", "xaxis")]
+    assert list(strip.ticktext) == ["REG"]
+    np.testing.assert_allclose(fig.layout.coloraxis.cmax, pattern.max())
+
+
+def test_attention_map_takes_dates(attention):
+    stamps = pd.date_range("2001-01-01", periods=12, freq="D").values
+    fig = viz.attention_map(attention.assign_coords(context_timestamp=("time", stamps)))
+    edges = np.asarray(heatmaps(fig)[0].x, dtype="datetime64[h]").astype(str)
+    assert list(edges) == ["2000-12-31T12", "2001-01-04T12", "2001-01-08T12", "2001-01-12T12"]
+
+
+def test_attention_names(attention):
+    with pytest.raises(UnknownNameError, match="no layer '5'"):
+        viz.attention_map(attention, layer=5)
+    with pytest.raises(UnknownNameError, match="no head '2'"):
+        viz.attention_map(attention, head=2)
+    assert "layer 1, head 1" in viz.attention_map(attention, layer=-1, head=-1).layout.meta["title"]
+
+
+def test_attention_grid_draws_every_head_on_shared_axes(attention):
+    fig = viz.attention_grid(attention)
+    maps = heatmaps(fig)
+    assert len(maps) == 4
+    pattern = attention["pattern"].values
+    # keys: three patches, a gap, REG; queries: two steps, a gap, START
+    z = np.asarray(maps[3].z)
+    np.testing.assert_allclose(z[:2, :3], pattern[1, 1, 1:, :3], rtol=1e-6)
+    np.testing.assert_allclose(z[:2, 4], pattern[1, 1, 1:, 3], rtol=1e-6)
+    np.testing.assert_allclose(z[3, 4], pattern[1, 1, 0, 3], rtol=1e-6)
+    assert np.isnan(z[2]).all()
+    assert np.isnan(z[:, 3]).all()
+    assert len({axis.range for axis in fig.select_xaxes()}) == 1
+    words = [a.text for a in fig.layout.annotations]
+    assert {"head 0", "head 1"} <= set(words)
+    assert [axis.title.text for axis in fig.select_yaxes() if axis.title.text] == ["layer 0", "layer 1"]
+    assert len(heatmaps(viz.attention_grid(attention, layers=[1], heads=[0]))) == 1
+
+
+def test_pooling_keeps_the_largest_weight_of_each_block():
+    rng = np.random.default_rng(0)
+    n, group = 23, 4
+    start = np.append(np.arange(n) - n, -1)
+    ds = xr.Dataset(
+        coords={
+            f"{side}_{name}": (side, value)
+            for side in ("key", "query")
+            for name, value in (
+                ("start", start),
+                ("stop", np.append(start[:-1] + 1, -1)),
+                ("special", [""] * n + ["EOS"]),
+            )
+        }
+    )
+    weights = rng.random((n + 1, n + 1))
+    ruler = _ruler(token_axis(ds, "key"))
+    z, x_edges, _ = pooled(weights, ruler, _ruler(token_axis(ds, "query")), group)
+    blocks = range(0, n, group)
+    for r, i in enumerate(blocks):
+        for c, j in enumerate(blocks):
+            expected = weights[i : min(i + group, n), j : min(j + group, n)].max()
+            np.testing.assert_allclose(z[r, c], expected, rtol=1e-6)
+    np.testing.assert_allclose(z[-1, -1], weights[-1, -1], rtol=1e-6)
+    assert len(x_edges) == z.shape[1] + 1
+    assert (np.diff(x_edges) > 0).all()
+
+
+def test_attention_grid_of_a_large_model_stays_small():
+    keys, queries = 513, 64
+    pattern = np.zeros((12, 12, queries, keys))
+    pattern[..., np.arange(queries), np.arange(queries) + 400] = 1.0
+    start = np.append(np.arange(-512, 0), -1)
+    ds = xr.Dataset(
+        {"pattern": (("layer", "head", "query", "key"), pattern)},
+        coords={
+            "layer": [str(i) for i in range(12)],
+            "head": np.arange(12),
+            "key_start": ("key", start),
+            "key_stop": ("key", np.append(start[:-1] + 1, -1)),
+            "key_special": ("key", [""] * 512 + ["EOS"]),
+            "query_start": ("query", np.arange(queries)),
+            "query_stop": ("query", np.arange(queries) + 1),
+            "query_special": ("query", [""] * queries),
+        },
+        attrs={"kind": "attention", "model": "m", "series": "s"},
+    )
+    fig = viz.attention_grid(ds)
+    assert len(fig.to_json()) < 2_000_000
+    assert "largest weight of" in fig.layout.meta["subtitle"]
+    # the planted diagonal survives the pooling in every panel
+    assert all(np.nanmax(np.asarray(t.z), axis=1).min() == 1.0 for t in heatmaps(fig))

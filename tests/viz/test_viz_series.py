@@ -1,0 +1,262 @@
+"""Forecast fans, logit maps and layer curves, checked as data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.viz.grid import columns_for
+from tsfm_lens.viz.lens_map import visible_rows
+from tsfm_lens.viz.panels import fitted_range
+
+
+def named(fig, name):
+    return [trace for trace in fig.data if trace.name == name]
+
+
+def test_fan_draws_bands_median_context_and_truth(forecast):
+    fig = viz.forecast_fan(forecast, series="roads")
+    h = np.arange(6.0)
+    assert [t.name for t in fig.data] == [
+        "80 % from", "80 %", "50 % from", "50 %", "median forecast", "context", "truth",
+    ]  # fmt: skip
+    np.testing.assert_allclose(fig.data[0].y, 100 + h - 1.6)
+    np.testing.assert_allclose(fig.data[1].y, 100 + h + 1.6)
+    assert fig.data[1].fill == "tonexty"
+    np.testing.assert_allclose(named(fig, "median forecast")[0].y, 100 + h)
+    np.testing.assert_allclose(named(fig, "context")[0].y, 100.0 + np.arange(-30, 0))
+    np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-30, 0))
+    np.testing.assert_allclose(named(fig, "truth")[0].x, h)
+    assert "80 % probability 98.4 to 101.6" in named(fig, "median forecast")[0].text[0]
+
+
+def test_fan_titles_name_model_series_and_units(forecast):
+    fig = viz.forecast_fan(forecast)
+    assert fig.layout.meta["title"] == "Forecast of rivers by toy"
+    assert fig.layout.yaxis.title.text == "value (m³/s)"
+    assert "steps from the start" in fig.layout.xaxis.title.text
+    # a series without a unit of its own has the Dataset's
+    assert viz.forecast_fan(forecast, series=1).layout.yaxis.title.text == "value (count)"
+
+
+def test_fan_uses_dates_and_marks_the_start_between_two_days(dated_forecast):
+    fig = viz.forecast_fan(dated_forecast, context_steps=3)
+    assert fig.layout.xaxis.title.text == "date"
+    days = np.array(["2001-01-28", "2001-01-29", "2001-01-30"], dtype="datetime64[ns]")
+    assert (np.asarray(named(fig, "context")[0].x, dtype="datetime64[ns]") == days).all()
+    assert str(fig.layout.shapes[0].x0).startswith("2001-01-30T12:00")
+
+
+def test_fan_falls_back_to_steps_where_a_date_is_missing(dated_forecast):
+    stamps = dated_forecast["forecast_timestamp"].values.copy()
+    stamps[0, 2] = np.datetime64("NaT")
+    ds = dated_forecast.assign_coords(forecast_timestamp=(("series", "step"), stamps))
+    np.testing.assert_allclose(named(viz.forecast_fan(ds), "truth")[0].x, np.arange(6))
+    assert viz.forecast_fan(ds, series=1).layout.xaxis.title.text == "date"
+
+
+def test_fan_leaves_out_padding_and_unknown_truth(forecast):
+    forecast["context"][0, :20] = np.nan
+    forecast["truth"][0] = np.nan
+    fig = viz.forecast_fan(forecast)
+    np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-10, 0))
+    assert "10 context steps" in fig.layout.meta["subtitle"]
+    assert not named(fig, "truth")
+
+
+def test_fan_crops_a_long_context_and_says_so(forecast):
+    fig = viz.forecast_fan(forecast, context_steps=7)
+    assert len(named(fig, "context")[0].y) == 7
+    assert "last 7 of 30 context steps" in fig.layout.meta["subtitle"]
+
+
+def test_fan_draws_sampled_paths_in_place_of_bands(forecast):
+    fig = viz.forecast_fan(forecast, samples=2)
+    paths = named(fig, "sampled paths")
+    assert [p.y[0] for p in paths] == [0.0, 1.0]
+    assert not named(fig, "80 %")
+
+
+def test_fan_draws_a_quantile_without_partner_as_a_line(forecast):
+    fig = viz.forecast_fan(forecast.isel(quantile=[0, 2, 3, 4]))
+    np.testing.assert_allclose(named(fig, "quantile 0.75")[0].y, np.arange(6) + 1.0)
+    assert len(named(fig, "80 %")) == 1
+
+
+@pytest.mark.parametrize("series", ["river", 2, -3])
+def test_unknown_series_names_the_nearest(forecast, series):
+    with pytest.raises(UnknownNameError, match=r"rivers.*There are 2"):
+        viz.forecast_fan(forecast, series=series)
+
+
+def test_wrong_kind_names_both_kinds_and_the_right_function(forecast, logit):
+    with pytest.raises(InputError, match=r"kind 'logit_lens' is needed.*'forecast'.*forecast_fan"):
+        viz.logit_map(forecast)
+    with pytest.raises(InputError, match="not DataFrame"):
+        viz.forecast_fan(forecast["truth"].to_dataframe())
+    with pytest.raises(InputError, match="no variable 'probability'"):
+        viz.logit_map(logit.drop_vars("probability"))
+    with pytest.raises(InputError, match=r"'quantile_forecast' has dimensions"):
+        viz.lens_forecast(logit.assign(quantile_forecast=logit["entropy"]))
+
+
+def test_visible_rows_against_a_loop():
+    rng = np.random.default_rng(0)
+    centres = np.sort(rng.normal(size=57))
+    probability = rng.dirichlet(np.ones(57), size=(3, 4))
+    edges, mass, outside = visible_rows(centres, probability, (-0.8, 1.1), 8)
+    bounds = np.concatenate(
+        [[1.5 * centres[0] - 0.5 * centres[1]], (centres[1:] + centres[:-1]) / 2,
+         [1.5 * centres[-1] - 0.5 * centres[-2]]]
+    )  # fmt: skip
+    assert mass.shape[-1] <= 8
+    assert edges[0] <= -0.8
+    assert edges[-1] >= 1.1
+    assert set(edges) <= set(bounds)
+    for row in range(mass.shape[-1]):
+        inside = (centres > edges[row]) & (centres < edges[row + 1])
+        np.testing.assert_allclose(mass[..., row], probability[..., inside].sum(-1))
+    np.testing.assert_allclose(outside, 1 - mass.sum(-1).mean(-1), atol=1e-12)
+
+
+def test_logit_map_puts_the_planted_bin_where_the_truth_is(logit):
+    fig = viz.logit_map(logit, series="roads")
+    maps = [t for t in fig.data if t.type == "heatmap"]
+    assert [m.name for m in maps] == ["embedding", "layer 0", "layer 1"]
+    last = maps[-1]
+    edges = np.asarray(last.y)
+    for step in range(6):
+        row = int(np.argmax(np.asarray(last.z)[:, step]))
+        # the planted bin is the one nearest to the truth, and bins are 5 wide
+        assert edges[row] <= 100 + step + 2.5
+        assert edges[row + 1] >= 100 + step - 2.5
+    np.testing.assert_allclose(np.asarray(last.customdata).max(axis=0), 1.0)
+    np.testing.assert_allclose(np.asarray(last.z).max(), 0.0)
+    np.testing.assert_allclose(np.asarray(last.z).min(), -3.0)
+    assert "layer 1<br>" in [a.text for a in fig.layout.annotations]
+    assert fig.layout.coloraxis.cmax == 0
+    np.testing.assert_allclose(named(fig, "truth")[0].y, 100 + np.arange(6))
+
+
+def test_logit_map_says_what_lies_outside(logit):
+    fig = viz.logit_map(logit, value_range=(-2.4, 2.4))
+    # one bin of 40 is drawn: 97.5 % of the uniform layer is not
+    assert any("97 % outside" in a.text or "98 % outside" in a.text for a in fig.layout.annotations)
+    assert len(fig.data[0].y) == 2
+
+
+def test_logit_map_of_a_large_model_stays_small():
+    rng = np.random.default_rng(0)
+    layers, steps, bins = 13, 64, 4096
+    value = np.linspace(-15, 15, bins)
+    centre = np.sin(np.arange(steps) / 5)
+    p = np.exp(-(((value - centre[:, None]) / 0.1) ** 2)) + 1e-9
+    ds = xr.Dataset(
+        {
+            "probability": (
+                ("layer", "series", "step", "bin"),
+                np.broadcast_to(p / p.sum(-1, keepdims=True), (layers, 1, steps, bins)),
+            ),
+            "value": (("series", "bin"), value[None]),
+            "context": (("series", "time"), rng.normal(size=(1, 512))),
+        },
+        coords={
+            "layer": ["embed", *map(str, range(12))],
+            "series": ["s"],
+            "step": np.arange(steps),
+            "time": np.arange(-512, 0),
+        },
+        attrs={"kind": "logit_lens", "readout": "token", "model": "m"},
+    )
+    fig = viz.logit_map(ds)
+    assert sum(t.type == "heatmap" for t in fig.data) == 13
+    assert max(np.asarray(t.z).shape[0] for t in fig.data if t.type == "heatmap") <= 48
+    assert len(fig.to_json()) < 800_000
+
+
+def test_lens_forecast_has_a_fan_per_layer_on_shared_axes(logit):
+    fig = viz.lens_forecast(logit, layers=["embed", 1])
+    medians = named(fig, "median forecast")
+    assert len(medians) == 2
+    np.testing.assert_allclose(medians[1].y, np.arange(6))
+    assert [a.text for a in fig.layout.annotations[:2]] == ["embedding", "layer 1"]
+    low, high = fig.layout.yaxis.range
+    assert fig.layout.yaxis2.range == (low, high)
+    # holds the data and the last layer, not the wild first one (quantiles at ±160)
+    assert low < -12
+    assert high < 100
+    assert "cut off" in fig.layout.meta["subtitle"]
+
+
+def test_unknown_layer(logit):
+    with pytest.raises(UnknownNameError, match="no layer '7'"):
+        viz.lens_forecast(logit, layers=[7])
+    # an integer is a label, not a place: there is no layer 2 although there are three
+    with pytest.raises(UnknownNameError, match="no layer '2'"):
+        viz.logit_map(logit, layers=[2])
+
+
+def test_layer_entropy_is_the_mean_over_steps_with_the_median(logit):
+    fig = viz.layer_entropy(logit)
+    np.testing.assert_allclose(named(fig, "rivers")[0].y, logit["entropy"].values[:, 0].mean(-1))
+    np.testing.assert_allclose(
+        named(fig, "median over series")[0].y, np.median(logit["entropy"].values.mean(-1), axis=1)
+    )
+    assert np.isclose(fig.layout.shapes[0].y0, np.log(40))
+    assert "nats" in fig.layout.yaxis.title.text
+    assert list(fig.layout.xaxis.ticktext) == ["embed.", "0", "1"]
+
+
+def test_layer_entropy_of_one_series_has_no_median_and_of_many_no_legend_entry_each(logit):
+    assert not named(viz.layer_entropy(logit.isel(series=[0])), "median over series")
+    many = xr.concat([logit.isel(series=[0]).assign_coords(series=[f"s{i}"]) for i in range(9)], "series")
+    many.attrs = logit.attrs
+    fig = viz.layer_entropy(many)
+    assert len(fig.data) == 10
+    assert sum(t.showlegend for t in fig.data) == 2
+
+
+def test_layer_entropy_refuses_patch_models_and_unknown_measures(logit):
+    with pytest.raises(UnknownNameError, match="entropy"):
+        viz.layer_entropy(logit, measure="entropie")
+    patch = logit.drop_vars(["entropy"])
+    patch.attrs["readout"] = "quantile"
+    with pytest.raises(InputError, match="readout 'quantile' gives no token distribution"):
+        viz.layer_entropy(patch)
+
+
+def test_layer_gain_values_zero_line_and_direction(gain):
+    fig = viz.layer_gain(gain)
+    assert [t.y[0] for t in named(fig, "rivers")] == [-1.0, 9.0, 19.0]
+    np.testing.assert_allclose(named(fig, "median over series")[1].y, [11.0, 10.0])
+    assert [s.y0 for s in fig.layout.shapes] == [0, 0, 0]
+    assert "negative = better" in fig.layout.yaxis.title.text
+    assert "negative = better" in fig.layout.meta["subtitle"]
+    assert list(fig.layout.xaxis.ticktext) == ["0", "1"]
+    assert [a.text for a in fig.layout.annotations] == ["sMAPE", "MAE", "RMSE"]
+
+
+def test_layer_gain_leaves_an_outlier_beyond_the_axis_and_counts_it(gain):
+    many = xr.concat([gain.assign_coords(series=[f"a{i}", f"b{i}"]) for i in range(10)], "series")
+    many.attrs = gain.attrs
+    many["gain"][0, 1, 0] = 5000.0
+    fig = viz.layer_gain(many)
+    assert fig.layout.yaxis.range[1] < 100
+    assert "1 value beyond the axis" in fig.layout.meta["subtitle"]
+    with pytest.raises(UnknownNameError, match="RMSE"):
+        viz.layer_gain(gain, metrics=["RSME"])
+
+
+def test_fitted_range_holds_the_core_and_reports_a_cut():
+    bounds, cut = fitted_range(np.array([0.0, 10.0]), np.array([-100.0, 12.0]), reach=0.5)
+    assert cut
+    assert bounds[0] <= -5
+    assert bounds[0] > -7
+    assert bounds[1] >= 12
+    assert (
+        fitted_range(np.array([2.0]), np.array([np.nan]))[0][0] < 2 < fitted_range(np.array([2.0]), np.array([]))[0][1]
+    )
+    assert [columns_for(n) for n in (1, 4, 5, 7, 9, 13)] == [1, 4, 3, 4, 3, 5]

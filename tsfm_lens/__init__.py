@@ -1,0 +1,65 @@
+"""tsfm-lens: see inside a time-series foundation model, change one thing, know what it did to the forecast.
+
+Every name here is loaded on first use, so importing the package imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Activations": "tsfm_lens.hooks",
+    "Component": "tsfm_lens.hooks",
+    "EditPattern": "tsfm_lens.hooks",
+    "Forecast": "tsfm_lens.models",
+    "Lens": "tsfm_lens.models",
+    "Mean": "tsfm_lens.hooks",
+    "Noise": "tsfm_lens.hooks",
+    "PatchFrom": "tsfm_lens.hooks",
+    "Resample": "tsfm_lens.hooks",
+    "SeriesBatch": "tsfm_lens.data",
+    "Steer": "tsfm_lens.hooks",
+    "Zero": "tsfm_lens.hooks",
+    "as_series": "tsfm_lens.data",
+    "bundled": "tsfm_lens.data",
+    "load": "tsfm_lens.models",
+}
+
+_ROOMS = ("ablation", "data", "hooks", "models", "probes", "report", "testing", "viz", "zoo")
+
+__all__ = [*sorted(_HOME), *_ROOMS, "__version__"]
+
+if TYPE_CHECKING:
+    from tsfm_lens.data import SeriesBatch as SeriesBatch
+    from tsfm_lens.data import as_series as as_series
+    from tsfm_lens.data import bundled as bundled
+    from tsfm_lens.hooks import Activations as Activations
+    from tsfm_lens.hooks import Component as Component
+    from tsfm_lens.hooks import EditPattern as EditPattern
+    from tsfm_lens.hooks import Mean as Mean
+    from tsfm_lens.hooks import Noise as Noise
+    from tsfm_lens.hooks import PatchFrom as PatchFrom
+    from tsfm_lens.hooks import Resample as Resample
+    from tsfm_lens.hooks import Steer as Steer
+    from tsfm_lens.hooks import Zero as Zero
+    from tsfm_lens.models import Forecast as Forecast
+    from tsfm_lens.models import Lens as Lens
+    from tsfm_lens.models import load as load
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name or a room on first use."""
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _ROOMS:
+        return import_module(f"tsfm_lens.{name}")
+    raise AttributeError(f"module 'tsfm_lens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,6 @@
+"""Ablations: variants of a model, run fast, and how far they move a forecast."""
+
+from tsfm_lens.ablation.engine import Variant, run_variants
+from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+
+__all__ = ["Variant", "mae", "relative_change", "run_variants", "seasonal_scale", "spearman_distance"]

@@ -1,0 +1,110 @@
+"""Components: the writers to the residual stream that attributions, ablations and sweeps speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.wiring import Attention, Wiring
+
+
+@dataclass(frozen=True, order=True)
+class Component:
+    """One head, one branch, or one whole layer.
+
+    ``Component("decoder", 3, "cross_attn", head=5)`` prints as ``decoder.3.cross_attn.5``,
+    ``Component("decoder", 3, "mlp")`` as ``decoder.3.mlp`` and ``Component("decoder", 3)``, the whole
+    layer, as ``decoder.3``. A model with a single stack leaves the stack's name out: ``3.attn.5``.
+
+    Attributes:
+        stack: "encoder", "decoder", or "" in a model with one stack.
+        layer: index from 0.
+        kind: "self_attn", "cross_attn", "attn", "mlp"; None for the whole layer.
+        head: index from 0; None for the whole branch.
+    """
+
+    stack: str
+    layer: int
+    kind: str | None = None
+    head: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.stack, self.layer, self.kind, self.head]
+        return ".".join(str(part) for part in parts if part not in (None, ""))
+
+    @classmethod
+    def parse(cls, text: str) -> Component:
+        """Read a component from its printed form.
+
+        Raises:
+            UnknownNameError: the text has not the form of a component.
+        """
+        parts = text.split(".")
+        stack = "" if parts[0].isdigit() else parts.pop(0)
+        numbers = parts[:1] + parts[2:]
+        if not 1 <= len(parts) <= 3 or not all(number.isdigit() for number in numbers):
+            raise UnknownNameError(
+                f"no component {text!r}. A component reads like decoder.3.cross_attn.5 (a head), "
+                "decoder.3.mlp (a branch) or decoder.3 (a layer)."
+            )
+        kind = parts[1] if len(parts) > 1 else None
+        head = int(parts[2]) if len(parts) > 2 else None
+        return cls(stack, int(parts[0]), kind, head)
+
+    @property
+    def level(self) -> str:
+        """ "head", "branch" or "layer"."""
+        if self.kind is None:
+            return "layer"
+        return "branch" if self.head is None else "head"
+
+
+def components(wiring: Wiring) -> Iterator[Component]:
+    """Every component of a model: per layer the layer, then each branch followed by its heads."""
+    for stack in wiring.stacks:
+        for layer in range(stack.n_layers):
+            yield Component(stack.name, layer)
+            for writer in stack.writers:
+                yield Component(stack.name, layer, writer.kind)
+                if isinstance(writer, Attention):
+                    for head in range(stack.n_heads):
+                        yield Component(stack.name, layer, writer.kind, head)
+
+
+def select_components(wiring: Wiring, *patterns: str | Component) -> list[Component]:
+    """Components by name or glob, in model order and each once.
+
+    A glob matches part by part: ``decoder.*.cross_attn.*`` is every cross-attention head of the
+    decoder, ``decoder.*.mlp`` every MLP, ``decoder.*`` every whole layer.
+
+    Raises:
+        UnknownNameError: a pattern matches nothing; the message has the nearest components.
+    """
+    known = {str(component): component for component in components(wiring)}
+    wanted: set[str] = set()
+    for pattern in patterns:
+        wanted.update(
+            select(known, str(pattern), what="component", hint="`lens.components()` lists them all.")
+        )
+    return [component for name, component in known.items() if name in wanted]
+
+
+def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
+    """The finest partition of what is written to a stack's stream: every head and every MLP.
+
+    Args:
+        wiring: the model's wiring.
+        stack: the stack; the one that is read out as the forecast if None.
+    """
+    name = wiring.output_stack.name if stack is None else stack
+    row = wiring.stack(name)
+    found = []
+    for component in components(wiring):
+        if component.stack != name or component.kind is None:
+            continue
+        is_attention = isinstance(row.writer(component.kind), Attention)
+        if (component.head is not None) == is_attention:
+            found.append(component)
+    return found

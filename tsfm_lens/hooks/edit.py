@@ -1,0 +1,176 @@
+"""Putting interventions on hook points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
+from tsfm_lens.hooks.component import Component, components, select_components
+from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Rows, Steer
+from tsfm_lens.hooks.names import Point, select
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.wiring import Attention, Stack
+
+
+def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
+    """The hook points, and the head at each, that an intervention concerns.
+
+    Raises:
+        UnknownNameError: the target is neither a component nor a hook point of this model.
+        HookError: the intervention cannot act on such a target.
+    """
+    target = intervention.target
+    if isinstance(target, str) and "hook_" in target:
+        return [(name, None) for name in select(registry.points, target)]
+    try:
+        found = select_components(registry.wiring, target)
+    except UnknownNameError as error:
+        known = [str(component) for component in components(registry.wiring)]
+        hint = "A target is a component (decoder.3.cross_attn.5) or a hook point."
+        raise unknown_name("component", target, known, hint=hint) from error
+    spots: list[tuple[str, int | None]] = []
+    for component in found:
+        spots += _spots(registry.wiring.stack(component.stack), component, intervention)
+    return spots
+
+
+def _spots(stack: Stack, component: Component, intervention: Intervention) -> list[tuple[str, int | None]]:
+    block = f"{stack.prefix}.{component.layer}"
+    if component.kind is None:
+        if isinstance(intervention, EditPattern):
+            raise HookError(f"EditPattern needs an attention branch or head, {component} is a whole layer")
+        if isinstance(intervention, Steer):
+            return [(f"{block}.hook_resid_post", None)]
+        return [(f"{block}.{writer.kind}.hook_out", None) for writer in stack.writers]
+    at = f"{block}.{component.kind}"
+    if isinstance(intervention, EditPattern):
+        if not isinstance(stack.writer(component.kind), Attention):
+            raise HookError(f"EditPattern needs an attention branch or head, {component} is an MLP")
+        return [(f"{at}.hook_pattern", component.head)]
+    if component.head is None or isinstance(intervention, Steer):
+        return [(f"{at}.hook_out", None)]
+    return [(f"{at}.hook_z", component.head)]
+
+
+@contextmanager
+def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> Iterator[None]:
+    """Put interventions on their hook points, in the order given, while the block runs.
+
+    Every target is resolved before the first hook is set.
+
+    Raises:
+        UnknownNameError: a target does not exist.
+        HookError: an intervention cannot act on its target.
+    """
+    planned = []
+    for intervention in interventions:
+        for name, head in resolve(registry, intervention):
+            point = registry.points[name]
+            change = intervention.change(point)
+            planned.append((name, partial(_apply, registry, point, head, intervention, change)))
+    handles = []
+    try:
+        for name, hook in planned:
+            handles.append((registry.hooked[name], registry.hooked[name].add_hook(_accept(hook))))
+        yield
+    finally:
+        for hooked, handle in handles:
+            handle.hook.remove()
+            hooked.fwd_hooks = [kept for kept in hooked.fwd_hooks if kept is not handle]
+
+
+def _accept(hook: partial[Tensor]) -> partial[Tensor]:
+    """Drop TransformerLens's ``hook`` keyword, which interventions do not need."""
+
+    def run(value: Tensor, hook: HookPoint, *, function: partial[Tensor]) -> Tensor:
+        return function(value)
+
+    return partial(run, function=hook)
+
+
+def _apply(
+    registry: HookRegistry,
+    point: Point,
+    head: int | None,
+    intervention: Intervention,
+    change: Change,
+    value: Tensor,
+) -> Tensor:
+    state = registry.state
+    rows = _row_index(intervention.rows, len(value), state.n_series, point.name)
+    part = value if rows is None else value[rows]
+    new = change(part, state)
+    if new.shape != part.shape:
+        raise HookError(
+            f"{point.name}: {type(intervention).__name__} gave shape {tuple(new.shape)}, "
+            f"expected {tuple(part.shape)} ({' '.join(point.axes)})"
+        )
+    region = _region(part, point, head, intervention.positions, state.offset.get(point.stack, 0))
+    if region is not None:
+        new = torch.where(region, new, part)
+    return new if rows is None else value.index_copy(0, rows, new.to(value.dtype))
+
+
+def _row_index(rows: Rows, n_rows: int, n_series: int | None, name: str) -> Tensor | None:
+    """Rows of the activation for the chosen series; a series may have several (samples, quantile paths)."""
+    if rows is None:
+        return None
+    series = n_series if n_series and n_rows % n_series == 0 else n_rows
+    chosen = as_index(rows, series, f"{name}: rows")
+    each = n_rows // series
+    return (chosen[:, None] * each + torch.arange(each)[None]).reshape(-1)
+
+
+def _region(part: Tensor, point: Point, head: int | None, positions: Rows, offset: int) -> Tensor | None:
+    """Boolean mask over the part of an activation that changes, None for all of it."""
+    masks = []
+    if head is not None:
+        masks.append(_along(part, point.axes.index("head"), torch.tensor([head])))
+    if positions is not None:
+        axis = point.axes.index("pos") if "pos" in point.axes else point.axes.index("query")
+        length = part.shape[axis]
+        if isinstance(positions, slice | torch.Tensor) and not _is_integers(positions):
+            wanted = as_index(positions, offset + length, f"{point.name}: positions", clip=True)
+        else:
+            listed = torch.as_tensor(positions).reshape(-1)
+            wanted = torch.where(listed < 0, listed + offset + length, listed)
+        here = wanted[(wanted >= offset) & (wanted < offset + length)] - offset
+        masks.append(_along(part, axis, here))
+    if not masks:
+        return None
+    return masks[0] if len(masks) == 1 else masks[0] & masks[1]
+
+
+def _is_integers(positions: object) -> bool:
+    return isinstance(positions, Tensor) and positions.dtype != torch.bool
+
+
+def _along(part: Tensor, axis: int, index: Tensor) -> Tensor:
+    mask = torch.zeros(part.shape[axis], dtype=torch.bool)
+    mask[index] = True
+    return mask.reshape([-1 if i == axis else 1 for i in range(part.ndim)]).to(part.device)
+
+
+def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
+    """Integer index from an int, a slice, integers or a boolean mask.
+
+    Raises:
+        InputError: an index is out of range, or a mask has the wrong length.
+    """
+    if isinstance(rows, slice):
+        return torch.arange(length)[rows]
+    index = torch.as_tensor(rows)
+    if index.dtype == torch.bool:
+        if len(index) != length and not clip:
+            raise InputError(f"{what}: a mask of length {len(index)} for {length} entries")
+        return torch.nonzero(index).reshape(-1)
+    index = index.reshape(-1).long()
+    if len(index) and not bool(((index >= -length) & (index < length)).all()):
+        raise InputError(f"{what}: {index.tolist()} is out of range for {length} entries")
+    return index % length if length else index

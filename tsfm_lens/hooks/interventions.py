@@ -1,0 +1,228 @@
+"""Interventions: small value objects that say what to change, where, and for which rows.
+
+Each names a ``target``: a component ("decoder.3.cross_attn.5", "decoder.*.mlp", "decoder.3") or a hook
+point ("decoder_blocks.3.hook_resid_pre"), globs included. ``rows`` are series of the batch (all samples
+or quantile paths of a series go with it), ``positions`` token positions counted from the first token of
+the stack, also under a key-value cache; a negative position counts from the end of the tokens at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.reference import position_means, source_rows
+from tsfm_lens.hooks.registry import RunState
+
+Target = str | Component
+Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None
+Change = Callable[[Tensor, RunState], Tensor]
+"""(the selected rows of an activation, where the run stands) -> their new value, same shape."""
+
+
+class Intervention(Protocol):
+    """What every intervention offers; write a frozen dataclass with these members to add your own."""
+
+    @property
+    def target(self) -> Target:
+        """Component or hook point."""
+
+    @property
+    def rows(self) -> Rows:
+        """Series to change; all if None."""
+
+    @property
+    def positions(self) -> Rows:
+        """Token positions to change; all if None."""
+
+    def change(self, point: Point) -> Change:
+        """The function that makes new values at one hook point."""
+
+
+@dataclass(frozen=True, eq=False)
+class Zero:
+    """Set an activation, or a component's write, to zero."""
+
+    target: Target
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """Zeros."""
+        return lambda value, _state: torch.zeros_like(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """Replace by the mean over a reference set.
+
+    Attributes:
+        reference: activations recorded on the reference series; must hold the hook points concerned.
+        per: "position" keeps one mean a token position, "pooled" averages over positions too.
+    """
+
+    target: Target
+    reference: Activations
+    per: str = "position"
+    rows: Rows = None
+    positions: Rows = None
+
+    def __post_init__(self) -> None:
+        if self.per not in ("position", "pooled"):
+            raise InputError(f"Mean: per={self.per!r} is not known, choose 'position' or 'pooled'")
+
+    def change(self, point: Point) -> Change:
+        """The mean, broadcast over rows."""
+        means, counts = position_means(self.reference, point)
+        if self.per == "pooled":
+            weights = counts / counts.sum()
+            pooled = torch.tensordot(weights.to(means), means, dims=1)
+            return lambda value, _state: pooled.to(value).expand_as(value)
+
+        def at_positions(value: Tensor, state: RunState) -> Tensor:
+            first = state.offset.get(point.stack, 0)
+            stop = first + value.shape[1]
+            if stop > len(means) or not bool(counts[first:stop].all()):
+                raise HookError(
+                    f"{point.name}: the reference set covers {int((counts > 0).sum())} positions, the run is at "
+                    f"{first}..{stop - 1}. Record a longer reference or use per='pooled'."
+                )
+            return means[first:stop].to(value).expand_as(value)
+
+        return at_positions
+
+
+@dataclass(frozen=True, eq=False)
+class Resample:
+    """Replace by the activation of another series, drawn at random from a reference set.
+
+    The same seed draws the same series at every hook point, so that jointly resampled components agree.
+    """
+
+    target: Target
+    reference: Activations
+    seed: int = 0
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """Rows of the reference set."""
+
+        def drawn(value: Tensor, state: RunState) -> Tensor:
+            source = source_rows(self.reference, point, value, state)
+            generator = torch.Generator().manual_seed(self.seed)
+            chosen = torch.randint(len(source), (len(value),), generator=generator)
+            return source[chosen.to(source.device)]
+
+        return drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Add Gaussian noise of standard deviation ``scale`` times the row's root mean square."""
+
+    target: Target
+    scale: float = 1.0
+    seed: int = 0
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """The value plus noise; the draw depends on the seed, the hook point and the step only."""
+        salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
+
+        def noisy(value: Tensor, state: RunState) -> Tensor:
+            seed = (self.seed * 1_000_003 + salt) * 10_007 + state.step
+            generator = torch.Generator().manual_seed(seed % 2**63)
+            draw = torch.randn(value.shape, generator=generator).to(value)
+            rms = value.pow(2).mean(dim=tuple(range(1, value.ndim)), keepdim=True).sqrt()
+            return value + self.scale * rms * draw
+
+        return noisy
+
+
+@dataclass(frozen=True, eq=False)
+class PatchFrom:
+    """Replace by the same activation of another run.
+
+    Attributes:
+        source: activations of that run, recorded with the hook points concerned. A source with one row
+            is used for every row; one with a row a series is repeated over the samples of each series.
+    """
+
+    target: Target
+    source: Activations
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """The stored value at the same step and positions."""
+
+        def patched(value: Tensor, state: RunState) -> Tensor:
+            source = source_rows(self.source, point, value, state)
+            if len(value) % len(source):
+                raise HookError(
+                    f"{point.name}: the source run has {len(source)} rows, which do not fit the {len(value)} "
+                    "rows of this run. Use rows=… to choose as many, or record the source with as many series."
+                )
+            return source.repeat_interleave(len(value) // len(source), dim=0).to(value)
+
+        return patched
+
+
+@dataclass(frozen=True, eq=False)
+class Steer:
+    """Add a vector.
+
+    Attributes:
+        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or any shape that broadcasts
+            to the activation without its batch axis.
+        scale: factor on the vector.
+    """
+
+    target: Target
+    vector: Tensor
+    scale: float = 1.0
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """The value plus the vector."""
+
+        def steered(value: Tensor, _state: RunState) -> Tensor:
+            try:
+                return value + self.scale * self.vector.to(value)
+            except RuntimeError as error:
+                raise HookError(
+                    f"{point.name}: a vector of shape {tuple(self.vector.shape)} does not fit an activation of "
+                    f"shape {tuple(value.shape)} ({' '.join(point.axes)})"
+                ) from error
+
+        return steered
+
+
+@dataclass(frozen=True, eq=False)
+class EditPattern:
+    """Change an attention pattern after the softmax.
+
+    Attributes:
+        target: an attention branch or head.
+        edit: takes (batch, head, query, key) and returns the same shape; rows need not sum to 1 after it.
+    """
+
+    target: Target
+    edit: Callable[[Tensor], Tensor]
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """The user's function on a copy."""
+        return lambda value, _state: self.edit(value.clone())

@@ -1,0 +1,121 @@
+"""The vocabulary of hook points: every name a wiring offers, its axes, and look-up by glob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
+
+RESIDUAL = ("batch", "pos", "d_model")
+HEADS = ("batch", "pos", "head", "d_head")
+RESULT = ("batch", "pos", "head", "d_model")
+PATTERN = ("batch", "head", "query", "key")
+HIDDEN = ("batch", "pos", "d_mlp")
+
+_RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One hook point of one model.
+
+    Attributes:
+        name: as in the vocabulary, e.g. "decoder_blocks.3.cross_attn.hook_z".
+        axes: names of the activation's axes.
+        how: "site" = the tensor at ``site``; "result" = computed from the heads that enter ``site``;
+            "q", "k", "v", "scores", "pattern" = inside the attention call of module ``site.module``.
+        site: where the native tensor passes.
+        stack, layer, kind: the place in the model; layer -1 and kind "" outside the blocks.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    how: Literal["site", "result", "q", "k", "v", "scores", "pattern"]
+    site: Site
+    stack: str
+    layer: int = -1
+    kind: str = ""
+
+
+def hook_points(wiring: Wiring) -> dict[str, Point]:
+    """All hook points of a model by name, in order of execution within each stack."""
+    points: list[Point] = []
+    for stack in wiring.stacks:
+        points += _stack_points(stack)
+    unembed_axes = tuple(wiring.unembed.layout.split())
+    points.append(Point("unembed.hook_out", unembed_axes, "site", wiring.unembed, wiring.output_stack.name))
+    return {point.name: point for point in points}
+
+
+def _stack_points(stack: Stack) -> list[Point]:
+    dot = f"{stack.name}." if stack.name else ""
+    embed = stack.writers[0].reads.within(stack.block(0))
+    points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name)]
+    for layer in range(stack.n_layers):
+        block = stack.block(layer)
+        prefix = f"{stack.prefix}.{layer}"
+        for index, writer in enumerate(stack.writers):
+            reads = writer.reads.within(block)
+            points.append(
+                Point(f"{prefix}.{_RESIDUAL_NAMES[index]}", RESIDUAL, "site", reads, stack.name, layer)
+            )
+            at = f"{prefix}.{writer.kind}"
+            here = (stack.name, layer, writer.kind)
+            if isinstance(writer, Attention):
+                points += _attention_points(writer, block, at, here)
+            else:
+                points.append(Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here))
+                points.append(Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here))
+            points.append(Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here))
+        post = Site(block, "out", 0)
+        points.append(Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer))
+    points.append(Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", Site(stack.ln_final), stack.name))
+    return points
+
+
+def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, int, str]) -> list[Point]:
+    inside = Site(f"{block}.{writer.module}")
+    z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
+    return [
+        Point(f"{at}.hook_q", HEADS, "q", inside, *here),
+        Point(f"{at}.hook_k", HEADS, "k", inside, *here),
+        Point(f"{at}.hook_v", HEADS, "v", inside, *here),
+        Point(f"{at}.hook_attn_scores", PATTERN, "scores", inside, *here),
+        Point(f"{at}.hook_pattern", PATTERN, "pattern", inside, *here),
+        Point(f"{at}.hook_z", HEADS, "site", z, *here),
+        Point(f"{at}.hook_result", RESULT, "result", z, *here),
+    ]
+
+
+def select(names: Iterable[str], pattern: str, *, what: str = "hook point", hint: str = "") -> list[str]:
+    """Names that equal ``pattern`` or match it as a glob.
+
+    A ``*`` matches within one dotted part; ``**`` matches across parts.
+
+    Raises:
+        UnknownNameError: nothing matches; the message has the nearest names.
+    """
+    known = list(names)
+    if pattern in known:
+        return [pattern]
+    found = [name for name in known if _matches(name.split("."), pattern.split("."))]
+    if not found:
+        raise unknown_name(what, pattern, known, hint=hint)
+    return found
+
+
+def _matches(parts: list[str], globs: list[str]) -> bool:
+    if not globs:
+        return not parts
+    if globs[0] == "**":
+        return any(_matches(parts[cut:], globs[1:]) for cut in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
+
+
+def describe(points: Mapping[str, Point]) -> list[tuple[str, str]]:
+    """Rows of (name, axes) for listings."""
+    return [(name, " ".join(point.axes)) for name, point in points.items()]

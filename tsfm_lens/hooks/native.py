@@ -1,0 +1,125 @@
+"""Reading and replacing tensors in what native modules take and give.
+
+The one place that knows about tuples, keyword arguments and model-output dataclasses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tsfm_lens.errors import WiringError
+
+
+def get_output(output: Any, arg: int | str) -> Tensor:
+    """The tensor at ``arg`` of a module's output; a bare tensor is its own only element.
+
+    Raises:
+        WiringError: there is no tensor in that place.
+    """
+    if isinstance(output, Tensor):
+        return output
+    try:
+        value = output[arg]
+    except (LookupError, TypeError) as error:
+        raise WiringError(f"module output {type(output).__name__} has no element {arg!r}") from error
+    if not isinstance(value, Tensor):
+        raise WiringError(f"element {arg!r} of the module output is {type(value).__name__}, not a tensor")
+    return value
+
+
+def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
+    """A copy of a module's output with the tensor at ``arg`` replaced."""
+    if isinstance(output, Tensor):
+        return value
+    if isinstance(output, tuple) and not hasattr(output, "_fields"):
+        index = int(arg)
+        return (*output[:index], value, *output[index + 1 :])
+    if isinstance(output, list):
+        return [value if index == arg else item for index, item in enumerate(output)]
+    fields = dict(output.items())
+    key = list(fields)[arg] if isinstance(arg, int) else arg
+    return type(output)(**{**fields, key: value})
+
+
+def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> Tensor:
+    """The tensor at ``arg`` of a module's inputs; an index past the positional ones reads the keywords in order.
+
+    Raises:
+        WiringError: there is no tensor in that place.
+    """
+    value: Any = None
+    if isinstance(arg, str):
+        value = kwargs.get(arg)
+    elif arg < len(args):
+        value = args[arg]
+    elif arg - len(args) < len(kwargs):
+        value = list(kwargs.values())[arg - len(args)]
+    if not isinstance(value, Tensor):
+        raise WiringError(f"input {arg!r} of the module is {type(value).__name__}, not a tensor")
+    return value
+
+
+def put_input(
+    args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str, value: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of a module's inputs with the tensor at ``arg`` replaced."""
+    if isinstance(arg, int) and arg < len(args):
+        return (*args[:arg], value, *args[arg + 1 :]), kwargs
+    key = arg if isinstance(arg, str) else list(kwargs)[arg - len(args)]
+    return args, {**kwargs, key: value}
+
+
+def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], n_heads: int) -> Tensor:
+    """A native tensor in the axes of the vocabulary; a view wherever torch can make one."""
+    if layout.split() == list(axes):
+        return tensor
+    sizes = {"head": n_heads} if "(" in layout else {}
+    return rearrange(tensor, f"{layout} -> {' '.join(axes)}", **sizes)
+
+
+def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...]) -> Tensor:
+    """The inverse of :func:`to_vocabulary`."""
+    if layout.split() == list(axes):
+        return tensor
+    return rearrange(tensor, f"{' '.join(axes)} -> {layout}")
+
+
+def explicit_attention(
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them.
+
+    Args:
+        q: (..., query, d_head).
+        k: (..., key, d_head).
+        attn_mask: boolean (True = may attend) or additive, broadcastable to (..., query, key).
+        is_causal: mask keys after the query, both counted from the start.
+        scale: factor on the dot product; 1/sqrt(d_head) if None.
+
+    Returns:
+        (..., query, key).
+    """
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = q @ k.transpose(-2, -1) * factor
+    if is_causal:
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    if attn_mask is not None:
+        masked = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else None
+        scores = scores + attn_mask if masked is None else masked
+    return scores
+
+
+def softmax_rows(scores: Tensor) -> Tensor:
+    """Softmax over keys; a row with no allowed key gets pattern 0, as the fused kernels give."""
+    pattern = torch.softmax(scores, dim=-1)
+    empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    return torch.where(empty, torch.zeros_like(pattern), pattern)

@@ -1,0 +1,116 @@
+"""Recording activations while a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint
+
+from tsfm_lens.hooks.activations import Activations, Call
+from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.registry import HookRegistry
+
+NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
+Reducer = Callable[[Tensor], Tensor]
+
+DEFAULT_FILTER = (
+    "**.hook_embed",
+    "hook_embed",
+    "**.hook_resid_*",
+    "**.hook_z",
+    "**.hook_out",
+    "**.hook_normalized",
+    "ln_final.hook_normalized",
+    "unembed.hook_out",
+)
+
+
+def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]:
+    """Hook-point names that a filter selects.
+
+    Args:
+        names: all names of the model.
+        names_filter: a name or glob, several of them, a predicate on names, or None for every point.
+
+    Raises:
+        UnknownNameError: a name or glob selects nothing.
+    """
+    known = list(names)
+    if names_filter is None:
+        return known
+    if callable(names_filter):
+        return [name for name in known if names_filter(name)]
+    patterns = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+    wanted = {name for pattern in patterns for name in select(known, pattern)}
+    return [name for name in known if name in wanted]
+
+
+def last_query(tensor: Tensor) -> Tensor:
+    """Reducer: keep the last position (of residual, heads) or the last query row (of patterns)."""
+    return tensor[..., -1:, :] if tensor.ndim < 4 else tensor[:, :, -1:]
+
+
+@contextmanager
+def record(
+    registry: HookRegistry,
+    names: Iterable[str],
+    into: Activations,
+    *,
+    device: torch.device | str | None = None,
+    reduce: Reducer | Mapping[str, Reducer] | None = None,
+    gradients: bool = False,
+) -> Iterator[Activations]:
+    """Keep what the named hook points see while the block runs.
+
+    Args:
+        registry: the model's hook points.
+        names: exact names.
+        into: the mapping to fill.
+        device: where to keep the tensors ("cpu" frees the accelerator's memory).
+        reduce: one function for all activations, or by name or glob; applied before storing.
+        gradients: also keep gradients, under ``name + "_grad"``; the block must then run backward.
+
+    Raises:
+        UnknownNameError: a glob of ``reduce`` matches no recorded name. Nothing has been hooked by then.
+    """
+    chosen = list(names)
+    reducers = _reducers(chosen, reduce)
+    state = registry.state
+
+    def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
+        point = registry.points[name]
+        stored = reducers[name](value.detach()) if name in reducers else value.detach()
+        if device is not None:
+            stored = stored.to(device)
+        call = Call(state.step, state.offset.get(point.stack, 0), stored)
+        into.recorded.setdefault(name + suffix, []).append(call)
+
+    handles = []
+    try:
+        for name in chosen:
+            hook = partial(keep, name=name)
+            hook.reads_only = True  # type: ignore[attr-defined]
+            handles.append(registry.hooked[name].add_hook(hook))
+            if gradients:
+                hook = partial(keep, name=name, suffix="_grad")
+                handles.append(registry.hooked[name].add_hook(hook, dir="bwd"))
+        yield into
+    finally:
+        for handle in handles:
+            handle.hook.remove()
+        for name in chosen:
+            point = registry.hooked[name]
+            point.fwd_hooks = [kept for kept in point.fwd_hooks if kept not in handles]
+            point.bwd_hooks = [kept for kept in point.bwd_hooks if kept not in handles]
+
+
+def _reducers(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:
+    if reduce is None:
+        return {}
+    if not isinstance(reduce, Mapping):
+        return dict.fromkeys(names, reduce)
+    return {name: function for glob, function in reduce.items() for name in select(names, glob)}

@@ -1,0 +1,45 @@
+"""Token spans: which time steps each token covers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenSpans:
+    """The time steps of every token of one stack.
+
+    Steps count from the forecast start: the last step of the context is -1, the first forecast step 0.
+    A token covers ``[start, stop)``. Encoder tokens cover what they show; decoder tokens cover what is
+    read out from them.
+
+    Attributes:
+        start, stop: one entry per token.
+        special: "" for a token of the series, else what it is: "EOS", "REG". Special tokens have
+            ``start == stop``.
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    special: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.start) == len(self.stop) == len(self.special):
+            raise ValueError(
+                f"start, stop and special must have one entry per token, "
+                f"got {len(self.start)}, {len(self.stop)}, {len(self.special)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @classmethod
+    def patches(cls, first: int, n: int, width: int, special_after: tuple[str, ...] = ()) -> TokenSpans:
+        """``n`` tokens of ``width`` steps each from step ``first`` on, then special tokens."""
+        start = [first + width * index for index in range(n)]
+        end = first + width * n
+        return cls(
+            tuple(start) + (end,) * len(special_after),
+            tuple(s + width for s in start) + (end,) * len(special_after),
+            ("",) * n + special_after,
+        )

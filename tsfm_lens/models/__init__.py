@@ -1,0 +1,8 @@
+"""Models behind the lens."""
+
+from tsfm_lens.models.architecture import Adapter, Architecture, Encoded, architectures
+from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.load import load
+
+__all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "architectures", "load"]

@@ -1,0 +1,138 @@
+"""A forecast in data units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a model predicts for a batch of series.
+
+    Attributes:
+        quantiles: (series, quantile, step), data units.
+        levels: the quantile levels, ascending.
+        mean: (series, step); for quantile models what their library returns as the mean.
+        samples: (series, sample, step), or None for a model that draws none.
+        context: the series that were shown.
+        attrs: provenance.
+    """
+
+    quantiles: np.ndarray
+    levels: tuple[float, ...]
+    mean: np.ndarray
+    samples: np.ndarray | None
+    context: SeriesBatch
+    attrs: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def horizon(self) -> int:
+        """Forecast steps."""
+        return int(self.quantiles.shape[-1])
+
+    @property
+    def median(self) -> np.ndarray:
+        """(series, step); the 0.5 quantile."""
+        return self.quantile(0.5)
+
+    def quantile(self, level: float) -> np.ndarray:
+        """(series, step) of one level.
+
+        Raises:
+            InputError: the level was not forecast.
+        """
+        for index, known in enumerate(self.levels):
+            if abs(known - level) < 1e-9:
+                return self.quantiles[:, index]
+        raise InputError(f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}")
+
+    def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
+        """A labelled dataset of kind "forecast", with the context and, where known, the truth (series, step)."""
+        data = context_dataset(self.context, self.horizon, truth)
+        data = data.assign_coords(quantile=list(self.levels))
+        data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles)
+        if self.samples is not None:
+            data["sample"] = (("series", "draw", "step"), self.samples)
+        data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
+        return data
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a series and step: id, step, timestamp where known, mean, and a column a quantile."""
+        frames = []
+        for index, name in enumerate(self.context.ids):
+            frame = pd.DataFrame({"id": name, "step": np.arange(self.horizon)})
+            stamps = forecast_timestamps(self.context, index, self.horizon)
+            if stamps is not None:
+                frame["timestamp"] = stamps
+            frame["mean"] = self.mean[index]
+            for column, level in enumerate(self.levels):
+                frame[str(level)] = self.quantiles[index, column]
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True)
+
+
+def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
+    """Timestamps of the forecast steps of one series, None where start or frequency is unknown."""
+    start = batch.starts[index]
+    if start is None or batch.freq is None:
+        return None
+    return pd.date_range(start, periods=len(batch.values[index]) + horizon, freq=batch.freq)[-horizon:]
+
+
+def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
+    """The part that all results share: the context, the truth, their times and units.
+
+    Args:
+        batch: the context.
+        horizon: forecast steps.
+        truth: (series, step) or None; NaN where unknown.
+
+    Raises:
+        InputError: the truth has another shape.
+    """
+    width = max(len(series) for series in batch.values)
+    context = np.full((len(batch), width), np.nan)
+    for index, series in enumerate(batch.values):
+        context[index, width - len(series) :] = series
+    data = xr.Dataset(
+        {"context": (("series", "time"), context)},
+        coords={
+            "series": list(batch.ids),
+            "time": np.arange(-width, 0),
+            "step": np.arange(horizon),
+            "units": ("series", list(batch.units)),
+        },
+    )
+    if truth is not None:
+        known = np.asarray(truth, dtype=float)
+        if known.shape != (len(batch), horizon):
+            raise InputError(
+                f"truth has shape {known.shape}, expected (series, step) = {(len(batch), horizon)}"
+            )
+        data["truth"] = (("series", "step"), known)
+    return _with_timestamps(data, batch, width, horizon)
+
+
+def _with_timestamps(data: xr.Dataset, batch: SeriesBatch, width: int, horizon: int) -> xr.Dataset:
+    stamps = [forecast_timestamps(batch, index, horizon) for index in range(len(batch))]
+    if any(stamp is None for stamp in stamps):
+        return data
+    past = np.full((len(batch), width), np.datetime64("NaT", "ns"))
+    future = np.full((len(batch), horizon), np.datetime64("NaT", "ns"))
+    for index, stamp in enumerate(stamps):
+        assert stamp is not None
+        series = batch.values[index]
+        past[index, width - len(series) :] = pd.date_range(
+            batch.starts[index], periods=len(series), freq=batch.freq
+        )
+        future[index] = stamp
+    return data.assign_coords(
+        context_timestamp=(("series", "time"), past), forecast_timestamp=(("series", "step"), future)
+    )

@@ -1,0 +1,393 @@
+"""The lens: a native model with hook points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component, select_components
+from tsfm_lens.hooks.component import components as all_components
+from tsfm_lens.hooks.edit import edited
+from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, PatchFrom, Resample, Rows, Zero
+from tsfm_lens.hooks.names import describe, select
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, resolve_filter
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.forecast import Forecast
+
+DECILES = tuple(level / 10 for level in range(1, 10))
+
+
+class Lens(HookedRootModule):
+    """A time-series foundation model behind TransformerLens's face.
+
+    The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline
+    and stays usable. Hooks act on everything that runs inside their context: ``lens.forward``,
+    ``lens.forecast`` with its whole rollout, and calls of the native pipeline itself.
+
+    Args:
+        adapter: the opened native model.
+        model_id: what the caller loaded, for provenance.
+        revision: commit of a hub checkpoint, if known.
+    """
+
+    def __init__(self, adapter: Adapter, model_id: str, revision: str | None = None) -> None:
+        super().__init__()
+        # kept out of torch's module registry: TransformerLens's setup() writes a name onto every submodule
+        self.__dict__["adapter"] = adapter
+        self.model_id = model_id
+        self.revision = revision
+        self.__dict__["registry"] = HookRegistry(adapter.model, adapter.wiring)
+        for name, point in self.registry.hooked.items():
+            _place(self, name, point)
+        self.setup()
+        self.adapter.model.eval()
+
+    adapter: Adapter
+    registry: HookRegistry
+
+    def __repr__(self) -> str:
+        stacks = ", ".join(
+            f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks
+        )
+        return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
+
+    @property
+    def native(self) -> Any:
+        """The library's own pipeline."""
+        return self.adapter.native
+
+    @property
+    def wiring(self) -> Wiring:
+        """The table of the model's modules."""
+        return self.adapter.wiring
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream that is read out."""
+        return self.wiring.output_stack.d_model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the native model lives."""
+        return next(self.adapter.model.parameters()).device
+
+    def to(self, *args: Any, **kwargs: Any) -> Lens:
+        """Move the native model."""
+        self.adapter.model.to(*args, **kwargs)
+        return self
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Parameters of the native model."""
+        return self.adapter.model.parameters(recurse)
+
+    def hook_table(self) -> list[tuple[str, str]]:
+        """Every hook point with the names of its axes."""
+        return describe(self.registry.points)
+
+    def components(self, *patterns: str | Component) -> list[Component]:
+        """Components by name or glob; all of them if no pattern is given.
+
+        Raises:
+            UnknownNameError: a pattern matches nothing.
+        """
+        return select_components(self.wiring, *patterns) if patterns else list(all_components(self.wiring))
+
+    def provenance(self) -> dict[str, object]:
+        """What a result should say about where it comes from."""
+        import chronos
+        import transformers
+
+        import tsfm_lens
+
+        return {
+            "model": self.model_id,
+            "revision": self.revision or "",
+            "architecture": self.wiring.architecture,
+            "versions": (
+                f"tsfm-lens-toolbox {tsfm_lens.__version__}, torch {torch.__version__}, "
+                f"transformers {transformers.__version__}, chronos-forecasting {chronos.__version__}"
+            ),
+        }
+
+    # --- running -------------------------------------------------------------------------------------
+
+    def encode(self, series: Any, *, future: Any = None, tokens: Tensor | None = None) -> Encoded:
+        """Series as the native model takes them.
+
+        Args:
+            series: anything that :func:`tsfm_lens.data.as_series` takes.
+            future: (series, step) values after the context, to teacher-force a token model's decoder.
+            tokens: (series, step) token ids for the same purpose.
+        """
+        batch = as_series(series)
+        known = None if future is None else torch.as_tensor(np.asarray(future), dtype=torch.float64)
+        for given in (known, tokens):
+            if given is not None and (given.ndim != 2 or len(given) != len(batch)):
+                raise InputError(
+                    f"future values have shape {tuple(given.shape)}, expected (series, step) with {len(batch)} series"
+                )
+        return self.adapter.encode(batch, known, tokens)
+
+    def forward(self, series: Any, *, future: Any = None, tokens: Tensor | None = None) -> Tensor:
+        """One differentiable forward.
+
+        Args:
+            series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
+            future, tokens: see :meth:`encode`.
+
+        Returns:
+            Token models: logits (series, step, vocabulary). Patch models: quantiles in data units
+            (series, quantile, step).
+        """
+        encoded = series if isinstance(series, Encoded) else self.encode(series, future=future, tokens=tokens)
+        self.registry.state.restart(len(encoded.batch))
+        with self.registry.attach():
+            return self.adapter.run(encoded.inputs)
+
+    def forecast(
+        self,
+        series: Any,
+        horizon: int | None = None,
+        *,
+        quantiles: Sequence[float] = DECILES,
+        num_samples: int | None = None,
+        seed: int = 0,
+    ) -> Forecast:
+        """The library's own forecast, in data units, with whatever hooks are set.
+
+        Args:
+            series: anything that :func:`tsfm_lens.data.as_series` takes.
+            horizon: steps; the model's own prediction length if None.
+            quantiles: levels between 0 and 1.
+            num_samples: sample paths of a sampling model; its configured number if None.
+            seed: of torch's generators for this call alone; the global state is left as it was.
+
+        Raises:
+            InputError: horizon below 1, levels outside (0, 1), or samples asked of a quantile model.
+        """
+        batch = as_series(series)
+        steps = self.adapter.prediction_length if horizon is None else horizon
+        if not isinstance(steps, int | np.integer) or steps < 1:
+            raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 on")
+        levels = tuple(sorted(float(level) for level in quantiles))
+        if not levels or not 0 < levels[0] <= levels[-1] < 1:
+            raise InputError(f"quantiles {list(quantiles)} are not levels between 0 and 1 (exclusive)")
+        if num_samples is not None and num_samples < 1:
+            raise InputError(f"num_samples {num_samples} is not a number of sample paths; expected 1 or more")
+        self.registry.state.restart(len(batch))
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), self.registry.attach():
+            torch.manual_seed(seed)
+            values, samples, mean = self.adapter.predict(batch, int(steps), levels, num_samples)
+        return Forecast(
+            values.permute(0, 2, 1).numpy().astype(float),
+            levels,
+            mean.numpy().astype(float),
+            None if samples is None else samples.numpy().astype(float),
+            batch,
+            {**self.provenance(), "seed": seed},
+        )
+
+    # --- TransformerLens's methods ----------------------------------------------------------------------
+
+    @contextmanager
+    def hooks(  # type: ignore[override]
+        self,
+        fwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
+        bwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[Lens]:
+        """TransformerLens's ``hooks``, with globs as names; every name is resolved before the first hook is set.
+
+        Raises:
+            UnknownNameError: a name matches no hook point.
+        """
+        forward = self._resolved(fwd_hooks)
+        backward = self._resolved(bwd_hooks)
+        with super().hooks(forward, backward, reset_hooks_end, clear_contexts), self.registry.attach():
+            yield self
+
+    def _resolved(
+        self, hooks: Iterable[tuple[str | Callable[[str], bool], Callable]]
+    ) -> list[tuple[str | Callable[..., Any], Callable]]:
+        found: list[tuple[str | Callable[..., Any], Callable]] = []
+        for name, hook in hooks:
+            if callable(name):
+                found.append((name, hook))
+            else:
+                found += [(each, hook) for each in select(self.registry.points, name)]
+        return found
+
+    def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
+        """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
+        if callable(name):
+            super().add_hook(name, hook, *args, **kwargs)
+            return
+        for each in select(self.registry.points, name):
+            super().add_hook(each, hook, *args, **kwargs)
+
+    def run_with_hooks(  # type: ignore[override]
+        self,
+        series: Any,
+        fwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
+        bwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
+        *,
+        rollout: bool = False,
+        **run: Any,
+    ) -> Tensor | Forecast:
+        """Run once with hooks: :meth:`forward`, or :meth:`forecast` with ``rollout=True``; ``run`` goes to it."""
+        with self.hooks(fwd_hooks, bwd_hooks):
+            return self.forecast(series, **run) if rollout else self.forward(series, **run)
+
+    def run_with_cache(  # type: ignore[override]
+        self,
+        series: Any,
+        *,
+        names_filter: NamesFilter = None,
+        rollout: bool = False,
+        device: torch.device | str | None = None,
+        reduce: Reducer | Mapping[str, Reducer] | None = None,
+        incl_bwd: bool = False,
+        loss: Callable[[Tensor], Tensor] | None = None,
+        **run: Any,
+    ) -> tuple[Any, Activations]:
+        """Run once and keep activations.
+
+        Args:
+            series: see :meth:`encode`.
+            names_filter: names or globs of hook points, or a predicate. None keeps all but the
+                large ``hook_result``.
+            rollout: run a whole forecast; activations then have a leading axis ``step``.
+            device: where to keep activations.
+            reduce: function on each activation before it is stored, or one by name or glob.
+            incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
+            loss: output -> scalar to differentiate; needed with ``incl_bwd``.
+            run: further arguments of :meth:`forward` or :meth:`forecast`.
+
+        Returns:
+            The output (a :class:`Forecast` for rollouts) and the activations.
+
+        Raises:
+            UnknownNameError: a name matches no hook point.
+            InputError: gradients asked without a scalar loss, or of a rollout.
+        """
+        if incl_bwd and (rollout or loss is None):
+            raise InputError(
+                "gradients need a single forward and a scalar: run_with_cache(..., incl_bwd=True, loss=fn) "
+                "with rollout=False"
+            )
+        names = resolve_filter(self.registry.points, names_filter)
+        if names_filter is None:
+            names = [name for name in names if not name.endswith("hook_result")]
+        batch = series.batch if isinstance(series, Encoded) else as_series(series)
+        acts = Activations(self.registry.points, rollout, batch.ids, attrs=self.provenance())
+        with record(self.registry, names, acts, device=device, reduce=reduce, gradients=incl_bwd):
+            if rollout:
+                return self.forecast(batch, **run), acts
+            encoded = series if isinstance(series, Encoded) else self.encode(batch, **run)
+            acts.spans = encoded.spans
+            output = self.forward(encoded)
+            if incl_bwd:
+                assert loss is not None
+                with self.registry.attach():
+                    loss(output).backward()
+        return output, acts
+
+    # --- interventions -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def edit(self, *interventions: Intervention) -> Iterator[Lens]:
+        """Apply interventions, in the order given, to everything that runs inside the block.
+
+        Raises:
+            UnknownNameError: a target does not exist; nothing has been hooked by then.
+        """
+        with edited(self.registry, interventions), self.registry.attach():
+            yield self
+
+    @contextmanager
+    def ablate(
+        self,
+        *components: str | Component,
+        how: str = "zero",
+        reference: Any = None,
+        rows: Rows = None,
+        positions: Rows = None,
+        **options: Any,
+    ) -> Iterator[Lens]:
+        """Knock components out of everything that runs inside the block.
+
+        Args:
+            components: names or globs.
+            how: "zero", "mean", "resample" or "noise".
+            reference: for mean and resample: activations, or series to record them on.
+            rows: series to change; all if None.
+            positions: token positions to change; all if None.
+            options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
+        """
+        kinds = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
+        if how not in kinds:
+            raise InputError(f"how={how!r} is not known, choose one of {', '.join(kinds)}")
+        targets = select_components(self.wiring, *components)
+        if how in ("mean", "resample"):
+            if reference is None:
+                raise InputError(f"how={how!r} needs reference=…: activations, or series to record them on")
+            if not isinstance(reference, Activations):
+                with torch.no_grad():
+                    _, reference = self.run_with_cache(reference, names_filter=["**.hook_z", "**.hook_out"])
+            options["reference"] = reference
+        built = [kinds[how](target, rows=rows, positions=positions, **options) for target in targets]
+        with self.edit(*built):
+            yield self
+
+    @contextmanager
+    def patch(
+        self,
+        source: Activations,
+        *targets: str | Component,
+        rows: Rows = None,
+        positions: Rows = None,
+    ) -> Iterator[Lens]:
+        """Put another run's activations in place at the targets, in everything that runs inside the block."""
+        with self.edit(*(PatchFrom(target, source, rows, positions) for target in targets)):
+            yield self
+
+    # --- reading the stream out --------------------------------------------------------------------------
+
+    def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None) -> Tensor:
+        """The native head on any residual stream: the logit lens.
+
+        Args:
+            resid: (…, series, pos, d_model) of the stack that is read out.
+            encoded: the batch it belongs to.
+            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
+
+        Returns:
+            Token models: logits (…, series, step, vocabulary). Patch models: quantiles in data units
+            (…, series, quantile, step).
+        """
+        return self.adapter.head(self.adapter.final_norm(resid, like), encoded)
+
+
+def _place(root: nn.Module, name: str, point: nn.Module) -> None:
+    """Hang a hook point into a tree of plain modules so that its dotted name is its path."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        child = root._modules[part]
+        assert child is not None
+        root = child
+    root.add_module(last, point)

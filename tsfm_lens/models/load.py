@@ -1,0 +1,168 @@
+"""Opening models: hub id, local folder, native object, or embedded checkpoint, through one door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
+from tsfm_lens.models.architecture import Architecture, architectures
+from tsfm_lens.models.lens import Lens
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    source: Any,
+    *,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    check: bool = True,
+) -> Lens:
+    """Open a model as a lens.
+
+    Args:
+        source: name of an embedded checkpoint ("chronos-nano"), a local folder, a hub id
+            ("amazon/chronos-bolt-base"), or a native pipeline or model that is already built.
+        revision: branch, tag or commit of a hub id.
+        device: torch device for a checkpoint that is opened here.
+        dtype: "float32", "bfloat16" or "float16" for a checkpoint that is opened here.
+        check: run the cheap exactness checks on one short series.
+
+    Raises:
+        CheckpointError: nothing loadable is there; the message says what to do.
+        WiringError: no wiring knows the model, or the model is not as its wiring says.
+        InputError: an unknown dtype.
+    """
+    if dtype not in _DTYPES:
+        raise InputError(f"dtype {dtype!r} is not known, choose one of {', '.join(_DTYPES)}")
+    if not isinstance(source, str | Path):
+        lens = _from_object(source)
+    else:
+        folder, model_id, commit = _locate(str(source), revision)
+        lens = _from_folder(folder, model_id, commit, _DTYPES[dtype], device)
+    if check:
+        from tsfm_lens.testing.oracles import quick_check
+
+        quick_check(lens)
+    return lens
+
+
+def _from_object(thing: object) -> Lens:
+    for entry in architectures().values():
+        if entry.claims_object(thing):
+            config = getattr(thing, "config", None)
+            name = getattr(config, "_name_or_path", "") or type(thing).__name__
+            return Lens(entry.adapt(thing), name)
+    raise WiringError(
+        f"no wiring knows an object of type {type(thing).__name__}. load() takes a hub id, a folder, or a model or "
+        f"pipeline of: {', '.join(entry.title for entry in architectures().values())}."
+    )
+
+
+def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
+    config = read_config(folder)
+    entry = architecture_of(config, model_id)
+    _require_safetensors(folder)
+    native = entry.open(folder, dtype, device)
+    return Lens(entry.adapt(native), model_id, commit)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json.
+
+    Raises:
+        CheckpointError: it is missing or no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
+        raise CheckpointError(
+            f"{folder} is no checkpoint: it has no config.json (found: {inside})"
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds a {type(config).__name__}, expected an object of settings")
+    return config
+
+
+def architecture_of(config: Mapping[str, Any], where: str) -> Architecture:
+    """The architecture that claims a configuration.
+
+    Raises:
+        WiringError: none does.
+    """
+    for entry in architectures().values():
+        if entry.claims(config):
+            return entry
+    raise WiringError(
+        f"{where}: no wiring claims this configuration (model_type {config.get('model_type')!r}, architectures "
+        f"{config.get('architectures')!r}). Known: {', '.join(architectures())}; see `tsfm-lens models`."
+    )
+
+
+def _require_safetensors(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(
+        path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt"))
+    )
+    if pickles:
+        raise CheckpointError(
+            f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which can run code when read; "
+            "tsfm-lens loads safetensors only. Convert once in a place you trust: "
+            "model.save_pretrained(folder, safe_serialization=True)."
+        )
+    raise CheckpointError(f"{folder} has no weights: expected a *.safetensors file beside config.json")
+
+
+def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
+    """Folder, name for provenance, and commit of a source given by name."""
+    from tsfm_lens.zoo import checkpoint_names, checkpoint_path
+
+    if source in checkpoint_names():
+        return checkpoint_path(source), source, None
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path, source, None
+    if path.exists():
+        raise CheckpointError(f"{source} is a file; give the folder that holds config.json and *.safetensors")
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise unknown_name(
+            "checkpoint",
+            source,
+            (*checkpoint_names(), *_published()),
+            hint="It is neither an embedded checkpoint, nor an existing folder, nor a hub id (owner/name).",
+        )
+    return _from_hub(source, revision)
+
+
+def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    wanted = ["*.json", "*.safetensors"]
+    try:
+        folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=wanted))
+    except RepositoryNotFoundError as error:
+        near = unknown_name("hub model", model_id, _published())
+        raise CheckpointError(f"{near} (the hub answered: not found or private)") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{model_id} is not in the local hub cache and the hub cannot be reached. On a machine with network: "
+            f"`hf download {model_id}`, then copy that folder here and load(folder); or set HF_HOME to a cache "
+            "that holds it. Without network, load('chronos-nano') and load('bolt-nano') always work."
+        ) from error
+    return folder, model_id, folder.name
+
+
+def _published() -> list[str]:
+    return [hub_id for entry in architectures().values() for hub_id in entry.published.values()]

@@ -1,0 +1,210 @@
+"""What Chronos and Chronos-Bolt share: the T5 encoder-decoder of transformers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.errors import WiringError
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
+
+KNOWN_KEYS = frozenset(
+    [
+        "architectures",
+        "chronos_config",
+        "chronos_pipeline_class",
+        "classifier_dropout",
+        "d_ff",
+        "d_kv",
+        "d_model",
+        "decoder_start_token_id",
+        "dense_act_fn",
+        "dropout_rate",
+        "dtype",
+        "eos_token_id",
+        "feed_forward_proj",
+        "initializer_factor",
+        "is_encoder_decoder",
+        "is_gated_act",
+        "layer_norm_epsilon",
+        "model_type",
+        "n_positions",
+        "num_decoder_layers",
+        "num_heads",
+        "num_layers",
+        "output_past",
+        "pad_token_id",
+        "reg_token_id",
+        "relative_attention_max_distance",
+        "relative_attention_num_buckets",
+        "scale_decoder_outputs",
+        "task_specific_params",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "vocab_size",
+        "is_decoder",
+        "bos_token_id",
+        "generation_config",
+        "tie_encoder_decoder",
+        "output_hidden_states",
+        "output_attentions",
+        "return_dict",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "_name_or_path",
+        "name_or_path",
+    ]
+)
+
+PUBLISHED_SIZES = {
+    "tiny": {"d_model": 256, "d_ff": 1024, "layers": 4, "heads": 4},
+    "mini": {"d_model": 384, "d_ff": 1536, "layers": 4, "heads": 8},
+    "small": {"d_model": 512, "d_ff": 2048, "layers": 6, "heads": 8},
+    "base": {"d_model": 768, "d_ff": 3072, "layers": 12, "heads": 12},
+    "large": {"d_model": 1024, "d_ff": 4096, "layers": 24, "heads": 16},
+}
+
+
+def check_keys(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a configuration with keys that this wiring does not understand.
+
+    Raises:
+        WiringError: a key is unknown, so activations could be slightly wrong.
+    """
+    unknown = sorted(set(config) - KNOWN_KEYS)
+    if unknown:
+        raise WiringError(
+            f"{where} has configuration keys that the wiring does not know: {', '.join(unknown)}. "
+            "It may compute something else than its wiring says; refusing rather than showing wrong activations."
+        )
+
+
+def stacks(
+    config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tuple[str, ...] = ()
+) -> tuple[Stack, ...]:
+    """The encoder's and the decoder's rows.
+
+    Args:
+        config: the T5Config.
+        encoder_upstream: modules that make the encoder's input.
+        head_upstream: modules before the decoder, beside the encoder itself.
+    """
+    sizes = {
+        "n_heads": config.num_heads,
+        "d_model": config.d_model,
+        "d_head": config.d_kv,
+        "d_mlp": config.d_ff,
+    }
+    encoder = Stack(
+        "encoder",
+        "encoder.block",
+        config.num_layers,
+        writers=(_attention("self_attn", 0, "SelfAttention"), _mlp(1, config.is_gated_act)),
+        ln_final="encoder.final_layer_norm",
+        upstream=encoder_upstream,
+        entry="encoder",
+        **sizes,
+    )
+    decoder = Stack(
+        "decoder",
+        "decoder.block",
+        config.num_decoder_layers,
+        writers=(
+            _attention("self_attn", 0, "SelfAttention"),
+            _attention("cross_attn", 1, "EncDecAttention", keys_from="encoder"),
+            _mlp(2, config.is_gated_act),
+        ),
+        ln_final="decoder.final_layer_norm",
+        upstream=(*encoder_upstream, "encoder", *head_upstream),
+        entry="decoder",
+        cache="past_key_values",
+        **sizes,
+    )
+    return encoder, decoder
+
+
+def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
+    at = f"layer.{sublayer}.{name}"
+    q, k, v, o = (Projection(f"{at}.{letter}") for letter in "qkvo")
+    return Attention(kind, at, Site(at), Site(f"layer.{sublayer}", "in", 0), q, k, v, o, keys_from=keys_from)
+
+
+def _mlp(sublayer: int, gated: bool) -> Mlp:
+    at = f"layer.{sublayer}.DenseReluDense"
+    pre = Site(f"{at}.wi_0" if gated else f"{at}.wi", layout="batch pos d_mlp")
+    post = Site(f"{at}.wo", "in", 0, "batch pos d_mlp")
+    return Mlp(Site(at), Site(f"layer.{sublayer}", "in", 0), pre, post, f"{at}.wo")
+
+
+def rms_norm(norm: nn.Module, resid: Tensor, like: Tensor | None) -> Tensor:
+    """T5's final norm; with ``like``, the root mean square is taken from that stream instead."""
+    if like is None:
+        return norm(resid)
+    scale = torch.rsqrt(like.float().pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+    return norm.weight * (resid * scale.to(resid.dtype))
+
+
+def spread_weights(model: nn.Module, seed: int = 0, std: float = 1.0) -> nn.Module:
+    """Redraw a tiny model's weights so large that every head and MLP moves the forecast.
+
+    With the library's own initialisation, zeroing a head moves a forecast by 1e-7, and any check passes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                fan_in = weight.shape[1] if "embed" not in name and "shared" not in name else 1
+                gain = std * (2.0 if name.endswith((".q.weight", ".k.weight")) else 1.0)
+                weight.copy_(torch.randn(weight.shape, generator=generator) * gain * fan_in**-0.5)
+            elif "norm" in name:
+                weight.copy_(1.0 + 0.2 * torch.randn(weight.shape, generator=generator))
+            else:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    return model.eval()
+
+
+def t5_kwargs(size: str) -> dict[str, Any]:
+    """T5Config arguments of a published size."""
+    shape = PUBLISHED_SIZES[size]
+    return {
+        "d_model": shape["d_model"],
+        "d_ff": shape["d_ff"],
+        "d_kv": 64,
+        "num_layers": shape["layers"],
+        "num_decoder_layers": shape["layers"],
+        "num_heads": shape["heads"],
+        "feed_forward_proj": "relu",
+        "dropout_rate": 0.1,
+        "initializer_factor": 0.05,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "is_encoder_decoder": True,
+    }
+
+
+def tiny_kwargs(decoder_layers: int = 2) -> dict[str, Any]:
+    """T5Config arguments of the conformance suite's small model.
+
+    No two sizes are equal by accident (d_model 36, 4 heads of 8), so that mixed-up axes show.
+    """
+    sizes = {"d_model": 36, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4}
+    return {**t5_kwargs("tiny"), **sizes, "num_decoder_layers": decoder_layers}
+
+
+def deep(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that a library may change."""
+    return copy.deepcopy(dict(value))
+
+
+def contexts(values: Iterable[Any]) -> list[Tensor]:
+    """Series as the list of 1-D tensors that the pipelines take; copied, so that nobody writes to the caller's."""
+    return [torch.tensor(series, dtype=torch.float64) for series in values]

@@ -1,0 +1,197 @@
+"""Chronos: T5 over quantised values, sampled token by token (Ansari et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.wirings import _t5
+
+
+class ChronosAdapter:
+    """A ``ChronosPipeline`` of sequence-to-sequence type."""
+
+    architecture = "chronos"
+    readout: Literal["token", "quantile"] = "token"
+
+    def __init__(self, native: Any) -> None:
+        if native.model.config.model_type != "seq2seq":
+            raise WiringError(
+                f"this Chronos model is of type {native.model.config.model_type!r}; the wiring 'chronos' "
+                "describes encoder-decoder (seq2seq) models"
+            )
+        self.native = native
+        self.model: Any = native.inner_model
+        config = self.model.config
+        self.settings = native.model.config
+        self.context_length = int(self.settings.context_length)
+        self.prediction_length = int(self.settings.prediction_length)
+        self.wiring = Wiring(
+            "chronos",
+            _t5.stacks(config, encoder_upstream=("encoder.embed_tokens",), head_upstream=()),
+            unembed=Site("lm_head", layout="batch pos d_vocab"),
+            steps_per_readout=1,
+        )
+        self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+
+    def encode(
+        self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None
+    ) -> Encoded:
+        """Tokens of the context and of the teacher-forced future (start token alone if there is none)."""
+        context = self.native._prepare_and_validate_context(_t5.contexts(batch.values))
+        ids, mask, scale = self.native.tokenizer.context_input_transform(context)
+        start = torch.full((len(batch), 1), self.model.config.decoder_start_token_id)
+        if future is not None and tokens is not None:
+            raise InputError("give either future values or decoder tokens, not both")
+        if future is not None:
+            tokens, _, _ = self.native.tokenizer._input_transform(future.to(torch.float32), scale)
+        decoder = start if tokens is None else torch.cat([start, tokens[:, :-1].long()], dim=1)
+        n_eos = int(self.settings.use_eos_token)
+        n_context = ids.shape[1] - n_eos
+        spans = {
+            "encoder": TokenSpans.patches(-n_context, n_context, 1, ("EOS",) * n_eos),
+            "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
+        }
+        device = next(self.model.parameters()).device
+        inputs = {
+            "input_ids": ids.to(device),
+            "attention_mask": mask.to(device),
+            "decoder_input_ids": decoder.to(device),
+        }
+        scale = scale.to(device)
+        return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
+
+    def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
+        """Token ids as encoder and decoder input, as they are: (batch, pos) each, the decoder's with its start token."""
+        spans = {
+            "encoder": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1),
+            "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
+        }
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": decoder}
+        ones = torch.ones(len(ids))
+        names = SeriesBatch(tuple(row.numpy().astype(float) for row in ids), tuple(f"sequence-{i}" for i in range(len(ids))))
+        device = next(self.model.parameters()).device
+        return Encoded({key: value.to(device) for key, value in inputs.items()}, spans, torch.zeros_like(ones), ones, names)
+
+    @property
+    def first_value_token(self) -> int:
+        """Id of the lowest value bin; all lower ids are special."""
+        return int(self.settings.n_special_tokens) + 1
+
+    def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
+        """Token ids of values (batch, step) under the scale of a batch."""
+        return self.native.tokenizer._input_transform(values.float(), encoded.scale.cpu())[0]
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits (batch, step, vocabulary)."""
+        return self.model(**inputs, use_cache=False).logits
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Sample paths, and their empirical quantiles as ``ChronosPipeline.predict_quantiles`` takes them."""
+        samples = self.native.predict(
+            _t5.contexts(batch.values), prediction_length=horizon, num_samples=num_samples
+        )
+        wanted = torch.tensor(levels, dtype=samples.dtype)
+        quantiles = torch.quantile(samples.swapaxes(1, 2), q=wanted, dim=-1).permute(1, 2, 0)
+        return quantiles, samples, samples.mean(dim=1)
+
+    def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
+        """The decoder's last RMS norm."""
+        return _t5.rms_norm(self.model.decoder.final_layer_norm, resid, like)
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Logits (…, batch, step, vocabulary)."""
+        return self.model.lm_head(normalized * self._rescale)
+
+    def values(self, encoded: Encoded) -> Tensor:
+        """The value that each token decodes to, (batch, vocabulary), special tokens included."""
+        vocabulary = torch.arange(self.settings.n_tokens).reshape(1, 1, -1)
+        decoded = self.native.tokenizer.output_transform(
+            vocabulary.expand(len(encoded.batch), 1, -1), encoded.scale.cpu()
+        )
+        return decoded[:, 0]
+
+
+def _claims_object(thing: object) -> bool:
+    if type(thing).__name__ == "ChronosPipeline":
+        return True
+    config = getattr(thing, "config", None)
+    return type(thing).__name__ == "T5ForConditionalGeneration" and hasattr(config, "chronos_config")
+
+
+def _adapt(thing: Any) -> ChronosAdapter:
+    if type(thing).__name__ == "ChronosPipeline":
+        return ChronosAdapter(thing)
+    from chronos.chronos import ChronosConfig, ChronosModel, ChronosPipeline
+
+    settings = ChronosConfig(**thing.config.chronos_config)
+    return ChronosAdapter(ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, thing)))
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from chronos import ChronosPipeline
+
+    return ChronosPipeline.from_pretrained(folder, dtype=dtype, device_map=device)
+
+
+def _settings(n_tokens: int, limit: float, context: int, horizon: int) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "MeanScaleUniformBins",
+        "tokenizer_kwargs": {"low_limit": -limit, "high_limit": limit},
+        "n_tokens": n_tokens,
+        "n_special_tokens": 2,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "use_eos_token": True,
+        "model_type": "seq2seq",
+        "context_length": context,
+        "prediction_length": horizon,
+        "num_samples": 20,
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+    }
+
+
+def _native(kwargs: dict[str, Any]) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(T5Config(**_t5.deep(kwargs))).eval()
+
+
+def _tiny() -> Any:
+    kwargs = {**_t5.tiny_kwargs(), "vocab_size": 64, "chronos_config": _settings(64, 15.0, 64, 8)}
+    return _t5.spread_weights(_native(kwargs))
+
+
+def _build(size: str) -> Any:
+    kwargs = {**_t5.t5_kwargs(size), "vocab_size": 4096, "chronos_config": _settings(4096, 15.0, 512, 64)}
+    return _native(kwargs)
+
+
+ARCHITECTURE = Architecture(
+    name="chronos",
+    title="Chronos (T5)",
+    readout="token",
+    published={size: f"amazon/chronos-t5-{size}" for size in _t5.PUBLISHED_SIZES},
+    claims=lambda config: (
+        "chronos_config" in config
+        and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
+    ),
+    claims_object=_claims_object,
+    open=_open,
+    adapt=_adapt,
+    tiny=_tiny,
+    build=_build,
+)

@@ -1,0 +1,147 @@
+"""Chronos-Bolt: T5 over patches, all quantiles of all steps in one decoder token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.wirings import _t5
+
+
+class BoltAdapter:
+    """A ``ChronosBoltPipeline``."""
+
+    architecture = "chronos-bolt"
+    readout: Literal["token", "quantile"] = "quantile"
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.model: Any = native.inner_model
+        self.settings = self.model.chronos_config
+        self.context_length = int(self.settings.context_length)
+        self.prediction_length = int(self.settings.prediction_length)
+        self.wiring = Wiring(
+            "chronos-bolt",
+            _t5.stacks(self.model.config, encoder_upstream=("input_patch_embedding",)),
+            unembed=Site("output_patch_embedding", layout="batch pos d_out"),
+            steps_per_readout=self.prediction_length,
+        )
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Quantile levels that the head emits."""
+        return tuple(float(level) for level in self.settings.quantiles)
+
+    def encode(
+        self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None
+    ) -> Encoded:
+        """The context as the pipeline prepares it; the decoder takes no future."""
+        if future is not None or tokens is not None:
+            raise InputError(
+                "Chronos-Bolt emits all steps from one decoder token and takes no future values; leave `future` out"
+            )
+        device = next(self.model.parameters()).device
+        context = self.native._prepare_and_validate_context(_t5.contexts(batch.values))
+        context = context[..., -self.context_length :].to(device=device, dtype=torch.float32)
+        width = self.settings.input_patch_size
+        n_patches = -(-context.shape[-1] // width)
+        special = ("REG",) if self.settings.use_reg_token else ()
+        spans = {
+            "encoder": TokenSpans.patches(-n_patches * width, n_patches, width, special),
+            "decoder": TokenSpans.patches(0, 1, self.prediction_length),
+        }
+        _, (loc, scale) = self.model.instance_norm(context)
+        return Encoded({"context": context}, spans, loc[:, 0], scale[:, 0], batch)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Quantiles in data units, (batch, quantile, step)."""
+        return self.model(**inputs).quantile_preds
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The pipeline's own quantiles; it draws no samples."""
+        if num_samples is not None:
+            raise InputError("Chronos-Bolt forecasts quantiles and draws no samples; leave num_samples out")
+        quantiles, mean = self.native.predict_quantiles(
+            _t5.contexts(batch.values), prediction_length=horizon, quantile_levels=list(levels)
+        )
+        return quantiles, None, mean
+
+    def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
+        """The decoder's last RMS norm."""
+        return _t5.rms_norm(self.model.decoder.final_layer_norm, resid, like)
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step)."""
+        flat = self.model.output_patch_embedding(normalized[..., -1, :])
+        shape = (*flat.shape[:-1], len(self.levels), self.prediction_length)
+        scale, loc = (part.to(flat)[:, None, None] for part in (encoded.scale, encoded.loc))
+        return flat.reshape(shape) * scale + loc
+
+    def values(self, encoded: Encoded) -> Tensor:
+        """Not defined for patch models."""
+        raise InputError("Chronos-Bolt has no output bins: its head emits quantiles in data units")
+
+
+def _claims_object(thing: object) -> bool:
+    return type(thing).__name__ in ("ChronosBoltPipeline", "ChronosBoltModelForForecasting")
+
+
+def _adapt(thing: Any) -> BoltAdapter:
+    if type(thing).__name__ == "ChronosBoltPipeline":
+        return BoltAdapter(thing)
+    from chronos.chronos_bolt import ChronosBoltPipeline
+
+    return BoltAdapter(ChronosBoltPipeline(thing))
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from chronos import ChronosBoltPipeline
+
+    return ChronosBoltPipeline.from_pretrained(folder, dtype=dtype, device_map=device)
+
+
+def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int) -> Any:
+    from chronos.chronos_bolt import ChronosBoltModelForForecasting
+    from transformers import T5Config
+
+    settings = {
+        "context_length": context,
+        "prediction_length": horizon,
+        "input_patch_size": patch,
+        "input_patch_stride": patch,
+        "quantiles": [level / 10 for level in range(1, 10)],
+        "use_reg_token": True,
+    }
+    names = {
+        "architectures": ["ChronosBoltModelForForecasting"],
+        "chronos_pipeline_class": "ChronosBoltPipeline",
+    }
+    config = T5Config(
+        **_t5.deep({**kwargs, **names, "vocab_size": 2, "reg_token_id": 1, "chronos_config": settings})
+    )
+    return ChronosBoltModelForForecasting(config).eval()
+
+
+ARCHITECTURE = Architecture(
+    name="chronos-bolt",
+    title="Chronos-Bolt",
+    readout="quantile",
+    published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
+    claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
+    claims_object=_claims_object,
+    open=_open,
+    adapt=_adapt,
+    tiny=lambda: _t5.spread_weights(_native(_t5.tiny_kwargs(decoder_layers=3), 64, 16, 4)),
+    build=lambda size: _native(_t5.t5_kwargs(size), 2048, 64, 16),
+)

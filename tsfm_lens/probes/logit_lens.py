@@ -1,0 +1,146 @@
+"""Logit lens: the forecast that each layer's residual stream already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from scipy.signal import find_peaks
+from torch import Tensor
+
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import DECILES, Lens
+from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
+
+PEAK_HEIGHT = 0.02
+PEAK_DISTANCE = 2
+EFFECTIVE_PROBABILITY = 0.01
+
+_SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); nostalgebraist, interpreting GPT: the logit lens"
+
+
+def logit_lens(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    along: Any = None,
+    levels: Sequence[float] = DECILES,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Read every layer's residual stream out through the model's own final norm and head.
+
+    Args:
+        lens: the model.
+        series, horizon, truth, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        levels: quantiles of a token model's lens distribution.
+
+    Returns:
+        Dataset of kind "logit_lens" over ``layer`` ("embed", "0", … in the stack that is read out),
+        ``series``, ``step``. Token models: ``probability`` of every value bin, its ``value`` in data units,
+        ``entropy`` in nats over the whole vocabulary, ``n_peaks``, ``effective_vocabulary``,
+        ``quantile_forecast`` and ``point_forecast`` (the most probable bin). Patch models:
+        ``quantile_forecast`` and its median as ``point_forecast``. All forecasts are in data units. The last
+        layer is the model's own output.
+
+    Raises:
+        InputError: the horizon is longer than one pass of the model.
+    """
+    run = trajectory(lens, series, horizon, truth=truth, along=along, num_samples=num_samples, seed=seed)
+    names, streams = layer_streams(lens, run)
+    data = context_dataset(run.batch, run.horizon, run.truth)
+    data = data.assign_coords(layer=names)
+    data["native_median"] = (("series", "step"), run.forecast.median)
+    data.attrs = describe(
+        lens, "logit_lens", "Logit lens", _SOURCE, readout=lens.adapter.readout, seed=seed, horizon=run.horizon
+    )
+    if lens.adapter.readout == "token":
+        return _token_lens(lens, run, streams, data, tuple(levels))
+    return _quantile_lens(lens, run, streams, data)
+
+
+def layer_streams(lens: Lens, run: Trajectory) -> tuple[list[str], list[Tensor]]:
+    """Names and residual streams (series, pos, d_model) before the first and after every block."""
+    stack = lens.wiring.output_stack
+    dot = f"{stack.name}." if stack.name else ""
+    points = [f"{dot}hook_embed", *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers))]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(run.encoded, names_filter=points)
+    return ["embed", *map(str, range(stack.n_layers))], [acts[point] for point in points]
+
+
+def _token_lens(
+    lens: Lens, run: Trajectory, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...]
+) -> xr.Dataset:
+    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
+    values = lens.adapter.values(run.encoded)[:, first:].double().numpy()
+    shape = (len(streams), len(run.batch), run.horizon)
+    probability = np.empty((*shape, values.shape[-1]), dtype=np.float32)
+    entropy, peaks, effective = np.empty(shape), np.empty(shape, dtype=int), np.empty(shape, dtype=int)
+    quantiles = np.empty((shape[0], shape[1], len(levels), shape[2]))
+    for layer, stream in enumerate(streams):
+        with torch.no_grad():
+            p = torch.softmax(lens.readout(stream, run.encoded).double(), dim=-1).cpu()
+        entropy[layer] = torch.special.entr(p).sum(-1).numpy()
+        effective[layer] = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
+        bins = p[..., first:].numpy()
+        probability[layer] = bins
+        peaks[layer] = count_peaks(bins)
+        quantiles[layer] = bin_quantiles(bins, values, levels)
+    data = data.assign_coords(quantile=list(levels))
+    where = ("layer", "series", "step")
+    best = probability.argmax(axis=-1)
+    data["probability"] = ((*where, "bin"), probability)
+    data["value"] = (("series", "bin"), values)
+    data["entropy"] = (where, entropy, {"units": "nats"})
+    data["n_peaks"] = (where, peaks)
+    data["effective_vocabulary"] = (where, effective)
+    data["quantile_forecast"] = (("layer", "series", "quantile", "step"), quantiles)
+    data["point_forecast"] = (where, np.take_along_axis(values[None, :, None], best[..., None], -1)[..., 0])
+    return data
+
+
+def _quantile_lens(lens: Lens, run: Trajectory, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
+    with torch.no_grad():
+        quantiles = torch.stack([lens.readout(stream, run.encoded) for stream in streams])
+    array = quantiles[..., : run.horizon].cpu().double().numpy()
+    levels = list(lens.adapter.levels)  # type: ignore[attr-defined]
+    data = data.assign_coords(quantile=levels)
+    data["quantile_forecast"] = (("layer", "series", "quantile", "step"), array)
+    middle = int(np.argmin(np.abs(np.array(levels) - 0.5)))
+    data["point_forecast"] = (("layer", "series", "step"), array[:, :, middle])
+    return data
+
+
+def count_peaks(probability: np.ndarray) -> np.ndarray:
+    """Modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart."""
+    flat = probability.reshape(-1, probability.shape[-1])
+    # padding lets a mode in the first or last bin count
+    padded = np.pad(flat, ((0, 0), (1, 1)))
+    found = [len(find_peaks(row, height=PEAK_HEIGHT, distance=PEAK_DISTANCE)[0]) for row in padded]
+    return np.array(found, dtype=int).reshape(probability.shape[:-1])
+
+
+def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[float]) -> np.ndarray:
+    """Quantiles of distributions over value bins.
+
+    Args:
+        probability: (series, step, bin), need not sum to 1 (mass on special tokens is left out).
+        values: (series, bin), ascending.
+        levels: between 0 and 1.
+
+    Returns:
+        (series, level, step): the first value whose cumulative probability reaches the level.
+    """
+    cumulative = np.cumsum(probability, axis=-1)
+    cumulative /= cumulative[..., -1:]
+    out = np.empty((probability.shape[0], len(levels), probability.shape[1]))
+    for index, level in enumerate(levels):
+        reached = np.argmax(cumulative >= level - 1e-12, axis=-1)
+        out[:, index] = np.take_along_axis(values, reached, axis=-1)
+    return out

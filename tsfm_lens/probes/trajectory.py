@@ -1,0 +1,88 @@
+"""The run that a probe looks at: a batch, the forecast, and one forward over the whole horizon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.models.lens import Lens
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A batch with the forecast whose making a probe explains.
+
+    Attributes:
+        batch: the context.
+        encoded: native input of one forward that covers the horizon. For token models the decoder is
+            teacher-forced, which equals the cached rollout along the same values.
+        forecast: the model's own forecast.
+        values: (series, step) along which the decoder is forced: the median forecast, or what the caller gave.
+        tokens: (series, step) token ids of ``values`` for token models, else None.
+        truth: (series, step) where known, else None.
+        horizon: steps.
+    """
+
+    batch: SeriesBatch
+    encoded: Encoded
+    forecast: Forecast
+    values: np.ndarray
+    tokens: Tensor | None
+    truth: np.ndarray | None
+    horizon: int
+
+
+def trajectory(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    along: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> Trajectory:
+    """Forecast a batch and prepare the forward that explains it.
+
+    Args:
+        lens: the model.
+        series: the context, anything that ``as_series`` takes.
+        horizon: steps, at most the model's prediction length; that length if None.
+        truth: (series, step) what came after the context.
+        along: (series, step) values to force a token model's decoder along; its median forecast if None.
+        num_samples, seed: of the forecast.
+
+    Raises:
+        InputError: the horizon is longer than one pass of the model.
+    """
+    batch = as_series(series)
+    limit = lens.adapter.prediction_length
+    steps = limit if horizon is None else int(horizon)
+    if not 1 <= steps <= limit:
+        raise InputError(
+            f"horizon {horizon} cannot be explained in one pass: {lens.model_id} forecasts at most {limit} steps "
+            "before it feeds its forecast back. Choose a horizon from 1 to that."
+        )
+    forecast = lens.forecast(batch, steps, num_samples=num_samples, seed=seed)
+    known = None if truth is None else np.asarray(truth, dtype=float)
+    if lens.adapter.readout != "token":
+        return Trajectory(batch, lens.encode(batch), forecast, forecast.median, None, known, steps)
+    values = forecast.median if along is None else np.asarray(along, dtype=float)
+    if values.shape != (len(batch), steps):
+        raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(batch), steps)}")
+    encoded = lens.encode(batch, future=values)
+    tokens = lens.adapter.tokens_of(torch.as_tensor(values), encoded)  # type: ignore[attr-defined]
+    return Trajectory(batch, encoded, forecast, values, tokens, known, steps)
+
+
+def describe(lens: Lens, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
+    """Attributes of a result: kind, title, source, provenance and the probe's parameters."""
+    return {"kind": kind, "title": title, "source": source, **lens.provenance(), **parameters}

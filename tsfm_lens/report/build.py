@@ -1,0 +1,165 @@
+"""Building the report: figures, tables, readings and provenance in one HTML file that opens offline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import plotly.graph_objects as go
+import xarray as xr
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.report.plates import Plate, chapter_of
+from tsfm_lens.report.tables import Download, download
+from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
+from tsfm_lens.viz.select import model_of, names, shown
+from tsfm_lens.viz.theme import untitled
+
+LIMIT = 10_000_000  # bytes of the whole file
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """One figure as the template needs it; ``spec`` is JSON that is safe inside a script element."""
+
+    anchor: str
+    title: str
+    subtitle: str
+    spec: Markup
+    height: int
+    min_width: int
+    reading: list[str]
+    table: Download
+
+    @property
+    def size(self) -> int:
+        return len(self.spec) + len(self.table.href) + 2000
+
+
+@dataclass
+class _Section:
+    """One result as the template needs it."""
+
+    anchor: str
+    heading: str
+    guide: str
+    subject: str
+    remark: str
+    figures: list[_Figure] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+def build_report(
+    results: Mapping[str, xr.Dataset],
+    path: str | Path,
+    *,
+    title: str,
+    provenance: Mapping[str, str],
+    readings: Mapping[str, str] | None = None,
+) -> Path:
+    """Write one self-contained HTML file with all results: figures, readings, tables, provenance.
+
+    Args:
+        results: labelled results by name, in the order of the report.
+        path: a folder, for ``index.html`` in it, or a file that ends in .html.
+        title: heading of the report.
+        provenance: what the numbers come from, in the order shown: model, revision, versions, seed, data, date.
+        readings: remarks of your own by name of a result, shown before those computed from the numbers.
+
+    Returns:
+        The file written. It opens without network and is at most 10 MB; figures beyond that are left out,
+        which the report then says.
+
+    Raises:
+        InputError: no results, or one that is of no known kind.
+        UnknownNameError: a reading for a result that is not there.
+    """
+    if not results:
+        raise InputError("there are no results to report: give at least one labelled result.")
+    for name in readings or {}:
+        if name not in results:
+            raise unknown_name("result", name, results)
+    target = Path(path)
+    target = target if target.suffix.lower() == ".html" else target / "index.html"
+    script = get_plotlyjs()
+    sections: list[_Section] = []
+    for place, (name, ds) in enumerate(results.items(), start=1):
+        section = _section(f"s{place}", name, ds, (readings or {}).get(name, ""))
+        if section.heading in [other.heading for other in sections]:
+            section.heading += f" ({name})"
+        sections.append(section)
+    # the rest of the page: template, provenance, headings
+    _fit(sections, LIMIT - len(script.encode()) - 100_000)
+    environment = Environment(
+        loader=PackageLoader("tsfm_lens", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("template.html.j2").render(
+        title=title, sections=sections, provenance=dict(provenance), plotlyjs=Markup(script), config=BROWSER_CONFIG
+    )
+    return write_atomically(target, page.encode())
+
+
+def _section(anchor: str, name: str, ds: xr.Dataset, remark: str) -> _Section:
+    """Draw one result."""
+    chapter = chapter_of(ds, name)
+    ids = names(ds, "series") or [str(ds.attrs.get("series", ""))]
+    file = f"{chapter.heading.lower().replace(' ', '-')}-{anchor}"
+    plates = enumerate(chapter.plates(ds), start=1)
+    return _Section(
+        anchor=anchor,
+        heading=str(ds.attrs.get("title", "") or chapter.heading),
+        guide=chapter.guide,
+        subject=f"{model_of(ds)} on {shown(ids, limit=6)}",
+        remark=remark,
+        figures=[_figure(f"{anchor}-{number}", f"{file}-{number}", plate) for number, plate in plates],
+        parameters={str(k): str(v) for k, v in ds.attrs.items() if str(v)},
+    )
+
+
+def _fit(sections: list[_Section], budget: int) -> None:
+    """Leave out what does not fit into ``budget`` bytes: last figures of a section first, overviews last."""
+    ranked = [(rank, section, figure) for section in sections for rank, figure in enumerate(section.figures)]
+    for _, section, figure in sorted(ranked, key=lambda entry: entry[0]):
+        if figure.size <= budget:
+            budget -= figure.size
+        else:
+            section.figures.remove(figure)
+            section.left_out.append(figure.title)
+
+
+def _figure(anchor: str, file: str, plate: Plate) -> _Figure:
+    bare = untitled(plate.figure)
+    meta = plate.figure.layout.meta
+    return _Figure(
+        anchor=anchor,
+        title=meta["title"],
+        subtitle=meta["subtitle"],
+        spec=script_json(bare),
+        height=int(bare.layout.height),
+        min_width=int(meta["min_width"]),
+        reading=[_tied(text) for text in plate.reading],
+        table=download(plate.table, f"{file}.csv"),
+    )
+
+
+def _tied(text: str) -> str:
+    """Keep a number and its percent sign on one line."""
+    return re.sub(r"(?<=\d) (?=%)", "\u00a0", text)
+
+
+def script_json(fig: go.Figure) -> Markup:
+    """A figure as JSON in which nothing can end or open an HTML element."""
+    text: str = fig.to_json()
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return Markup(text)

@@ -1,0 +1,318 @@
+"""What a figure shows, in plain sentences computed from its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.shares import attribution_shares
+from tsfm_lens.viz.theme import percent
+from tsfm_lens.viz.tokens import token_axis
+
+
+def _num(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _layers(ds: xr.Dataset) -> list[str]:
+    words = [layer_name(v) for v in names(ds, "layer")]
+    return ["the embedding" if word == "embedding" else word for word in words]
+
+
+def _measured(unit: str) -> Callable[[float], str]:
+    """How to write a value in this unit."""
+    return lambda value: f"{_num(value)} {unit}".rstrip()
+
+
+def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
+    """Course and width of the forecast of one series, and how it met the truth where that is known."""
+    name, amount = names(ds, "series")[series], _measured(unit_of(ds, series))
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    values = array(ds, "quantile_forecast", "quantile", "step", series=series)
+    median = values[median_position(levels)]
+    out = [
+        f"The median forecast of {name} starts at {amount(median[0])} and ends at {amount(median[-1])} "
+        f"after {len(median)} steps."
+    ]
+    low, high = int(np.argmin(levels)), int(np.argmax(levels))
+    share = levels[high] - levels[low]
+    if abs(levels[low] + levels[high] - 1) < 1e-6 and share > 0:
+        width = values[high] - values[low]
+        out.append(
+            f"Its {100 * share:.3g} % band is {amount(width[0])} wide at the first step and "
+            f"{amount(width[-1])} at the last."
+        )
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(median), np.nan)
+    known = np.isfinite(truth)
+    if known.any():
+        inside = (truth >= values[low]) & (truth <= values[high])
+        error = float(np.abs(median - truth)[known].mean())
+        out.append(
+            f"The truth lies within the band in {int(inside[known].sum())} of {int(known.sum())} steps "
+            f"(a calibrated band would hold about {100 * share:.3g} % of many such steps), and the median misses "
+            f"it by {amount(error)} on average"
+        )
+        context = array(ds, "context", "time", series=series) if "context" in ds else np.array([])
+        seen = context[np.isfinite(context)]
+        if len(seen):
+            naive = float(np.abs(seen[-1] - truth)[known].mean())
+            out[-1] += f"; repeating the last observed value would have missed it by {amount(naive)}"
+        out[-1] += "."
+    return out
+
+
+def read_entropy(ds: xr.Dataset) -> list[str]:
+    """Where along the depth the model becomes sure."""
+    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
+    middle, words = medians(entropy), _layers(ds)
+    n = entropy.shape[1]
+    over = f", median over {n} series" if n > 1 else ""
+    out = [
+        f"The entropy of the next value's distribution goes from {_num(middle[0])} nats at {words[0]} to "
+        f"{_num(middle[-1])} nats at {words[-1]}{over}: as many equally likely bins as {_num(np.exp(middle[0]))} "
+        f"at first and {_num(np.exp(middle[-1]))} at the end."
+    ]
+    if len(middle) < 2:
+        return out
+    change = np.diff(middle)
+    best = int(np.argmin(change))
+    if change[best] < 0:
+        agree = int((np.argmin(np.diff(entropy, axis=0), axis=0) == best).sum())
+        out.append(
+            f"{_capital(words[best + 1])} lowers it most, by {_num(-change[best])} nats"
+            + (f"; it is the layer of the largest fall in {agree} of {n} series." if n > 1 else ".")
+        )
+    rising = [words[i + 1] for i in np.flatnonzero(change > 0)]
+    if rising:
+        out.append(f"It rises in {_listed(rising)}: there the readable forecast becomes less certain.")
+    return out
+
+
+def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
+    """From which layer on the most likely value is the one the model ends with."""
+    probability = array(ds, "probability", "layer", "step", "bin", series=series)
+    value = array(ds, "value", "bin", series=series)
+    words, amount = _layers(ds), _measured(unit_of(ds, series))
+    mode = value[probability.argmax(axis=-1)]
+    width = float(np.median(np.diff(np.sort(value)))) if len(value) > 1 else 0.0
+    agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean(axis=-1)
+    # the first layer from which on all layers agree at half of the steps and more
+    first = len(agree) - int(np.argmin(np.append(agree[::-1] >= 0.5, False)))
+    out = [
+        f"For {names(ds, 'series')[series]} the most likely value of {words[0]} is that of the last layer, give or "
+        f"take one bin, at {100 * agree[0]:.0f} % of the steps"
+        + (
+            f"; from {words[first]} on it is at half of them and more."
+            if first < len(agree) - 1
+            else "; only the last layer settles it."
+        )
+    ]
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(mode.shape[1], np.nan)
+    if np.isfinite(truth).all():
+        error = np.abs(mode - truth).mean(axis=-1)
+        out.append(
+            f"Its distance from the truth, mean over steps, is {amount(error[0])} at {words[0]} and "
+            f"{amount(error[-1])} at {words[-1]}; the least is {amount(error.min())}, at "
+            f"{words[int(error.argmin())]}."
+        )
+    return out
+
+
+def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
+    """How far each layer's forecast is from the last layer's, and from the truth where known."""
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=series)
+    median, words = values[:, median_position(levels)], _layers(ds)
+    amount = _measured(unit_of(ds, series))
+    away = np.abs(median - median[-1]).mean(axis=-1)
+    out = [
+        f"Read from {words[0]}, the median forecast of {names(ds, 'series')[series]} is {amount(away[0])} away "
+        f"from the final one, mean over steps"
+        + (f"; before the last layer it is {amount(away[-2])} away." if len(away) > 2 else ".")
+    ]
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(median.shape[1], np.nan)
+    known = np.isfinite(truth)
+    if known.any():
+        error = np.abs(median - truth)[:, known].mean(axis=-1)
+        best = int(error.argmin())
+        out.append(
+            f"Against the truth {words[best]} is closest ({amount(error[best])})"
+            + ("." if best == len(error) - 1 else f"; the last layer misses by {amount(error[-1])}.")
+        )
+    return out
+
+
+def read_gain(ds: xr.Dataset) -> list[str]:
+    """Which layer helps and which hurts, for every metric."""
+    gain = array(ds, "gain", "metric", "layer", "series")
+    words, n = _layers(ds), gain.shape[2]
+    out = []
+    for metric, values in zip(names(ds, "metric"), gain, strict=True):
+        middle = medians(values)
+        known = np.flatnonzero(np.isfinite(middle))
+        if not len(known):
+            continue
+        best = int(known[np.argmin(middle[known])])
+        worse = [words[i] for i in known if middle[i] > 0]
+        if middle[best] < 0:
+            text = f"{metric}: {words[best]} lowers the error most, by {_num(-middle[best])} %"
+            if n > 1:
+                text += f" in the median; it lowers it in {int((values[best] < 0).sum())} of {n} series"
+        else:
+            text = f"{metric}: no layer lowers the error" + (" in the median" if n > 1 else "")
+        out.append(f"{text}{f'; {_listed(worse)} raise it' if len(worse) > 1 else ''}"
+                   f"{f'; {worse[0]} raises it' if len(worse) == 1 else ''}.")  # fmt: skip
+    return out
+
+
+def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
+    """Which components matter most, and how few they are."""
+    effect = array(ds, metric, "component", "series")
+    middle = medians(effect)
+    kinds, components = ds["kind"].values.astype(str), names(ds, "component")
+    heads = np.flatnonzero((ds["head"].values >= 0) & np.isfinite(middle))
+    mlps = np.flatnonzero((kinds == "mlp") & np.isfinite(middle))
+    relative = metric.endswith("change")
+    word = {"spearman_distance": "Spearman distance", "mae_change": "MAE", "mase_change": "MASE"}.get(metric, metric)
+    n = effect.shape[1]
+
+    def amount(i: int) -> str:
+        return f"{_signed(100 * middle[i])} %" if relative else _num(middle[i])
+
+    out = []
+    for group, noun in ((heads, "head"), (mlps, "MLP")):
+        if not len(group):
+            continue
+        order = group[np.argsort(-middle[group])]
+        top = order[0]
+        text = f"The {noun} whose removal {'raises the ' + word if relative else 'moves the forecast'} most is "
+        text += f"{components[top]} ({'' if relative else word + ' '}{amount(top)}"
+        if n > 1:
+            scale = 100 if relative else 1
+            low, high = (scale * v for v in (np.nanmin(effect[top]), np.nanmax(effect[top])))
+            text += f" in the median, {_num(low)} to {_num(high)}{' %' if relative else ''} over {n} series"
+        text += ")"
+        if len(order) > 3:
+            text += f"; then {_listed([f'{components[i]} ({amount(i)})' for i in order[1:4]])}"
+        out.append(text + ".")
+    if len(heads) > 4 and not relative and middle[heads].sum() > 0:
+        order = np.sort(middle[heads])[::-1]
+        few = int(np.searchsorted(np.cumsum(order), 0.5 * order.sum())) + 1
+        out.append(f"{few} of {len(heads)} heads make up half of the sum of all heads' effects.")
+    if relative and len(heads):
+        better = int((middle[heads] < 0).sum())
+        out.append(f"For {better} of {len(heads)} heads, removing that head alone lowers the error.")
+    out.append("Components are removed one at a time: those that can stand in for each other look unimportant.")
+    return out
+
+
+def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
+    """How far the strongest ablation moves the forecast."""
+    top = components[0]
+    base = array(ds, "baseline_forecast", "step", series=series)
+    row = names(ds, "component").index(top)
+    moved = array(ds, "forecast", "step", component=row, series=series)
+    amount, span = _measured(unit_of(ds, series)), float(np.ptp(base))
+    distance = float(np.abs(moved - base).mean())
+    against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
+    return [
+        f"Without {top} the median forecast of {names(ds, 'series')[series]} moves by {amount(distance)} on "
+        f"average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(moved)))}."
+    ]
+
+
+def read_attribution(ds: xr.Dataset, method: str, series: int) -> list[str]:
+    """Which components push the forecast up and down, and whether the sum is complete."""
+    shares = attribution_shares(ds, method=method, series=series)
+    mean = shares.values.mean(axis=1)
+    order = np.argsort(-np.abs(mean))[:3]
+    parts = [f"{shares.components[i]} ({_signed(mean[i])})" for i in order]
+    up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
+    out = [
+        f"By {shares.method}, in {shares.unit}, mean over steps: the largest contributions are {_listed(parts)}. "
+        f"All positive ones sum to {_signed(up)}, all negative ones to {_signed(down)}."
+    ]
+    if "completeness_error" in ds:
+        error = float(ds["completeness_error"].isel(method=names(ds, "method").index(method), series=series))
+        small = "up to rounding they add up to the whole" if error < 1e-3 else "so much of the whole is unexplained"
+        out.append(f"The completeness error is {percent(error)}: {small}.")
+    return out
+
+
+def read_attribution_steps(ds: xr.Dataset, method: str, series: int) -> list[str]:
+    """Which component varies most over the steps, and which one leads how often."""
+    shares = attribution_shares(ds, method=method, series=series)
+    steps = names(ds, "step")
+    varying = int(np.ptp(shares.values, axis=1).argmax())
+    row = shares.values[varying]
+    lead = np.abs(shares.values).argmax(axis=0)
+    places, counts = np.unique(lead, return_counts=True)
+    most = int(counts.argmax())
+    return [
+        f"{shares.components[varying]} changes most over the steps: from {_signed(row.min())} (step "
+        f"{steps[int(row.argmin())]}) to {_signed(row.max())} (step {steps[int(row.argmax())]}), in {shares.unit}.",
+        f"{shares.components[places[most]]} has the largest contribution at {int(counts[most])} of {len(lead)} steps.",
+    ]
+
+
+def read_attention(ds: xr.Dataset) -> list[str]:
+    """Which heads are sharp, which diffuse, which rest on special tokens."""
+    pattern = array(ds, "pattern", "layer", "head", "query", "key")
+    entropy = head_entropy(pattern)
+    words = [[f"layer {a}, head {b}" for b in names(ds, "head")] for a in names(ds, "layer")]
+    low = np.unravel_index(int(entropy.argmin()), entropy.shape)
+    high = np.unravel_index(int(entropy.argmax()), entropy.shape)
+    most = float(np.log(pattern.shape[-1]))
+    out = [
+        f"The sharpest is {words[low[0]][low[1]]} (entropy {_num(entropy[low])} nats), the most diffuse "
+        f"{words[high[0]][high[1]]} ({_num(entropy[high])} of at most {_num(most)} nats)."
+    ]
+    keys = token_axis(ds, "key")
+    if len(keys.aside):
+        rest = pattern[..., keys.aside].sum(-1).mean(-1)
+        heavy = [words[i][j] for i, j in np.argwhere(rest > 0.5)]
+        if heavy:
+            few = _listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
+            out.append(f"More than half of the attention goes to special tokens in {few}.")
+    out.append("Attention says what a head reads; only an ablation says whether it matters.")
+    return out
+
+
+def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
+    """How far back a head looks."""
+    weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
+    keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
+    if not len(keys.timed) or not len(queries.timed):
+        return []
+    part = weights[np.ix_(queries.timed, keys.timed)]
+    peak = part.argmax(axis=1)
+    back = queries.start[queries.timed] - keys.start[keys.timed][peak]
+    lags, counts = np.unique(back, return_counts=True)
+    common = int(lags[counts.argmax()])
+    direction = f"{common} steps back" if common > 0 else (f"{-common} steps ahead" if common else "at the same step")
+    return [
+        f"Its queries look most often {direction} (the largest weight of {int(counts.max())} of {len(back)} "
+        f"queries); the largest weight is {_num(float(part.max(axis=1).mean()))} on average."
+    ]
+
+
+def head_entropy(pattern: np.ndarray) -> np.ndarray:
+    """Entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
+    logs = np.log(np.where(pattern > 0, pattern, 1.0))
+    return 0.0 - (pattern * logs).sum(axis=-1).mean(axis=-1)

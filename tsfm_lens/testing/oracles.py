@@ -1,0 +1,297 @@
+"""The exactness oracles: independent ways to the same answer, run on any wired model.
+
+Each oracle takes a :class:`Case` and returns an :class:`OracleResult`. ``quick_check`` runs the cheap
+ones whenever a model is loaded; the conformance suite runs all of them on every architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import WiringError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import writers
+from tsfm_lens.hooks.replay import recorded_inputs
+from tsfm_lens.hooks.weights import head_input_weights
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.lens import Lens
+
+TAPPED = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
+
+
+@dataclass(frozen=True)
+class OracleResult:
+    """What one oracle found.
+
+    Attributes:
+        oracle: its number and name.
+        error: the largest deviation found.
+        bound: what is allowed.
+        detail: where the largest deviation was, or what was compared.
+    """
+
+    oracle: str
+    error: float
+    bound: float
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deviation is within the bound; a NaN is not."""
+        return bool(self.error <= self.bound)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the series on which it is checked.
+
+    Attributes:
+        lens: the model.
+        batch: series of unequal length, one with missing values.
+        horizon: forecast steps of rollouts.
+        decoder_steps: length of the teacher-forced decoder input of a token model.
+    """
+
+    lens: Lens
+    batch: SeriesBatch
+    horizon: int
+    decoder_steps: int = 5
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """The batch for a single forward, with a teacher-forced future where the decoder takes one."""
+        if self.lens.adapter.readout != "token":
+            return self.lens.encode(self.batch)
+        last = np.stack([series[-self.decoder_steps :] for series in self.batch.values])
+        return self.lens.encode(self.batch, future=np.nan_to_num(last, nan=float(np.nanmean(last))))
+
+    @cached_property
+    def captured(self) -> tuple[Tensor, Activations]:
+        """Output and all activations of a single forward."""
+        with torch.no_grad():
+            return self.lens.run_with_cache(self.encoded, names_filter=lambda _name: True)
+
+
+def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
+    """A case with series of unequal length and missing values, the same for every model."""
+    rng = np.random.default_rng(0)
+    longest = min(longest, lens.adapter.context_length)
+    values = []
+    for index in range(n_series):
+        steps = np.arange(longest - 7 * index)
+        season = np.sin(2 * np.pi * steps / (6 + index)) * (1 + index)
+        values.append(10 * index + season + 0.02 * steps + 0.3 * rng.standard_normal(len(steps)))
+    values[0][5:9] = np.nan
+    # one series without NaN reaches back as far as any, so that no token is padding in every row
+    values.append(3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest))
+    return Case(lens, as_series(values), horizon=min(6, lens.adapter.prediction_length))
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """Largest deviation of a from b, relative to the largest value of b."""
+    if a.shape != b.shape:
+        return float("inf")
+    scale = float(b.abs().max()) or 1.0
+    return float((a - b).abs().max()) / scale
+
+
+def _worst(oracle: str, bound: float, found: dict[str, float]) -> OracleResult:
+    where = max(found, key=lambda key: found[key] if found[key] == found[key] else float("inf"))
+    return OracleResult(oracle, found[where], bound, where)
+
+
+def same_forecast(case: Case) -> OracleResult:
+    """1. Without hooks, the lens's forecast is the library's, to the last bit."""
+    lens = case.lens
+    ours = lens.forecast(case.batch, case.horizon, seed=3)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        theirs = lens.adapter.predict(case.batch, case.horizon, ours.levels, None)[0]
+    equal = np.array_equal(ours.quantiles, theirs.permute(0, 2, 1).numpy().astype(float), equal_nan=True)
+    return OracleResult("1 no hook: native forecast", 0.0 if equal else 1.0, 0.0, "torch.equal")
+
+
+def reading_changes_nothing(case: Case) -> OracleResult:
+    """2. Hooks that only read leave every bit where the fused kernel still runs, 1e-5 where the tap recomputes."""
+    lens = case.lens
+    with torch.no_grad():
+        plain = lens.forward(case.encoded)
+        fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(TAPPED))
+        projected, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(TAPPED[:3]))
+    if not (torch.equal(fused, plain) and torch.equal(projected, plain)):
+        return OracleResult("2 reading hooks", float("inf"), 1e-5, "fused kernel: not bit for bit")
+    return OracleResult("2 reading hooks", relative(case.captured[0], plain), 1e-5, "attention recomputed")
+
+
+def accounting(case: Case) -> OracleResult:
+    """3. Embedding + all writes = last residual stream, and the native head on it = the output."""
+    output, acts = case.captured
+    found = {}
+    for stack in case.lens.wiring.stacks:
+        dot = f"{stack.name}." if stack.name else ""
+        total = acts[f"{dot}hook_embed"].clone()
+        for layer in range(stack.n_layers):
+            for writer in stack.writers:
+                at = f"{stack.prefix}.{layer}.{writer.kind}"
+                total += acts[f"{at}.hook_out"]
+                if f"{at}.hook_result" in acts:
+                    heads = acts[f"{at}.hook_result"].sum(dim=-2)
+                    found[f"{at}: heads"] = relative(heads, acts[f"{at}.hook_out"])
+        last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
+        found[f"{stack.name} stream"] = relative(total, last)
+    with torch.no_grad():
+        out = case.lens.readout(acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"], case.encoded)
+    found["head"] = relative(out, output)
+    return _worst("3 accounting", 1e-5, found)
+
+
+def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
+    """4. Zeroing a head or MLP = zeroing its output weights in the native model; every one moves the output.
+
+    Args:
+        most: check this many components, evenly spread; all if None.
+    """
+    lens = case.lens
+    found = {}
+    with torch.no_grad():
+        plain = lens.forward(case.encoded)
+        for stack in lens.wiring.stacks:
+            chosen = writers(lens.wiring, stack.name)
+            step = 1 if most is None else max(1, len(chosen) // most)
+            for component in chosen[::step]:
+                assert component.kind is not None
+                row = stack.writer(component.kind)
+                path = row.o if isinstance(row.o, str) else row.o.module
+                layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
+                with lens.ablate(component):
+                    ours = lens.forward(case.encoded)
+                assert isinstance(layer.weight, Tensor)
+                kept = layer.weight.detach().clone()
+                try:
+                    if component.head is None:
+                        layer.weight.zero_()
+                    else:
+                        heads = rearrange(
+                            layer.weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads
+                        )  # type: ignore[union-attr]
+                        heads = heads.clone()
+                        heads[component.head] = 0.0
+                        layer.weight.copy_(
+                            rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")  # type: ignore[union-attr]
+                        )
+                    theirs = lens.adapter.run(case.encoded.inputs)
+                finally:
+                    layer.weight.copy_(kept)
+                moved = relative(theirs, plain)
+                # a component that does nothing would let any check pass
+                found[str(component)] = relative(ours, theirs) if moved > 1e-7 else float("inf")
+    return _worst("4 zero-ablation", 2e-5, found)
+
+
+def patterns(case: Case) -> OracleResult:
+    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z."""
+    _, acts = case.captured
+    found = {}
+    for name in acts:
+        if not name.endswith("hook_pattern"):
+            continue
+        at = name.removesuffix(".hook_pattern")
+        pattern, v, z = acts[name], acts[f"{at}.hook_v"], acts[f"{at}.hook_z"]
+        rows = pattern.sum(dim=-1)
+        empty = pattern.abs().sum(dim=-1) == 0
+        found[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
+        found[f"{at}: z"] = relative((pattern @ v.transpose(1, 2)).transpose(1, 2), z)
+        scores = acts[f"{at}.hook_attn_scores"]
+        blocked = scores <= torch.finfo(scores.dtype).min / 2
+        blocked &= ~blocked.all(dim=-1, keepdim=True)
+        found[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
+        if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
+            found[f"{at}: causal"] = float(pattern.triu(1).abs().max())
+    return _worst("5 patterns", 1e-5, found)
+
+
+def patching(case: Case) -> OracleResult:
+    """6. Patching a run into itself changes nothing; patching all streams of A into B gives A's output."""
+    lens = case.lens
+    found = {}
+    raw = "unembed.hook_out"
+    shuffled = as_series([series[::-1] * 0.5 + 1.0 for series in case.batch.values])
+    with torch.no_grad():
+        _, acts = case.captured
+        for name in ("hook_resid_mid", "hook_resid_post"):
+            at = f"{lens.wiring.output_stack.prefix}.0.{name}"
+            with lens.patch(acts, at):
+                patched = lens.forward(case.encoded)
+            found[f"self: {at}"] = relative(patched, lens.forward(case.encoded))
+        other = Case(lens, shuffled, case.horizon, case.decoder_steps).encoded
+        other.inputs.update(_masks(case.encoded, other))
+        for layer in (0, 1):
+            targets = [f"{s.prefix}.{min(layer, s.n_layers - 1)}.hook_resid_pre" for s in lens.wiring.stacks]
+            with lens.patch(acts, *targets):
+                _, swapped = lens.run_with_cache(other, names_filter=raw)
+            _, own = lens.run_with_cache(other, names_filter=raw)
+            if relative(own[raw], acts[raw]) < 1e-3:
+                found["A and B differ"] = float("inf")
+            found[f"A into B at layer {layer}"] = relative(swapped[raw], acts[raw])
+    return _worst("6 patching", 1e-5, found)
+
+
+def _masks(source: Encoded, target: Encoded) -> dict[str, Tensor]:
+    """The source's attention mask, where masks are an input of their own."""
+    return {key: value for key, value in source.inputs.items() if "mask" in key and key in target.inputs}
+
+
+def head_order(case: Case) -> OracleResult:
+    """10. Each head rebuilt from its pattern and its W_V rows, through the weights view, is its z."""
+    lens = case.lens
+    _, acts = case.captured
+    found = {}
+    for stack in lens.wiring.stacks:
+        for row in stack.attentions():
+            paths = [f"{stack.block(layer)}.{row.v.module}" for layer in range(stack.n_layers)]
+            with torch.no_grad(), recorded_inputs(lens.adapter.model, paths) as inputs:
+                lens.forward(case.encoded)
+            for layer, path in enumerate(paths):
+                found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(
+                    lens, stack, layer, row.kind, acts, inputs[path]
+                )
+    return _worst("10 head order", 1e-5, found)
+
+
+def _rebuilt(lens: Lens, stack: Stack, layer: int, kind: str, acts: Activations, x: Tensor) -> float:
+    at = f"{stack.prefix}.{layer}.{kind}"
+    weights = head_input_weights(lens.adapter.model, stack, layer, kind, "v")
+    with torch.no_grad():
+        v = torch.einsum("bkd,hdc->bhkc", x, weights)
+        z = (acts[f"{at}.hook_pattern"] @ v).transpose(1, 2)
+    return relative(z, acts[f"{at}.hook_z"])
+
+
+QUICK: tuple[Callable[[Case], OracleResult], ...] = (accounting,)
+
+
+def quick_check(lens: Lens) -> list[OracleResult]:
+    """The cheap oracles on one short series, as run by :func:`tsfm_lens.load`.
+
+    Raises:
+        WiringError: the model does not compute what its wiring says.
+    """
+    case = example_case(lens, n_series=1, longest=24)
+    results = [oracle(case) for oracle in QUICK]
+    for result in results:
+        if not result.passed:
+            raise WiringError(
+                f"{lens.model_id}: oracle '{result.oracle}' fails by {result.error:.2g} (allowed {result.bound:.0e}) "
+                f"at {result.detail}. The model does not compute what the wiring "
+                f"{lens.wiring.architecture!r} says; its activations would be wrong."
+            )
+    return results

@@ -1,0 +1,188 @@
+"""Oracles about whole runs: rollouts, clean-up after failures, fan-out and replay."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.ablation.engine import Variant, run_variants
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.hooks.component import writers
+from tsfm_lens.hooks.interventions import Noise, PatchFrom, Steer, Zero
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
+
+
+def rollout_equals_forward(case: Case) -> OracleResult:
+    """7. A rollout with its cache = the full forward without one, hook by hook."""
+    check = _token_rollout if case.lens.adapter.readout == "token" else _quantile_rollout
+    with torch.no_grad():
+        found = check(case)
+    return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, found)
+
+
+def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
+    """Decode step by step, then feed the very same decoder embeddings to one teacher-forced pass."""
+    lens, stack = case.lens, case.lens.wiring.output_stack
+    dot = f"{stack.name}." if stack.name else ""
+    kinds = ("hook_embed", "hook_resid_post", "hook_z", "hook_out", "hook_normalized", "hook_pattern")
+    wanted = [
+        name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)
+    ]
+    _, steps = lens.run_with_cache(
+        case.batch, names_filter=wanted, rollout=True, horizon=case.horizon, num_samples=n_samples, seed=1
+    )
+    repeated = SeriesBatch(
+        values=tuple(series for series in case.batch.values for _ in range(n_samples)),
+        ids=tuple(f"{name}-{draw}" for name in case.batch.ids for draw in range(n_samples)),
+    )
+    placeholder = torch.zeros(len(repeated), case.horizon, dtype=torch.long)
+    encoded = lens.encode(repeated, tokens=placeholder)
+    embeds = torch.cat([call.value for call in steps.calls(f"{dot}hook_embed")], dim=1)
+    with lens.edit(_replace_embeds(f"{dot}hook_embed", embeds)):
+        _, whole = lens.run_with_cache(encoded, names_filter=wanted)
+    found = {}
+    for name in wanted:
+        if name.endswith("hook_pattern"):
+            joined = _join_patterns([call.value for call in steps.calls(name)])
+        else:
+            joined = torch.cat([call.value for call in steps.calls(name)], dim=1)
+        found[name] = relative(joined, whole[name])
+    return found
+
+
+def _replace_embeds(name: str, embeds: Tensor) -> Steer:
+    """Put stored embeddings in place of whatever is there, whatever it is."""
+
+    class _Replace(Steer):
+        def change(self, point: object) -> Callable:
+            return lambda value, _state: embeds.to(value)
+
+    return _Replace(name, embeds)
+
+
+def _join_patterns(parts: list[Tensor]) -> Tensor:
+    width = max(part.shape[-1] for part in parts)
+    return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[-1])) for p in parts], dim=2)
+
+
+def _quantile_rollout(case: Case) -> dict[str, float]:
+    """Past the first readout, the passes are plain forwards on contexts extended by each quantile path."""
+    lens = case.lens
+    first = lens.adapter.prediction_length
+    levels = tuple(lens.adapter.levels)  # type: ignore[attr-defined]
+    kinds = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
+    wanted = [name for name in lens.registry.points if name.endswith(kinds)]
+    _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=first + 1)
+    paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
+    width = max(len(series) for series in case.batch.values)
+    extended = []
+    for series, quantiles in zip(case.batch.values, paths, strict=True):
+        padded = np.concatenate([np.full(width - len(series), np.nan), series])
+        extended += [np.concatenate([padded, path])[-lens.adapter.context_length :] for path in quantiles]
+    _, second = lens.run_with_cache(as_series(extended), names_filter=wanted)
+    _, whole = lens.run_with_cache(case.batch, names_filter=wanted)
+    found = {}
+    for name in wanted:
+        calls = steps.calls(name)
+        found[f"{name} step 0"] = relative(calls[0].value, whole[name])
+        found[f"{name} step {calls[1].step}"] = relative(calls[1].value, second[name])
+    return found
+
+
+def leaves_no_trace(case: Case) -> OracleResult:
+    """8. After any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
+    lens = case.lens
+    with torch.no_grad():
+        plain = lens.forward(case.encoded)
+    component = writers(lens.wiring)[0]
+
+    def boom(value: Tensor, hook: object) -> Tensor:
+        raise KeyboardInterrupt
+
+    def nested() -> None:
+        with lens.ablate(component), lens.hooks([("**.hook_pattern", boom)]), lens.ablate(component):
+            lens.forward(case.encoded)
+
+    def recording() -> None:
+        with lens.hooks([(f"{lens.wiring.output_stack.prefix}.0.hook_resid_post", boom)]):
+            lens.run_with_cache(case.encoded)
+
+    def unknown() -> None:
+        with lens.hooks([("**.hook_z", boom), ("no_such_point", boom)]):
+            raise AssertionError("an unknown name was accepted")
+
+    def fanned() -> None:
+        with lens.hooks([("**.hook_z", boom)]):
+            run_variants(lens, case.encoded, [Variant.zero(component)])
+
+    failures = {}
+    for attempt in (nested, recording, unknown, fanned, _in_thread(nested)):
+        try:
+            attempt()
+        except (KeyboardInterrupt, LookupError):
+            pass
+        failures[f"hooks after {attempt.__name__}"] = float(native_traces(lens))
+    with torch.no_grad():
+        failures["output"] = 0.0 if torch.equal(lens.forward(case.encoded), plain) else 1.0
+    return _worst("8 no trace left", 0.0, failures)
+
+
+def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
+    def thread() -> None:
+        def quiet() -> None:
+            try:
+                work()
+            except KeyboardInterrupt:
+                pass
+
+        runner = threading.Thread(target=quiet)
+        runner.start()
+        runner.join()
+
+    return thread
+
+
+def native_traces(lens: Lens) -> int:
+    """Torch hooks and shadowed forwards on the native model, and hooks on the lens's own points."""
+    found = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points())
+    for module in lens.adapter.model.modules():
+        found += _torch_hooks(module) + ("forward" in module.__dict__)
+    return found
+
+
+def _torch_hooks(module: nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind) or ()) for kind in kinds)
+
+
+def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
+    """9. A variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
+    lens = case.lens
+    variants: list[Variant] = []
+    for stack in lens.wiring.stacks:
+        chosen = writers(lens.wiring, stack.name)
+        variants += [Variant.zero(component) for component in chosen[:: max(1, len(chosen) // most)]]
+        last = stack.n_layers - 1
+        variants.append(Variant.zero(chosen[0], chosen[-1]))
+        at = f"{stack.prefix}.{last}.hook_resid_post"
+        variants.append(Variant("noise", (Noise(at, scale=0.5, seed=2),)))
+        variants.append(Variant("rows", (Zero(f"{stack.prefix}.0.mlp.hook_out", rows=[0]),)))
+    _, acts = case.captured
+    swapped = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
+    variants.append(Variant("patched", (PatchFrom(swapped, acts), Zero(str(chosen[-1])))))
+    variants.append(Variant("nothing", ()))
+    together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.batch))
+    unreplayed = run_variants(lens, case.encoded, variants, replay=False)
+    found = {}
+    with torch.no_grad():
+        for index, variant in enumerate(variants):
+            with lens.edit(*variant.interventions):
+                alone = lens.forward(case.encoded)
+            found[f"replayed {variant.name}"] = relative(together[index], alone)
+            found[f"fanned out {variant.name}"] = relative(unreplayed[index], alone)
+    return _worst("9 fan-out and replay", 2e-5, found)

@@ -1,0 +1,29 @@
+"""Figures of labelled results: ``xarray.Dataset`` in, plotly ``Figure`` out, never a model.
+
+Importing this package registers the plotly template "tsfm_lens" and leaves plotly's default alone.
+"""
+
+from tsfm_lens.viz.ablation import ablation_forecasts
+from tsfm_lens.viz.ablation_map import ablation_heatmap
+from tsfm_lens.viz.attention import attention_map
+from tsfm_lens.viz.attention_heads import attention_grid
+from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
+from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
+from tsfm_lens.viz.layers import layer_entropy, layer_gain
+from tsfm_lens.viz.lens_map import logit_map
+from tsfm_lens.viz.saving import save
+
+__all__ = [
+    "ablation_forecasts",
+    "ablation_heatmap",
+    "attention_grid",
+    "attention_map",
+    "attribution_bars",
+    "attribution_heatmap",
+    "forecast_fan",
+    "layer_entropy",
+    "layer_gain",
+    "lens_forecast",
+    "logit_map",
+    "save",
+]

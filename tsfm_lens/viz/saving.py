@@ -1,0 +1,117 @@
+"""Writing a figure to a file: html, json, png, svg or pdf by the name's suffix."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import plotly.graph_objects as go
+
+from tsfm_lens.errors import InputError, RenderError
+
+FORMATS = ("html", "json", "png", "svg", "pdf")
+# without plotly's own "Share chart" button, which would upload the figure
+BROWSER_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
+_WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
+
+
+def save(
+    fig: go.Figure,
+    path: str | Path,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    scale: float = 2.0,
+    self_contained: bool = True,
+) -> Path:
+    """Write ``fig`` to ``path`` whole or not at all: into a file beside it, which then takes its place.
+
+    Args:
+        path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing folders are made.
+        width: in pixels of static images; the figure's own, else 800.
+        height: in pixels of static images; the figure's own, else 500.
+        scale: how many dots of a png make one pixel; 2 suits screens, 4 print.
+        self_contained: whether an html file carries plotly.js (4.6 MB) and opens offline, or fetches it.
+
+    Returns:
+        The path written.
+
+    Raises:
+        InputError: the suffix is none of these.
+        RenderError: a static image is asked for and kaleido or a browser is missing or fails.
+    """
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        listed = ", ".join(f".{name}" for name in FORMATS)
+        raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {listed}.")
+    if kind == "html":
+        text = fig.to_html(include_plotlyjs=self_contained or "cdn", config=BROWSER_CONFIG, div_id="figure")
+        content = text.encode()
+    elif kind == "json":
+        content = fig.to_json().encode()
+    else:
+        content = _static(fig, kind, width, height, scale)
+    return write_atomically(path, content)
+
+
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Put ``content`` at ``path`` in one move, so that no reader and no crash meets half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, scale: float) -> bytes:
+    """Draw in a headless browser through kaleido, without its MathJax, which it would fetch from the net."""
+    if find_spec("kaleido") is None:
+        raise RenderError(
+            f"a .{kind} file needs kaleido, which is not installed: "
+            'pip install "tsfm-lens-toolbox[static]". Saving as .html or .json needs nothing more.'
+        )
+    import kaleido
+    from choreographer.errors import BrowserClosedError, BrowserDepsError, ChromeNotFoundError
+    from kaleido.errors import BrowserFailedError, JavascriptError, KaleidoError
+
+    options = {
+        "format": kind,
+        "width": width or fig.layout.width or _WIDTH,
+        "height": height or fig.layout.height or 500,
+        "scale": scale,
+    }
+    draw: Callable[..., bytes] = kaleido.calc_fig_sync
+    try:
+        with warnings.catch_warnings():
+            # a kaleido server that the caller runs has options of its own
+            warnings.filterwarnings("ignore", message="The kopts argument is ignored")
+            return draw(fig.to_dict(), opts=options, kopts={"mathjax": False})
+    except ChromeNotFoundError as error:
+        raise RenderError(
+            f"a .{kind} file needs a Chrome or Chromium, and none was found. Install one (Debian and Ubuntu: "
+            "apt install chromium; elsewhere: kaleido_get_chrome), or name it in the environment variable "
+            "BROWSER_PATH. Saving as .html or .json needs none."
+        ) from error
+    except (
+        BrowserClosedError,
+        BrowserDepsError,
+        BrowserFailedError,
+        JavascriptError,
+        KaleidoError,
+        TimeoutError,
+    ) as error:
+        raise RenderError(
+            f"the browser could not draw the .{kind} file ({type(error).__name__}: {error}). "
+            "Try .html, or another Chromium through the environment variable BROWSER_PATH."
+        ) from error

@@ -1,0 +1,132 @@
+"""Reading a labelled result: its kind, and which series, layer, head or method is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index as as_index
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError, unknown_name
+
+DRAWN_BY = {
+    "forecast": "forecast_fan",
+    "logit_lens": "logit_map, lens_forecast or layer_entropy",
+    "layer_gain": "layer_gain",
+    "ablation": "ablation_heatmap or ablation_forecasts",
+    "attention": "attention_map or attention_grid",
+    "attribution": "attribution_bars or attribution_heatmap",
+}
+
+
+def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
+    """Refuse what is no labelled result of this kind.
+
+    Raises:
+        InputError: ``ds`` is no Dataset, has another ``attrs["kind"]``, or lacks one of ``variables``.
+    """
+    if not isinstance(ds, xr.Dataset):
+        raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
+    found = ds.attrs.get("kind")
+    if found != kind:
+        help_text = f" {DRAWN_BY[found]} draws that kind." if found in DRAWN_BY else ""
+        raise InputError(f"a Dataset of kind {kind!r} is needed, this one is of kind {found!r}.{help_text}")
+    missing = [name for name in variables if name not in ds]
+    if missing:
+        has = ", ".join(map(str, ds.data_vars)) or "nothing"
+        raise InputError(f"the {kind!r} Dataset has no variable {missing[0]!r}; it has {has}.")
+
+
+def names(ds: xr.Dataset, dim: str) -> list[str]:
+    """The labels along ``dim`` as strings; positions where it has no labels."""
+    if dim not in ds.dims:
+        return []
+    return [str(v) for v in ds[dim].values]
+
+
+def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = None) -> int:
+    """Where a label stands along ``dim``; a negative integer counts from the end.
+
+    Raises:
+        UnknownNameError: there is no such label; names the nearest.
+    """
+    labels = names(ds, dim)
+    if str(value) in labels:
+        return labels.index(str(value))
+    if not isinstance(value, str) and -len(labels) <= as_index(value) < 0:
+        return as_index(value) % len(labels)
+    raise unknown_name(what or dim, value, labels, hint=f"There are {len(labels)}.")
+
+
+def series_position(ds: xr.Dataset, series: str | int) -> int:
+    """Where a series stands, by its place (an integer) or its id (a string).
+
+    Raises:
+        UnknownNameError: there is no such series.
+    """
+    labels = names(ds, "series")
+    if isinstance(series, str):
+        return position(ds, "series", series)
+    if -len(labels) <= as_index(series) < len(labels):
+        return as_index(series) % len(labels)
+    raise unknown_name("series", series, labels, hint=f"There are {len(labels)}, counted from 0.")
+
+
+def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> list[int]:
+    """Several positions along ``dim``; all of them for None.
+
+    Raises:
+        UnknownNameError: one of the labels does not exist.
+    """
+    return list(range(ds.sizes[dim])) if values is None else [position(ds, dim, v) for v in values]
+
+
+def median_position(quantiles: np.ndarray) -> int:
+    """Where the quantile next to 0.5 stands."""
+    return int(np.argmin(np.abs(np.asarray(quantiles, dtype=float) - 0.5)))
+
+
+def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
+    """The unit of the data, of one series where each has its own; "" if it is not known."""
+    if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
+        own = str(ds["units"].values[series])
+        if own:
+            return own
+    unit = str(ds.attrs.get("units", "") or "")
+    return "" if unit == "data units" else unit
+
+
+def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
+    """The title of an axis in data units."""
+    return f"{word} ({unit_of(ds, series) or 'data units'})"
+
+
+def model_of(ds: xr.Dataset) -> str:
+    """The model's name for titles."""
+    return str(ds.attrs.get("model", "") or "unnamed model")
+
+
+def layer_name(label: str) -> str:
+    """A layer's label in words: "embedding" or "layer 3"."""
+    return "embedding" if label == "embed" else f"layer {label}"
+
+
+def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
+    """A variable as float64, cut at ``at`` (by position) and laid out as ``dims``.
+
+    Raises:
+        InputError: the variable has other dimensions than ``dims`` after the cut.
+    """
+    cut = ds[variable].isel(at, missing_dims="ignore")
+    if set(cut.dims) != set(dims):
+        raise InputError(
+            f"variable {variable!r} has dimensions {tuple(ds[variable].dims)}, expected {(*at, *dims)} in any order."
+        )
+    return np.asarray(cut.transpose(*dims).values, dtype=float)
+
+
+def shown(ids: Sequence[str], limit: int = 3) -> str:
+    """Series ids for a subtitle: all when few, else how many."""
+    return ", ".join(ids) if len(ids) <= limit else f"{len(ids)} series"

@@ -1,0 +1,94 @@
+"""One attribution, cut to what a figure or a sentence speaks of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.viz.select import array, check, median_position, names, position, series_position, unit_of
+from tsfm_lens.viz.theme import percent
+
+_METHOD_WORDS = {
+    "logit": "logit attribution",
+    "probability": "probability attribution",
+    "expected_value": "expected-value attribution",
+    "lens_difference": "lens differences",
+    "linearised": "linearised attribution",
+    "integrated": "integrated attribution",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """The attribution of one method to one series.
+
+    Attributes:
+        components: names, (component,).
+        values: (component, step), in ``unit``.
+        series, method, unit, note: for titles; ``note`` states target and completeness error.
+    """
+
+    components: list[str]
+    values: np.ndarray
+    series: str
+    method: str
+    unit: str
+    note: str
+
+
+def attribution_shares(
+    ds: xr.Dataset,
+    *,
+    method: str | None = None,
+    series: str | int = 0,
+    quantile: float | None = None,
+) -> Shares:
+    """Cut an attribution to one series, method and quantile, without whole layers (sums of the others).
+
+    Args:
+        method: label; the first unless given.
+        series: id, or place counted from 0.
+        quantile: level, for patch models; the median unless given.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+        UnknownNameError: no such method, series or quantile.
+    """
+    check(ds, "attribution", "attribution")
+    at = series_position(ds, series)
+    which = 0 if method is None else position(ds, "method", method)
+    label = names(ds, "method")[which]
+    cut = ds.isel(method=which, series=at)
+    note = []
+    if "quantile" in ds.dims:
+        levels = np.asarray(ds["quantile"].values, dtype=float)
+        place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
+        if quantile is not None and abs(levels[place] - quantile) > 1e-6:
+            raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
+        cut = cut.isel(quantile=place)
+        note.append("of the median" if abs(levels[place] - 0.5) < 1e-6 else f"of the {levels[place]:g} quantile")
+    if "completeness_error" in ds:
+        error = float(ds["completeness_error"].isel(method=which, series=at))
+        note.append(f"completeness error {percent(error)}")
+    values = array(cut, "attribution", "component", "step")
+    components = names(ds, "component")
+    if "kind" in ds.coords:
+        fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
+        if fine.any():
+            values = values[fine]
+            components = [c for c, keep in zip(components, fine, strict=True) if keep]
+    unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
+    own = unit_of(ds, at)
+    unit = own if unit in ("", "data units") and own else unit or "data units"
+    words = _METHOD_WORDS.get(label, label)
+    return Shares(
+        components=components,
+        values=values,
+        series=names(ds, "series")[at],
+        method=words,
+        unit=unit,
+        note="; ".join(note),
+    )

@@ -1,0 +1,190 @@
+"""One look for every figure: the ``tsfm_lens`` template, colours, titles and number formats.
+
+The categorical colours are those of Okabe and Ito (2008, "Color universal design"); the sequential
+scale is cividis (Nuñez et al. 2018, doi:10.1371/journal.pone.0199239) from light to dark with white for
+nothing, so that it prints; the diverging scale runs from blue over white to vermilion.
+"""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io as pio
+
+TEMPLATE = "tsfm_lens"
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
+CATEGORICAL = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
+INK, GREY, PALE = "#1A1A1A", "#5F5F5F", "#D4D4D4"
+FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
+
+SEQUENTIAL = (
+    (0.0, "#FFFFFF"),
+    (0.06, "#FFF3B8"),
+    (0.2, "#E8CF5A"),
+    (0.4, "#B3A369"),
+    (0.6, "#7C7B78"),
+    (0.8, "#434E6C"),
+    (1.0, "#00224E"),
+)
+DIVERGING = (
+    (0.0, "#003F66"),
+    (0.25, "#3F8DBF"),
+    (0.45, "#CFE3F0"),
+    (0.5, "#FFFFFF"),
+    (0.55, "#FBE0CC"),
+    (0.75, "#E08B4C"),
+    (1.0, "#8A3A00"),
+)
+
+_TITLE_CHARACTERS, _SUBTITLE_CHARACTERS = 84, 116
+_TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
+_TITLE_LINE, _SUBTITLE_LINE, _TOP_PAD, _CAPITAL = 21, 17, 12, 11  # pixels
+
+
+def _build_template() -> go.layout.Template:
+    axis: dict[str, Any] = {
+        "showgrid": False,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": GREY,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": GREY,
+        "automargin": True,
+        "title": {"standoff": 6, "font": {"size": 13}},
+        "tickfont": {"size": 12},
+    }
+    bar: dict[str, Any] = {
+        "outlinewidth": 0,
+        "thickness": 14,
+        "ticks": "outside",
+        "ticklen": 3,
+        "tickfont": {"size": 11},
+    }
+    bar["title"] = {"side": "right", "font": {"size": 12}}
+    return go.layout.Template(
+        layout={
+            "font": {"family": FONT, "size": 13, "color": INK},
+            "paper_bgcolor": "#FFFFFF",
+            "plot_bgcolor": "#FFFFFF",
+            "colorway": list(CATEGORICAL),
+            "colorscale": {
+                "sequential": SEQUENTIAL,
+                "sequentialminus": SEQUENTIAL,
+                "diverging": DIVERGING,
+            },
+            "coloraxis": {"colorbar": bar},
+            "xaxis": axis,
+            "yaxis": axis,
+            "hovermode": "closest",
+            "hoverlabel": {"align": "left", "bgcolor": "#FFFFFF", "font": {"family": FONT, "size": 12}},
+            "legend": {
+                "orientation": "h",
+                "x": 0.5,
+                "xanchor": "center",
+                "y": 0,
+                "yanchor": "bottom",
+                "font": {"size": 12},
+            },
+            "annotationdefaults": {"font": {"size": 13}, "showarrow": False},
+        }
+    )
+
+
+def register() -> None:
+    """Make the template known to plotly as ``"tsfm_lens"``; plotly's default stays what it is."""
+    pio.templates[TEMPLATE] = _build_template()
+
+
+def plain(text: object) -> str:
+    """A string that plotly shows letter by letter: markup, entities and ``%{…}`` lose their power."""
+    escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped.replace("%{", "%&#123;").replace("$", "&#36;")
+
+
+def number(value: float) -> str:
+    """Four significant digits, as hover boxes and labels show numbers."""
+    return f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in percent, three digits."""
+    value = 100 * share
+    return "less than 0.01 %" if 0 < abs(value) < 0.01 else f"{value:.3g} %"
+
+
+def mixed(colour: str, strength: float) -> str:
+    """``colour`` thinned with white, opaque: strength 1 keeps it, 0 gives white."""
+    channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 + (c - 255) * strength):02X}" for c in channels)
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """``text`` cut into lines, each made safe for plotly."""
+    return [plain(line) for line in wrap(text, width)]
+
+
+def dress(
+    fig: go.Figure,
+    title: str,
+    subtitle: str,
+    *,
+    plot_height: int,
+    above: int = 10,
+    below: int = 52,
+    legend_rows: int = 0,
+    min_width: int = 360,
+) -> go.Figure:
+    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
+
+    Args:
+        above: pixels between the title and the panels, for panel titles.
+        below: pixels for the ticks and titles of the lowest axes.
+        legend_rows: lines of legend under the axes.
+        min_width: pixels under which the figure cannot be read; kept in ``layout.meta`` for reports.
+
+    Returns:
+        The same figure. ``layout.meta`` holds title, subtitle and min_width as plain text.
+    """
+    heads = _lines(title, _TITLE_CHARACTERS)
+    subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
+    text = "<b>" + "<br>".join(heads) + "</b>"
+    if subs:
+        text += f'<br><span style="font-size:12px;color:{GREY}">' + "<br>".join(subs) + "</span>"
+    block = _TOP_PAD + _TITLE_LINE * len(heads) + _SUBTITLE_LINE * len(subs)
+    bottom = below + 24 * legend_rows
+    height = block + above + plot_height + bottom
+    fig.update_layout(
+        template=TEMPLATE,
+        height=height,
+        margin={"t": block + above, "b": bottom, "l": 64, "r": 20},
+        legend={"yref": "container"},
+        title={
+            "text": text,
+            "font": {"size": 15},
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            # plotly sets the first of several lines on this height, not under it
+            "y": 1 - (_TOP_PAD + _CAPITAL) / height,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"l": 12},
+        },
+        meta={"title": title, "subtitle": subtitle, "min_width": min_width, "title_height": block},
+    )
+    return fig
+
+
+def untitled(fig: go.Figure) -> go.Figure:
+    """A copy of a dressed figure without its title, for a page that writes the title itself."""
+    bare = go.Figure(fig)
+    top = max(fig.layout.margin.t - fig.layout.meta["title_height"], _TOOLS)
+    bare.update_layout(title=None, height=fig.layout.height - fig.layout.margin.t + top, margin_t=top)
+    return bare
+
+
+register()

@@ -1,0 +1,30 @@
+"""Embedded reference checkpoints: small real models in the native formats, and the code that trained them.
+
+No torch is imported here; `python -m tsfm_lens.zoo.train NAME --out DIR` trains a checkpoint again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsfm_lens.errors import unknown_name
+
+_ROOM = Path(__file__).parent
+
+__all__ = ["checkpoint_names", "checkpoint_path"]
+
+
+def checkpoint_names() -> tuple[str, ...]:
+    """Names of the checkpoints that ship with the package, sorted."""
+    return tuple(sorted(path.parent.name for path in _ROOM.glob("*/model.safetensors")))
+
+
+def checkpoint_path(name: str) -> Path:
+    """Folder of an embedded checkpoint.
+
+    Raises:
+        UnknownNameError: No checkpoint has this name; the message names the nearest one.
+    """
+    if name not in checkpoint_names():
+        raise unknown_name("embedded checkpoint", name, checkpoint_names())
+    return _ROOM / name

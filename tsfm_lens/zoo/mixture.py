@@ -1,0 +1,225 @@
+"""Families of synthetic series; every generator maps (rng, count, length) to an array (count, length).
+
+All are written for whole batches, because a training step on one CPU thread leaves a few milliseconds for data.
+No generator reads a real series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+Array = NDArray[np.float64]
+Generator = Callable[[np.random.Generator, int, int], Array]
+
+CALENDAR_PERIODS = np.array([4, 5, 6, 7, 8, 10, 12, 12, 14, 16, 20, 24, 24, 26, 28, 30, 32, 36, 40, 48, 52, 60])
+"""Seasons that calendars make, in steps."""
+
+NESTED_PERIODS = np.array([(24, 7), (12, 5), (6, 7), (7, 4), (8, 3), (12, 7), (4, 13), (24, 5), (48, 7), (10, 6)])
+"""A short season and how many of it make the long one, e.g. 24 hours x 7 days."""
+
+
+def season_lengths(rng: np.random.Generator, count: int, longest: int) -> NDArray[np.int64]:
+    """Half log-uniform in [3, longest], half from the calendar."""
+    smooth = np.exp(rng.uniform(np.log(3.0), np.log(longest + 1.0), count)).astype(np.int64)
+    calendar = rng.choice(CALENDAR_PERIODS[CALENDAR_PERIODS <= longest], count)
+    return np.where(rng.random(count) < 0.5, smooth, calendar)
+
+
+def column(values: Array | float) -> Array:
+    """One value a row, ready to broadcast over time."""
+    return np.asarray(values, dtype=np.float64)[..., None]
+
+
+def unit(series: Array) -> Array:
+    """Centre each row and scale it to unit standard deviation."""
+    series = series - series.mean(axis=1, keepdims=True)
+    return series / (series.std(axis=1, keepdims=True) + 1e-9)
+
+
+def lengths_for_motifs(rng: np.random.Generator, count: int, length: int) -> NDArray[np.int64]:
+    """Motif periods: at least two whole repeats fit into three quarters of the series."""
+    return season_lengths(rng, count, max(4, int(length * 0.36)))
+
+
+def tile(shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], length: int) -> Array:
+    """Repeat the first `periods[i]` values of `shapes[i]` from `phases[i]` on: (count, length)."""
+    index = (np.arange(length)[None] + phases[:, None]) % periods[:, None]
+    return np.take_along_axis(shapes, index, axis=1)
+
+
+def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Exactly repeated motifs of independent values (normal, uniform or heavy-tailed)."""
+    periods = lengths_for_motifs(rng, count, length)
+    size = (count, int(periods.max()))
+    kind = rng.integers(3, size=count)[:, None]
+    heavy = np.clip(rng.standard_t(3, size), -5, 5)
+    shapes = np.choose(kind, [rng.standard_normal(size), rng.uniform(-1.7, 1.7, size), heavy])
+    return tile(shapes, periods, rng.integers(periods), length)
+
+
+def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Array:
+    """Random closed curves: Brownian bridges, half of them smoothed over neighbours."""
+    count, widest = len(periods), int(periods.max())
+    walk = np.cumsum(rng.standard_normal((count, widest)), axis=1)
+    last = np.take_along_axis(walk, periods[:, None] - 1, axis=1)
+    bridge = walk - last * (np.arange(1, widest + 1)[None] / periods[:, None])
+    mellow = 0.25 * np.roll(bridge, 1, axis=1) + 0.5 * bridge + 0.25 * np.roll(bridge, -1, axis=1)
+    shapes = np.where(rng.random((count, 1)) < 0.5, mellow, bridge)
+    inside = np.arange(widest)[None] < periods[:, None]
+    mean = (shapes * inside).sum(1, keepdims=True) / periods[:, None]
+    spread = np.sqrt((((shapes - mean) * inside) ** 2).sum(1, keepdims=True) / periods[:, None])
+    return (shapes - mean) / (spread + 1e-6)
+
+
+def motif_smooth(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Exactly repeated motifs whose values hang together."""
+    periods = lengths_for_motifs(rng, count, length)
+    return tile(_smooth_shapes(rng, periods), periods, rng.integers(periods), length)
+
+
+def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Sums of one to four harmonics of a period that need not be an integer."""
+    periods = np.exp(rng.uniform(np.log(4.0), np.log(length * 0.6), count))
+    calendar = rng.choice(CALENDAR_PERIODS, count)
+    periods = np.where(rng.random(count) < 0.5, periods, calendar)
+    terms = np.arange(1, 5)
+    used = terms[None] <= rng.integers(1, 5, count)[:, None]
+    amplitude = rng.normal(size=(count, 4)) / terms * used
+    phase = rng.uniform(0, 2 * np.pi, (count, 4))
+    angle = 2 * np.pi * np.arange(length)[None, None] * terms[None, :, None] / periods[:, None, None]
+    return unit((column(amplitude) * np.sin(angle + column(phase))).sum(axis=1))
+
+
+def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
+    """AR(1) and AR(2); the second kind has complex roots, so it cycles without a fixed period."""
+    warm = 100
+    radius = 1.0 - np.exp(rng.uniform(np.log(0.005), np.log(0.7), count))
+    angle = 2 * np.pi / np.exp(rng.uniform(np.log(4.0), np.log(40.0), count))
+    cyclic = rng.random(count) < 0.5
+    first = np.where(cyclic, 2 * radius * np.cos(angle), radius)
+    second = np.where(cyclic, -(radius**2), 0.0)
+    noise = rng.standard_normal((count, length + warm))
+    rows = [lfilter([1.0], [1.0, -a, -b], e) for a, b, e in zip(first, second, noise, strict=True)]
+    return unit(np.stack(rows)[:, warm:])
+
+
+def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Random walks with drift; one in four is integrated once more (smooth trends)."""
+    steps = rng.standard_normal((count, length)) + column(rng.normal(0, 0.15, count))
+    walk = np.cumsum(steps, axis=1)
+    twice = np.cumsum(walk, axis=1) / length
+    return unit(np.where(rng.random((count, 1)) < 0.25, twice, walk))
+
+
+def trend(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Linear, damped, exponential or once-broken trends with noise: rows start near 0."""
+    t = np.linspace(0, 1, length)[None]
+    kind = rng.integers(4, size=count)[:, None]
+    knee, slope = rng.uniform(0.2, 0.8, (count, 1)), rng.normal(size=(count, 1))
+    broken = t + slope * np.maximum(t - knee, 0)
+    line = np.choose(kind, [t + 0 * knee, 1 - np.exp(-3 * t * knee), np.expm1(2 * t * knee), broken])
+    noise = rng.standard_normal((count, length)) * rng.choice([0, 0.01, 0.05, 0.15], (count, 1))
+    return unit(line * rng.choice([-1.0, 1.0], (count, 1)) + noise)
+
+
+def white_noise(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Independent values: normal or skewed (log-normal)."""
+    noise = rng.standard_normal((count, length))
+    return unit(np.where(rng.random((count, 1)) < 0.7, noise, np.exp(0.6 * noise)))
+
+
+def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
+    """A season of any shape, standard deviation about 1."""
+    kind = rng.integers(3, size=count)[:, None]
+    shapes = [motif_rough(rng, count, length), motif_smooth(rng, count, length), harmonics(rng, count, length)]
+    return np.choose(kind, shapes)
+
+
+def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Season, slow trend and short-memory noise, added or multiplied: positive levels, as in business data."""
+    season = _any_season(rng, count, length)
+    drift = unit(np.where(rng.random((count, 1)) < 0.5, trend(rng, count, length), random_walk(rng, count, length)))
+    drift = drift * rng.choice([0.0, 0.3, 1.0, 2.0], (count, 1))
+    memory = rng.uniform(0, 0.8, count)
+    white = rng.standard_normal((count, length))
+    noise = np.stack([lfilter([np.sqrt(1 - a * a)], [1.0, -a], e) for a, e in zip(memory, white, strict=True)])
+    noise = noise * rng.choice([0.0, 0.05, 0.15, 0.4], (count, 1))
+    growth = 1 + 0.15 * drift * (rng.random((count, 1)) < 0.4)
+    level = np.exp(rng.uniform(np.log(0.5), np.log(60.0), (count, 1))) * (rng.random((count, 1)) < 0.8)
+    return level + drift + season * growth + noise
+
+
+def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
+    """A motif that changes a little at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
+    periods = lengths_for_motifs(rng, count, length)
+    shapes = np.where(
+        rng.random((count, 1)) < 0.5,
+        _smooth_shapes(rng, periods),
+        rng.standard_normal((count, int(periods.max()))),
+    )
+    change = rng.standard_normal((count, length)) * rng.choice([0.05, 0.15, 0.3], (count, 1))
+    walks = [lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e) for q, e in zip(periods, change, strict=True)]
+    return tile(shapes, periods, rng.integers(periods), length) + np.stack(walks)
+
+
+def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
+    """A short season inside a long one (day in week), the product or the sum of both, with noise."""
+    short, times = NESTED_PERIODS[rng.integers(len(NESTED_PERIODS), size=count)].T
+    start = rng.integers(short * times)
+    inner = tile(_smooth_shapes(rng, short), short, start, length)
+    slot = ((np.arange(length)[None] + start[:, None]) // short[:, None]) % times[:, None]
+    days = np.where(np.arange(13)[None] < times[:, None] - 2, 1.0, rng.uniform(0.2, 1.0, (count, 1)))
+    days = days + rng.normal(0, 0.1, days.shape)
+    outer = np.take_along_axis(days, slot, axis=1)
+    level = rng.uniform(1.5, 6.0, (count, 1))
+    together = np.where(rng.random((count, 1)) < 0.5, (level + inner) * outer, level + inner + 2 * outer)
+    return together + rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
+
+
+def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Counts: Poisson around a season, from mostly zero to dozens."""
+    rate = np.exp(rng.uniform(np.log(0.3), np.log(60.0), (count, 1)) + 0.6 * _any_season(rng, count, length))
+    return rng.poisson(np.minimum(rate, 1e4)).astype(np.float64)
+
+
+def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
+    """A season or noise whose level jumps once or twice."""
+    base = np.where(
+        rng.random((count, 1)) < 0.6, _any_season(rng, count, length), 0.3 * white_noise(rng, count, length)
+    )
+    t = np.arange(length)[None]
+    for _ in range(2):
+        at = rng.integers(1, length, size=(count, 1))
+        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= at) * (rng.random((count, 1)) < 0.7)
+    return base
+
+
+FAMILIES: Mapping[str, Generator] = {
+    "motif_rough": motif_rough,
+    "motif_smooth": motif_smooth,
+    "harmonics": harmonics,
+    "seasonal": seasonal,
+    "seasonal_walk": seasonal_walk,
+    "double_season": double_season,
+    "intermittent": intermittent,
+    "autoregressive": autoregressive,
+    "random_walk": random_walk,
+    "trend": trend,
+    "level_shift": level_shift,
+    "white_noise": white_noise,
+}
+"""Generators that need no cached corpus, by name."""
+
+
+def disturb(rng: np.random.Generator, series: Array) -> Array:
+    """Give rows an own unit, level and observation noise: what a model meets is never standardised."""
+    count, length = series.shape
+    spread = series.std(axis=1, keepdims=True) + 1e-9
+    noise = rng.standard_normal((count, length)) * spread * rng.choice([0, 0, 0.02, 0.08], (count, 1))
+    offset = rng.normal(0, 2.0, (count, 1)) * spread * (rng.random((count, 1)) < 0.4)
+    sign = np.where(rng.random((count, 1)) < 0.15, -1.0, 1.0)
+    return sign * (series + noise + offset) * np.exp(rng.normal(0, 2.0, (count, 1)))

@@ -1,0 +1,79 @@
+"""The two losses: ordinal cross-entropy over value bins, and the quantile loss of the native patch model."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from chronos.chronos import ChronosConfig, MeanScaleUniformBins
+from transformers import PreTrainedModel
+
+from tsfm_lens.zoo.recipes import Stage
+
+FAR = 25.0
+"""Futures further from the context than this many of its standard deviations are left out of the quantile loss."""
+
+
+def ordinal_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
+) -> torch.Tensor:
+    """Cross-entropy against a discretised Gaussian around each label.
+
+    Args:
+        logits: (rows, steps, tokens).
+        labels: Token ids (rows, steps).
+        smoothing: Standard deviation in bins; 0 gives the usual cross-entropy.
+        first_bin: Smallest id that stands for a value; the Gaussian is cut there and at the last id.
+
+    Returns:
+        Loss in nats, (rows, steps).
+    """
+    reach = math.ceil(2.5 * smoothing)
+    offsets = torch.arange(-reach, reach + 1, device=labels.device)
+    near = labels[..., None] + offsets
+    weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
+    weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
+    weights = weights / weights.sum(-1, keepdim=True)
+    near = near.clamp(first_bin, logits.shape[-1] - 1)
+    return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
+
+
+def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
+    """Weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
+    weights = 1.0 + (first_weight - 1.0) * torch.clamp(1.0 - torch.arange(horizon) / 4.0, min=0.0)
+    return weights / weights.mean()
+
+
+def token_step_losses(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage
+) -> torch.Tensor:
+    """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
+    chronos = ChronosConfig(**model.config.chronos_config)
+    tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
+    # the tokenizer lives on the CPU
+    ids, mask, scale = tokenizer.context_input_transform(past.cpu())
+    labels, seen, _ = tokenizer._input_transform(future.cpu(), scale)
+    ids, mask, labels, seen = (t.to(model.device) for t in (ids, mask, labels, seen))
+    start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+    logits = model(
+        input_ids=ids, attention_mask=mask, decoder_input_ids=torch.cat([start, labels[:, :-1]], 1), use_cache=False
+    ).logits
+    loss = ordinal_cross_entropy(
+        logits, labels, smoothing=stage.smoothing, first_bin=chronos.n_special_tokens + 1
+    )
+    return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
+
+
+def token_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
+    """Scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
+    losses = token_step_losses(model, past, future, stage)
+    return (losses * step_weights(len(losses), stage.first_weight).to(losses.device)).mean()
+
+
+def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
+    """Native quantile loss a forecast step, on instance-normalised values."""
+    past, future = past.to(model.device), future.to(model.device)
+    centre = past.nanmean(1, keepdim=True)
+    spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
+    future = torch.where((future - centre).abs() <= FAR * spread, future, torch.nan)
+    return model(context=past, target=future).loss / stage.horizon

@@ -1,0 +1,187 @@
+"""What is trained and how: one frozen pydantic model a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tsfm_lens.errors import unknown_name
+
+EASY_MIX: dict[str, float] = {"motif_rough": 4, "motif_smooth": 3, "harmonics": 3, "random_walk": 0.5, "trend": 0.5}
+"""Mostly exact repetition: the mixture in which copying forms quickest."""
+
+SMOOTH_MIX: dict[str, float] = {"motif_smooth": 3, "harmonics": 3, "seasonal": 2, "motif_rough": 1, "trend": 1}
+"""Repetition that patches can follow: values that hang together."""
+
+FULL_MIX: dict[str, float] = {
+    "motif_rough": 3,
+    "motif_smooth": 2,
+    "harmonics": 1.5,
+    "seasonal": 4,
+    "seasonal_walk": 2,
+    "double_season": 1.5,
+    "intermittent": 0.5,
+    "autoregressive": 1,
+    "random_walk": 1,
+    "trend": 1,
+    "level_shift": 0.5,
+    "white_noise": 0.5,
+    "kernelsynth": 2,
+    "chaotic": 0.5,
+    "tsmixup": 2,
+}
+"""Everything, with the families that look like business and nature data ahead."""
+
+RECENT_MIX: dict[str, float] = FULL_MIX | {"seasonal_walk": 5, "motif_rough": 2, "seasonal": 5}
+"""As the full mixture, with more motifs of which only the last repeat is up to date."""
+
+
+class Stage(BaseModel):
+    """One leg of a curriculum, from step `start` until the next stage starts.
+
+    `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label (token models);
+    `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    start: int = Field(ge=0)
+    context: int = Field(gt=0)
+    horizon: int = Field(gt=0)
+    rows: int = Field(gt=0)
+    mix: dict[str, float]
+    smoothing: float = 0.0
+    first_weight: float = 1.0
+
+
+class Recipe(BaseModel):
+    """A reproducible training run; steps are optimiser steps, rates are AdamW's.
+
+    `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases before
+    training. Bucket n is n positions back, and in the encoder 16 + n is n positions ahead. They give some heads a look
+    at their neighbours from the first step on, without which copying takes five times as many steps to form.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: Literal["token", "patch"]
+    config: dict[str, Any]
+    stages: tuple[Stage, ...]
+    steps: int = Field(gt=0)
+    learning_rate: float
+    warm_up: int = 200
+    decay_share: float = Field(default=0.35, gt=0, le=1)
+    weight_decay: float = 0.01
+    encoder_bias: tuple[tuple[int, int, float], ...] = ()
+    decoder_bias: tuple[tuple[int, int, float], ...] = ()
+    seed: int = 0
+    corpus_size: int = 3000
+    corpus_length: int = 640
+
+    def stage(self, step: int) -> Stage:
+        """Return the stage that `step` belongs to."""
+        return [stage for stage in self.stages if stage.start <= step][-1]
+
+    def rate(self, step: int) -> float:
+        """Learning rate: linear warm-up, a plateau, then a linear fall to 2 % over the last `decay_share`."""
+        left = (self.steps - step) / (self.decay_share * self.steps)
+        return self.learning_rate * min(1.0, (step + 1) / self.warm_up) * max(0.02, min(1.0, left))
+
+
+QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
+
+CHRONOS_NANO = Recipe(
+    name="chronos-nano",
+    kind="token",
+    config={
+        "architectures": ["T5ForConditionalGeneration"],
+        "vocab_size": 2048,
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 256,
+        "num_layers": 3,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "feed_forward_proj": "relu",
+        "dropout_rate": 0.0,
+        "initializer_factor": 1.0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+        "chronos_config": {
+            "tokenizer_class": "MeanScaleUniformBins",
+            "tokenizer_kwargs": {"low_limit": -5.0, "high_limit": 5.0},
+            "n_tokens": 2048,
+            "n_special_tokens": 2,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "use_eos_token": True,
+            "model_type": "seq2seq",
+            "context_length": 128,
+            "prediction_length": 24,
+            "num_samples": 20,
+            "temperature": 1.0,
+            "top_k": 2048,
+            "top_p": 1.0,
+        },
+    },
+    stages=(
+        Stage(start=0, context=64, horizon=12, rows=48, mix=EASY_MIX, smoothing=4.0, first_weight=2.0),
+        Stage(start=800, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0),
+        Stage(start=4500, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=1.2, first_weight=2.0),
+    ),
+    steps=7000,
+    learning_rate=3e-3,
+    encoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
+    decoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
+)
+
+BOLT_NANO = Recipe(
+    name="bolt-nano",
+    kind="patch",
+    config={
+        "architectures": ["ChronosBoltModelForForecasting"],
+        "chronos_pipeline_class": "ChronosBoltPipeline",
+        "vocab_size": 2,
+        "d_model": 96,
+        "d_kv": 24,
+        "d_ff": 384,
+        "num_layers": 3,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "feed_forward_proj": "relu",
+        "dropout_rate": 0.0,
+        "initializer_factor": 1.0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "reg_token_id": 1,
+        "decoder_start_token_id": 0,
+        "chronos_config": {
+            "context_length": 256,
+            "prediction_length": 32,
+            "input_patch_size": 4,
+            "input_patch_stride": 4,
+            "quantiles": QUANTILES,
+            "use_reg_token": True,
+        },
+    },
+    stages=(
+        Stage(start=0, context=128, horizon=32, rows=48, mix=SMOOTH_MIX),
+        Stage(start=2000, context=256, horizon=32, rows=32, mix=FULL_MIX),
+    ),
+    steps=9000,
+    learning_rate=2e-3,
+    encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
+)
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (CHRONOS_NANO, BOLT_NANO)}
+
+
+def recipe(name: str) -> Recipe:
+    """Look up a recipe; an unknown name raises `UnknownNameError` with the nearest known one."""
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    return RECIPES[name]
