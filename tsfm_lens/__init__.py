@@ -30,24 +30,40 @@ _HOME = {
 
 _ROOMS = ("ablation", "data", "hooks", "models", "probes", "report", "testing", "viz", "zoo")
 
-__all__ = [*sorted(_HOME), *_ROOMS, "__version__"]
+__all__ = [
+    "Activations",
+    "Component",
+    "EditPattern",
+    "Forecast",
+    "Lens",
+    "Mean",
+    "Noise",
+    "PatchFrom",
+    "Resample",
+    "SeriesBatch",
+    "Steer",
+    "Zero",
+    "__version__",
+    "as_series",
+    "bundled",
+    "load",
+]
+
 
 if TYPE_CHECKING:
-    from tsfm_lens.data import SeriesBatch as SeriesBatch
-    from tsfm_lens.data import as_series as as_series
-    from tsfm_lens.data import bundled as bundled
-    from tsfm_lens.hooks import Activations as Activations
-    from tsfm_lens.hooks import Component as Component
-    from tsfm_lens.hooks import EditPattern as EditPattern
-    from tsfm_lens.hooks import Mean as Mean
-    from tsfm_lens.hooks import Noise as Noise
-    from tsfm_lens.hooks import PatchFrom as PatchFrom
-    from tsfm_lens.hooks import Resample as Resample
-    from tsfm_lens.hooks import Steer as Steer
-    from tsfm_lens.hooks import Zero as Zero
-    from tsfm_lens.models import Forecast as Forecast
-    from tsfm_lens.models import Lens as Lens
-    from tsfm_lens.models import load as load
+    from tsfm_lens.data import SeriesBatch, as_series, bundled
+    from tsfm_lens.hooks import (
+        Activations,
+        Component,
+        EditPattern,
+        Mean,
+        Noise,
+        PatchFrom,
+        Resample,
+        Steer,
+        Zero,
+    )
+    from tsfm_lens.models import Forecast, Lens, load
 
 
 def __getattr__(name: str) -> Any:
@@ -62,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_ROOMS])

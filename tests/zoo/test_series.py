@@ -10,7 +10,7 @@ from scipy.linalg import expm
 
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.zoo import mixture
-from tsfm_lens.zoo.chaos import lorenz, logistic_series, rk4, roessler
+from tsfm_lens.zoo.chaos import logistic_series, lorenz, rk4, roessler
 from tsfm_lens.zoo.kernelsynth import PERIODS, draw_covariance, kernel_bank, kernelsynth
 from tsfm_lens.zoo.source import SeriesSource
 from tsfm_lens.zoo.tsmixup import draw_weights, tsmixup

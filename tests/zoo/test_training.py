@@ -91,9 +91,7 @@ def test_neighbouring_bins_start_alike_and_distant_ones_do_not() -> None:
 
 
 def test_the_rate_warms_up_stays_and_falls() -> None:
-    plan = CHRONOS_NANO.model_copy(
-        update={"steps": 1000, "warm_up": 100, "decay_share": 0.4, "learning_rate": 1.0}
-    )
+    plan = CHRONOS_NANO.model_copy(update={"steps": 1000, "warm_up": 100, "decay_share": 0.4, "learning_rate": 1.0})
     rates = [plan.rate(step) for step in (0, 49, 99, 500, 600, 800, 999)]
     np.testing.assert_allclose(rates, [0.01, 0.5, 1.0, 1.0, 1.0, 0.5, 0.02])
 

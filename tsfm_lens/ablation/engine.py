@@ -70,9 +70,7 @@ def run_variants(
         groups.setdefault(_start(lens, variant), []).append(index)
     paths = {start: _unchanged(lens.wiring, start) if replay else () for start in groups}
     with torch.no_grad():
-        with recorded_outputs(
-            lens.adapter.model, {path for group in paths.values() for path in group}
-        ) as stored:
+        with recorded_outputs(lens.adapter.model, {path for group in paths.values() for path in group}) as stored:
             plain = lens.forward(encoded)
         outputs = plain.new_empty(len(variants), *plain.shape)
         rows = len(encoded.batch)

@@ -85,9 +85,7 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     known = {str(component): component for component in components(wiring)}
     wanted: set[str] = set()
     for pattern in patterns:
-        wanted.update(
-            select(known, str(pattern), what="component", hint="`lens.components()` lists them all.")
-        )
+        wanted.update(select(known, str(pattern), what="component", hint="`lens.components()` lists them all."))
     return [component for name, component in known.items() if name in wanted]
 
 

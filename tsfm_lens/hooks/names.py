@@ -60,9 +60,7 @@ def _stack_points(stack: Stack) -> list[Point]:
         prefix = f"{stack.prefix}.{layer}"
         for index, writer in enumerate(stack.writers):
             reads = writer.reads.within(block)
-            points.append(
-                Point(f"{prefix}.{_RESIDUAL_NAMES[index]}", RESIDUAL, "site", reads, stack.name, layer)
-            )
+            points.append(Point(f"{prefix}.{_RESIDUAL_NAMES[index]}", RESIDUAL, "site", reads, stack.name, layer))
             at = f"{prefix}.{writer.kind}"
             here = (stack.name, layer, writer.kind)
             if isinstance(writer, Attention):

@@ -93,9 +93,7 @@ class HookRegistry:
 
         Nested calls connect only what is not connected yet. With no hook set, nothing is installed.
         """
-        fresh = [
-            p for name, p in self.points.items() if name not in self._live and _in_use(self.hooked[name])
-        ]
+        fresh = [p for name, p in self.points.items() if name not in self._live and _in_use(self.hooked[name])]
         if not fresh:
             yield
             return
@@ -114,9 +112,7 @@ class HookRegistry:
                 elif point.how == "result":
                     self._hook_result(stack, point, module)
                 elif point.site.side == "in":
-                    stack.callback(
-                        module.register_forward_pre_hook(self._on_input(point), with_kwargs=True).remove
-                    )
+                    stack.callback(module.register_forward_pre_hook(self._on_input(point), with_kwargs=True).remove)
                 else:
                     stack.callback(module.register_forward_hook(self._on_output(point)).remove)
             if tapped:

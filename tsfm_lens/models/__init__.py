@@ -3,6 +3,6 @@
 from tsfm_lens.models.architecture import Adapter, Architecture, Encoded, architectures
 from tsfm_lens.models.forecast import Forecast
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.load import load
+from tsfm_lens.models.opening import load
 
 __all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "architectures", "load"]

@@ -51,9 +51,7 @@ class Adapter(Protocol):
     context_length: int
     prediction_length: int
 
-    def encode(
-        self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None) -> Encoded:
         """Series to native input, as the library's own pipeline does it."""
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:

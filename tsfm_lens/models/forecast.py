@@ -80,10 +80,10 @@ class Forecast:
 
 def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
     """Timestamps of the forecast steps of one series, None where start or frequency is unknown."""
-    start = batch.starts[index]
-    if start is None or batch.freq is None:
+    shown = batch.timestamps(index)
+    if shown is None:
         return None
-    return pd.date_range(start, periods=len(batch.values[index]) + horizon, freq=batch.freq)[-horizon:]
+    return pd.date_range(shown[-1], periods=horizon + 1, freq=batch.freq)[1:]
 
 
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
@@ -113,9 +113,7 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
     if truth is not None:
         known = np.asarray(truth, dtype=float)
         if known.shape != (len(batch), horizon):
-            raise InputError(
-                f"truth has shape {known.shape}, expected (series, step) = {(len(batch), horizon)}"
-            )
+            raise InputError(f"truth has shape {known.shape}, expected (series, step) = {(len(batch), horizon)}")
         data["truth"] = (("series", "step"), known)
     return _with_timestamps(data, batch, width, horizon)
 
@@ -129,9 +127,9 @@ def _with_timestamps(data: xr.Dataset, batch: SeriesBatch, width: int, horizon: 
     for index, stamp in enumerate(stamps):
         assert stamp is not None
         series = batch.values[index]
-        past[index, width - len(series) :] = pd.date_range(
-            batch.starts[index], periods=len(series), freq=batch.freq
-        )
+        shown = batch.timestamps(index)
+        assert shown is not None
+        past[index, width - len(series) :] = shown
         future[index] = stamp
     return data.assign_coords(
         context_timestamp=(("series", "time"), past), forecast_timestamp=(("series", "step"), future)

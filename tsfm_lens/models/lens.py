@@ -57,9 +57,7 @@ class Lens(HookedRootModule):
     registry: HookRegistry
 
     def __repr__(self) -> str:
-        stacks = ", ".join(
-            f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks
-        )
+        stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
         return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
 
     @property
@@ -202,7 +200,7 @@ class Lens(HookedRootModule):
     # --- TransformerLens's methods ----------------------------------------------------------------------
 
     @contextmanager
-    def hooks(  # type: ignore[override]
+    def hooks(
         self,
         fwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
         bwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
@@ -238,7 +236,7 @@ class Lens(HookedRootModule):
         for each in select(self.registry.points, name):
             super().add_hook(each, hook, *args, **kwargs)
 
-    def run_with_hooks(  # type: ignore[override]
+    def run_with_hooks(
         self,
         series: Any,
         fwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
@@ -251,7 +249,7 @@ class Lens(HookedRootModule):
         with self.hooks(fwd_hooks, bwd_hooks):
             return self.forecast(series, **run) if rollout else self.forward(series, **run)
 
-    def run_with_cache(  # type: ignore[override]
+    def run_with_cache(
         self,
         series: Any,
         *,

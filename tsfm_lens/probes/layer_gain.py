@@ -42,8 +42,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     else:
         raise InputError(f"reference={reference!r} is not known, choose 'truth' or 'model'")
     forecast = lens_result["point_forecast"]
-    deviation = np.abs(forecast - target)
-    size = np.abs(forecast) + np.abs(target)
+    deviation = abs(forecast - target)
+    size = abs(forecast) + abs(target)
     share = xr.where(size > 0, deviation / size.where(size > 0, 1.0), 0.0).where(np.isfinite(deviation))
     errors = [100 * share.mean("step"), deviation.mean("step"), np.sqrt((deviation**2).mean("step"))]
     error = xr.concat(errors, dim="metric").assign_coords(metric=list(METRICS))

@@ -19,7 +19,9 @@ PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01
 
-_SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); nostalgebraist, interpreting GPT: the logit lens"
+_SOURCE = (
+    "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); nostalgebraist, interpreting GPT: the logit lens"
+)
 
 
 def logit_lens(

@@ -6,7 +6,8 @@ ones whenever a model is loaded; the conformance suite runs all of them on every
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,10 +19,10 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.component import writers
+from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.replay import recorded_inputs
 from tsfm_lens.hooks.weights import head_input_weights
-from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 
@@ -169,32 +170,35 @@ def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
             step = 1 if most is None else max(1, len(chosen) // most)
             for component in chosen[::step]:
                 assert component.kind is not None
-                row = stack.writer(component.kind)
-                path = row.o if isinstance(row.o, str) else row.o.module
-                layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
                 with lens.ablate(component):
                     ours = lens.forward(case.encoded)
-                assert isinstance(layer.weight, Tensor)
-                kept = layer.weight.detach().clone()
-                try:
-                    if component.head is None:
-                        layer.weight.zero_()
-                    else:
-                        heads = rearrange(
-                            layer.weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads
-                        )  # type: ignore[union-attr]
-                        heads = heads.clone()
-                        heads[component.head] = 0.0
-                        layer.weight.copy_(
-                            rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")  # type: ignore[union-attr]
-                        )
+                with _zeroed_weights(lens, stack, component):
                     theirs = lens.adapter.run(case.encoded.inputs)
-                finally:
-                    layer.weight.copy_(kept)
                 moved = relative(theirs, plain)
                 # a component that does nothing would let any check pass
                 found[str(component)] = relative(ours, theirs) if moved > 1e-7 else float("inf")
     return _worst("4 zero-ablation", 2e-5, found)
+
+
+@contextmanager
+def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[None]:
+    """Zero a head's columns of W_O, or an MLP's output matrix, in the native model while the block runs."""
+    assert component.kind is not None
+    row = stack.writer(component.kind)
+    block = stack.block(component.layer)
+    path = row.o.module if isinstance(row, Attention) else row.o
+    weight = lens.adapter.model.get_submodule(f"{block}.{path}").weight
+    kept = weight.detach().clone()
+    try:
+        if isinstance(row, Attention):
+            heads = rearrange(weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads).clone()
+            heads[component.head] = 0.0
+            weight.copy_(rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}"))
+        else:
+            weight.zero_()
+        yield
+    finally:
+        weight.copy_(kept)
 
 
 def patterns(case: Case) -> OracleResult:
@@ -261,9 +265,7 @@ def head_order(case: Case) -> OracleResult:
             with torch.no_grad(), recorded_inputs(lens.adapter.model, paths) as inputs:
                 lens.forward(case.encoded)
             for layer, path in enumerate(paths):
-                found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(
-                    lens, stack, layer, row.kind, acts, inputs[path]
-                )
+                found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row.kind, acts, inputs[path])
     return _worst("10 head order", 1e-5, found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -30,9 +31,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
     lens, stack = case.lens, case.lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
     kinds = ("hook_embed", "hook_resid_post", "hook_z", "hook_out", "hook_normalized", "hook_pattern")
-    wanted = [
-        name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)
-    ]
+    wanted = [name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)]
     _, steps = lens.run_with_cache(
         case.batch, names_filter=wanted, rollout=True, horizon=case.horizon, num_samples=n_samples, seed=1
     )
@@ -122,10 +121,8 @@ def leaves_no_trace(case: Case) -> OracleResult:
 
     failures = {}
     for attempt in (nested, recording, unknown, fanned, _in_thread(nested)):
-        try:
+        with contextlib.suppress(KeyboardInterrupt, LookupError):
             attempt()
-        except (KeyboardInterrupt, LookupError):
-            pass
         failures[f"hooks after {attempt.__name__}"] = float(native_traces(lens))
     with torch.no_grad():
         failures["output"] = 0.0 if torch.equal(lens.forward(case.encoded), plain) else 1.0
@@ -135,10 +132,8 @@ def leaves_no_trace(case: Case) -> OracleResult:
 def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
     def thread() -> None:
         def quiet() -> None:
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 work()
-            except KeyboardInterrupt:
-                pass
 
         runner = threading.Thread(target=quiet)
         runner.start()

@@ -42,7 +42,7 @@ def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
 def flow_series(rng: np.random.Generator, count: int, length: int, *, flow: Flow, steps: tuple[float, float]) -> Array:
     """One random coordinate of `count` trajectories, each at its own sampling step in `steps`: (count, length)."""
     substeps = 4
-    dt = np.exp(rng.uniform(*np.log(steps), size=(count, 1))) / substeps
+    dt = np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1))) / substeps
     start = rng.normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
     settled = rk4(flow, start, 0.02, WARM_UP)[-1]
     path = rk4(flow, settled, dt, length * substeps)[::substeps]

@@ -64,7 +64,7 @@ def seasonal_naive(context: Array, season: int, horizon: int) -> Array:
 
 def mase(forecast: Array, truth: Array, context: Array, season: int) -> float:
     """Mean absolute scaled error (Hyndman and Koehler 2006): the scale is the context's seasonal difference."""
-    scale = np.nanmean(np.abs(context[season:] - context[:-season]))
+    scale = float(np.nanmean(np.abs(context[season:] - context[:-season])))
     return float(np.nanmean(np.abs(forecast - truth)) / max(scale, SCALE_FLOOR))
 
 

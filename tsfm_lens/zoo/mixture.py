@@ -25,7 +25,7 @@ NESTED_PERIODS = np.array([(24, 7), (12, 5), (6, 7), (7, 4), (8, 3), (12, 7), (4
 def season_lengths(rng: np.random.Generator, count: int, longest: int) -> NDArray[np.int64]:
     """Half log-uniform in [3, longest], half from the calendar."""
     smooth = np.exp(rng.uniform(np.log(3.0), np.log(longest + 1.0), count)).astype(np.int64)
-    calendar = rng.choice(CALENDAR_PERIODS[CALENDAR_PERIODS <= longest], count)
+    calendar = rng.choice(CALENDAR_PERIODS[longest >= CALENDAR_PERIODS], count)
     return np.where(rng.random(count) < 0.5, smooth, calendar)
 
 

@@ -44,9 +44,7 @@ def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
     return weights / weights.mean()
 
 
-def token_step_losses(
-    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage
-) -> torch.Tensor:
+def token_step_losses(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
     """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
@@ -58,9 +56,7 @@ def token_step_losses(
     logits = model(
         input_ids=ids, attention_mask=mask, decoder_input_ids=torch.cat([start, labels[:, :-1]], 1), use_cache=False
     ).logits
-    loss = ordinal_cross_entropy(
-        logits, labels, smoothing=stage.smoothing, first_bin=chronos.n_special_tokens + 1
-    )
+    loss = ordinal_cross_entropy(logits, labels, smoothing=stage.smoothing, first_bin=chronos.n_special_tokens + 1)
     return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
 
 

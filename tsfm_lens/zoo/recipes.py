@@ -12,7 +12,7 @@ from tsfm_lens.errors import unknown_name
 EASY_MIX: dict[str, float] = {"motif_rough": 4, "motif_smooth": 3, "harmonics": 3, "random_walk": 0.5, "trend": 0.5}
 """Mostly exact repetition: the mixture in which copying forms quickest."""
 
-SMOOTH_MIX: dict[str, float] = {"motif_smooth": 3, "harmonics": 3, "seasonal": 2, "motif_rough": 1, "trend": 1}
+SMOOTH_MIX: dict[str, float] = {"motif_smooth": 4, "harmonics": 4, "motif_rough": 1}
 """Repetition that patches can follow: values that hang together."""
 
 FULL_MIX: dict[str, float] = {
@@ -131,9 +131,9 @@ CHRONOS_NANO = Recipe(
     stages=(
         Stage(start=0, context=64, horizon=12, rows=48, mix=EASY_MIX, smoothing=4.0, first_weight=2.0),
         Stage(start=800, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0),
-        Stage(start=4500, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=1.2, first_weight=2.0),
+        Stage(start=5000, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=1.2, first_weight=2.0),
     ),
-    steps=7000,
+    steps=9000,
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
     decoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
@@ -169,11 +169,13 @@ BOLT_NANO = Recipe(
         },
     },
     stages=(
-        Stage(start=0, context=128, horizon=32, rows=48, mix=SMOOTH_MIX),
-        Stage(start=2000, context=256, horizon=32, rows=32, mix=FULL_MIX),
+        Stage(start=0, context=64, horizon=4, rows=256, mix=SMOOTH_MIX),
+        Stage(start=800, context=128, horizon=16, rows=96, mix=SMOOTH_MIX),
+        Stage(start=1600, context=128, horizon=32, rows=96, mix=SMOOTH_MIX),
+        Stage(start=2800, context=256, horizon=32, rows=48, mix=FULL_MIX),
     ),
     steps=9000,
-    learning_rate=2e-3,
+    learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )
 

@@ -28,7 +28,7 @@ def known_families() -> tuple[str, ...]:
     return (*FAMILIES, *CORPORA, "tsmixup")
 
 
-def load_corpus(name: str, *, count: int, length: int, seed: int, cache: Path) -> Array:
+def load_corpus(name: str, *, count: int, length: int, seed: int, cache: Path) -> NDArray[np.float32]:
     """Draw the corpus `name` or read it from `cache`: array (count, length) in float32."""
     path = cache / f"{name}-{count}x{length}-seed{seed}.npz"
     if path.exists():
@@ -53,8 +53,7 @@ class SeriesSource:
     def __init__(self, *, seed: int, cache: Path, corpus_size: int, corpus_length: int) -> None:
         self.seed = seed
         self.corpora = {
-            name: load_corpus(name, count=corpus_size, length=corpus_length, seed=seed, cache=cache)
-            for name in CORPORA
+            name: load_corpus(name, count=corpus_size, length=corpus_length, seed=seed, cache=cache) for name in CORPORA
         }
 
     def _crop(self, name: str, rng: np.random.Generator, count: int, length: int) -> Array:

@@ -87,9 +87,7 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
         )
 
 
-def stacks(
-    config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tuple[str, ...] = ()
-) -> tuple[Stack, ...]:
+def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tuple[str, ...] = ()) -> tuple[Stack, ...]:
     """The encoder's and the decoder's rows.
 
     Args:
@@ -144,7 +142,7 @@ def _mlp(sublayer: int, gated: bool) -> Mlp:
     return Mlp(Site(at), Site(f"layer.{sublayer}", "in", 0), pre, post, f"{at}.wo")
 
 
-def rms_norm(norm: nn.Module, resid: Tensor, like: Tensor | None) -> Tensor:
+def rms_norm(norm: Any, resid: Tensor, like: Tensor | None) -> Tensor:
     """T5's final norm; with ``like``, the root mean square is taken from that stream instead."""
     if like is None:
         return norm(resid)

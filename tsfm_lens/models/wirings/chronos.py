@@ -43,9 +43,7 @@ class ChronosAdapter:
         )
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
-    def encode(
-        self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None) -> Encoded:
         """Tokens of the context and of the teacher-forced future (start token alone if there is none)."""
         context = self.native._prepare_and_validate_context(_t5.contexts(batch.values))
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)
@@ -71,16 +69,20 @@ class ChronosAdapter:
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
-        """Token ids as encoder and decoder input, as they are: (batch, pos) each, the decoder's with its start token."""
+        """Token ids as they are, (batch, pos) each; the decoder's begin with its start token."""
         spans = {
             "encoder": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1),
             "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
         }
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": decoder}
         ones = torch.ones(len(ids))
-        names = SeriesBatch(tuple(row.numpy().astype(float) for row in ids), tuple(f"sequence-{i}" for i in range(len(ids))))
+        names = SeriesBatch(
+            tuple(row.numpy().astype(float) for row in ids), tuple(f"sequence-{i}" for i in range(len(ids)))
+        )
         device = next(self.model.parameters()).device
-        return Encoded({key: value.to(device) for key, value in inputs.items()}, spans, torch.zeros_like(ones), ones, names)
+        return Encoded(
+            {key: value.to(device) for key, value in inputs.items()}, spans, torch.zeros_like(ones), ones, names
+        )
 
     @property
     def first_value_token(self) -> int:
@@ -99,9 +101,7 @@ class ChronosAdapter:
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Sample paths, and their empirical quantiles as ``ChronosPipeline.predict_quantiles`` takes them."""
-        samples = self.native.predict(
-            _t5.contexts(batch.values), prediction_length=horizon, num_samples=num_samples
-        )
+        samples = self.native.predict(_t5.contexts(batch.values), prediction_length=horizon, num_samples=num_samples)
         wanted = torch.tensor(levels, dtype=samples.dtype)
         quantiles = torch.quantile(samples.swapaxes(1, 2), q=wanted, dim=-1).permute(1, 2, 0)
         return quantiles, samples, samples.mean(dim=1)
@@ -186,8 +186,7 @@ ARCHITECTURE = Architecture(
     readout="token",
     published={size: f"amazon/chronos-t5-{size}" for size in _t5.PUBLISHED_SIZES},
     claims=lambda config: (
-        "chronos_config" in config
-        and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
+        "chronos_config" in config and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
     ),
     claims_object=_claims_object,
     open=_open,

@@ -41,9 +41,7 @@ class BoltAdapter:
         """Quantile levels that the head emits."""
         return tuple(float(level) for level in self.settings.quantiles)
 
-    def encode(
-        self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None) -> Encoded:
         """The context as the pipeline prepares it; the decoder takes no future."""
         if future is not None or tokens is not None:
             raise InputError(
@@ -127,9 +125,7 @@ def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int) -> A
         "architectures": ["ChronosBoltModelForForecasting"],
         "chronos_pipeline_class": "ChronosBoltPipeline",
     }
-    config = T5Config(
-        **_t5.deep({**kwargs, **names, "vocab_size": 2, "reg_token_id": 1, "chronos_config": settings})
-    )
+    config = T5Config(**_t5.deep({**kwargs, **names, "vocab_size": 2, "reg_token_id": 1, "chronos_config": settings}))
     return ChronosBoltModelForForecasting(config).eval()
 
 

@@ -84,9 +84,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except FileNotFoundError as error:
         inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(
-            f"{folder} is no checkpoint: it has no config.json (found: {inside})"
-        ) from error
+        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json (found: {inside})") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
@@ -112,9 +110,7 @@ def architecture_of(config: Mapping[str, Any], where: str) -> Architecture:
 def _require_safetensors(folder: Path) -> None:
     if any(folder.glob("*.safetensors")):
         return
-    pickles = sorted(
-        path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt"))
-    )
+    pickles = sorted(path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")))
     if pickles:
         raise CheckpointError(
             f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which can run code when read; "

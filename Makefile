@@ -1,0 +1,45 @@
+# make report and make test create the environment themselves; nothing else is needed but Python, git and make.
+PYTHON ?= python3
+MODEL ?= chronos-nano
+SERIES ?= bundled:co2,sunspots,pedestrians,electricity,elnino,retail_jobs
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup report test lint typecheck conformance bench notebook clean
+.DEFAULT_GOAL := report
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt -e ".[static,notebook,dev]"
+	@touch $@
+
+report: $(STAMP)
+	$(BIN)/tsfm-lens report $(MODEL) --data $(SERIES) --out report
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+conformance: $(STAMP)
+	$(BIN)/python -m pytest -m published
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m benchmarks
+
+notebook: $(STAMP)
+	$(BIN)/python -m pytest tests/test_examples.py
+
+clean:
+	rm -rf .venv report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,18 @@
+"""Series in: coercion, validation, files, and real series that come with the package."""
+
+from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.bundled import BundledSeries, bundled, bundled_info, bundled_names
+from tsfm_lens.data.coerce import as_series
+from tsfm_lens.data.files import read_series
+from tsfm_lens.data.frames import from_frame
+
+__all__ = [
+    "BundledSeries",
+    "SeriesBatch",
+    "as_series",
+    "bundled",
+    "bundled_info",
+    "bundled_names",
+    "from_frame",
+    "read_series",
+]

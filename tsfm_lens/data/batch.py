@@ -1,0 +1,228 @@
+"""A batch of series: the one form in which data enters a lens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesBatch:
+    """Univariate series of possibly unequal length.
+
+    Attributes:
+        values: one read-only float64 array (time,) a series; NaN is a missing value.
+        ids: one unique name a series; ``series-0``, ``series-1``, … if none are given.
+        freq: pandas frequency alias shared by all series, None if unknown.
+        starts: timestamp of each first value, None if unknown.
+        units: unit of each series, "" if unknown.
+        seasonality: season length in steps, 1 if there is none or it is unknown.
+        notes: remarks from reading, e.g. that gaps were filled with NaN.
+
+    Raises:
+        InputError: a series is empty, not one-dimensional, infinite or all NaN, or the lists differ in length.
+    """
+
+    values: tuple[np.ndarray, ...]
+    ids: tuple[str, ...] = ()
+    freq: str | None = None
+    starts: tuple[pd.Timestamp | None, ...] = ()
+    units: tuple[str, ...] = ()
+    seasonality: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not len(self.values):
+            raise InputError("there is no series: expected at least one")
+        count = len(self.values)
+        fill = object.__setattr__
+        fill(self, "ids", tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)))
+        fill(self, "starts", tuple(self.starts) or (None,) * count)
+        fill(self, "units", tuple(map(str, self.units)) or ("",) * count)
+        for name in ("ids", "starts", "units"):
+            if len(getattr(self, name)) != count:
+                raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
+        repeated = sorted({name for name in self.ids if self.ids.count(name) > 1})
+        if repeated:
+            raise InputError(f"series ids must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
+        checked = tuple(_checked(v, name) for v, name in zip(self.values, self.ids, strict=True))
+        fill(self, "values", checked)
+        fill(self, "seasonality", self.seasonality or season_of(self.freq))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        lengths = f"{min(self.lengths)}–{max(self.lengths)}" if len(set(self.lengths)) > 1 else str(self.lengths[0])
+        return f"SeriesBatch({len(self)} series of {lengths} steps, freq={self.freq!r}, ids={list(self.ids[:3])}…)"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Steps of each series."""
+        return tuple(len(series) for series in self.values)
+
+    def tail(self, steps: int) -> SeriesBatch:
+        """The last ``steps`` steps of every series, all of it where it is shorter."""
+        if steps < 1:
+            raise InputError(f"tail({steps}): expected at least 1 step")
+        return self._cut([max(0, length - steps) for length in self.lengths], self.lengths)
+
+    def split(self, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
+        """Hold the last ``horizon`` steps out.
+
+        Returns:
+            The context, and the held-out future (series, horizon).
+
+        Raises:
+            InputError: a series has no more than ``horizon`` steps.
+        """
+        for name, length in zip(self.ids, self.lengths, strict=True):
+            if length <= horizon or horizon < 1:
+                raise InputError(
+                    f"series {name!r} has {length} steps: cannot hold out {horizon} and keep a context. "
+                    "Give a longer series or a horizon from 1 to its length minus 1."
+                )
+        future = np.stack([series[-horizon:] for series in self.values])
+        return self._cut([0] * len(self), [length - horizon for length in self.lengths]), future
+
+    def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
+        values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
+        starts = tuple(
+            start if start is None or not skipped else self._stamps(start, skipped + 1)[-1]
+            for start, skipped in zip(self.starts, first, strict=True)
+        )
+        return replace(self, values=values, starts=starts)
+
+    def _stamps(self, start: pd.Timestamp, count: int) -> pd.DatetimeIndex:
+        if self.freq is None:
+            raise InputError("timestamps need a frequency: give freq=…")
+        return pd.date_range(start, periods=count, freq=self.freq)
+
+    def timestamps(self, index: int = 0) -> pd.DatetimeIndex | None:
+        """Timestamps of one series, None where start or frequency is unknown."""
+        start = self.starts[index]
+        if start is None or self.freq is None:
+            return None
+        return self._stamps(start, self.lengths[index])
+
+    def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
+        """Some of the series, by id or position.
+
+        Raises:
+            UnknownNameError: an id does not occur.
+            InputError: a position is out of range.
+        """
+        wanted = [which] if isinstance(which, str | int) else list(which)
+        index = []
+        for item in wanted:
+            if isinstance(item, str):
+                if item not in self.ids:
+                    raise unknown_name("series", item, self.ids)
+                index.append(self.ids.index(item))
+            elif not -len(self) <= item < len(self):
+                raise InputError(f"series {item} is out of range: the batch has {len(self)}")
+            else:
+                index.append(item % len(self))
+        picked: dict[str, Any] = {
+            name: tuple(getattr(self, name)[i] for i in index) for name in ("values", "ids", "starts", "units")
+        }
+        return replace(self, **picked)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A long frame: id, timestamp (or step where unknown), target."""
+        frames = []
+        for index, name in enumerate(self.ids):
+            stamps = self.timestamps(index)
+            when = {"step": np.arange(self.lengths[index])} if stamps is None else {"timestamp": stamps}
+            frames.append(pd.DataFrame({"id": name, **when, "target": self.values[index]}))
+        return pd.concat(frames, ignore_index=True)
+
+    @classmethod
+    def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
+        """Several batches as one; frequency and seasonality are kept where all agree."""
+        if not batches:
+            raise InputError("there is no batch to put together")
+        freqs, seasons = {batch.freq for batch in batches}, {batch.seasonality for batch in batches}
+        return cls(
+            tuple(series for batch in batches for series in batch.values),
+            tuple(name for batch in batches for name in batch.ids),
+            freqs.pop() if len(freqs) == 1 else None,
+            tuple(start for batch in batches for start in batch.starts),
+            tuple(unit for batch in batches for unit in batch.units),
+            seasons.pop() if len(seasons) == 1 else 1,
+            tuple(note for batch in batches for note in batch.notes),
+        )
+
+
+def season_of(freq: str | None) -> int:
+    """Season length that gluonts assigns to a frequency, 1 if it is unknown."""
+    if freq is None:
+        return 1
+    from gluonts.time_feature import get_seasonality
+
+    try:
+        return int(get_seasonality(freq))
+    except (ValueError, KeyError):
+        return 1
+
+
+def _checked(values: object, name: str) -> np.ndarray:
+    """A read-only float64 copy of one series.
+
+    Raises:
+        InputError: not numbers, not one-dimensional, empty, infinite, or nothing but NaN.
+    """
+    array = to_floats(values, f"series {name!r}")
+    if array.ndim != 1:
+        raise InputError(f"series {name!r} has shape {array.shape}, expected one axis: time")
+    if not len(array):
+        raise InputError(f"series {name!r} is empty")
+    if np.isinf(array).any():
+        where = int(np.flatnonzero(np.isinf(array))[0])
+        raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
+    if np.isnan(array).all():
+        raise InputError(f"series {name!r} is nothing but NaN ({len(array)} steps)")
+    array.flags.writeable = False
+    return array
+
+
+def to_floats(values: Any, what: str) -> np.ndarray:
+    """A fresh float64 array of anything numeric; masked values become NaN.
+
+    Raises:
+        InputError: a value is no real number; the message has its position.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if str(getattr(values, "dtype", "")) == "torch.bfloat16":
+            values = values.float()
+    if isinstance(values, np.ma.MaskedArray):
+        values = np.ma.filled(values.astype(float), np.nan)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{what} is not a regular array of numbers: {error}") from error
+    if np.iscomplexobj(array) or array.dtype.kind in "mM":
+        raise InputError(f"{what} holds {array.dtype}, expected real numbers")
+    if array.dtype.kind in "OUS":
+        for position, item in enumerate(array.reshape(-1)):
+            if not _is_number(item):
+                raise InputError(f"{what} holds {item!r} at position {position}, which is not a number")
+        array = np.array([np.nan if _is_missing(item) else float(item) for item in array.reshape(-1)]).reshape(
+            array.shape
+        )
+    return np.array(array, dtype=np.float64)
+
+
+def _is_missing(item: object) -> bool:
+    return item is None or item is pd.NA
+
+
+def _is_number(item: object) -> bool:
+    return _is_missing(item) or (isinstance(item, int | float | np.number) and not isinstance(item, complex))

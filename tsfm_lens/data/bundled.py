@@ -1,0 +1,83 @@
+"""Real series that come with the package."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class BundledSeries:
+    """What is known about one bundled series.
+
+    Attributes:
+        name: key for :func:`bundled`.
+        title: what was measured, where.
+        field: field it comes from.
+        unit: of the values.
+        freq: pandas alias.
+        seasonality: season length in steps.
+        start: first timestamp.
+        length: steps.
+        source: who published it, and through which package it was taken.
+        licence: under which it may be passed on.
+    """
+
+    name: str
+    title: str
+    field: str
+    unit: str
+    freq: str
+    seasonality: int
+    start: str
+    length: int
+    source: str
+    licence: str
+
+
+@cache
+def _index() -> dict[str, BundledSeries]:
+    text = (files("tsfm_lens.data") / "bundled_series" / "index.json").read_text(encoding="utf-8")
+    return {entry["name"]: BundledSeries(**entry) for entry in json.loads(text)}
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Names of all bundled series."""
+    return tuple(_index())
+
+
+def bundled_info(name: str) -> BundledSeries:
+    """Source, licence, field, unit and season of one bundled series.
+
+    Raises:
+        UnknownNameError: there is none of this name; the message has the nearest ones.
+    """
+    if name not in _index():
+        raise unknown_name("bundled series", name, _index(), hint="`tsfm-lens data` lists them all.")
+    return _index()[name]
+
+
+def bundled(*names: str) -> SeriesBatch:
+    """One or several bundled series; all of them if no name is given.
+
+    Raises:
+        UnknownNameError: there is none of this name; the message has the nearest ones.
+    """
+    batches = [_read(bundled_info(name)) for name in names or bundled_names()]
+    return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
+
+
+def _read(info: BundledSeries) -> SeriesBatch:
+    file = files("tsfm_lens.data") / "bundled_series" / f"{info.name}.csv"
+    with file.open(encoding="utf-8") as handle:
+        values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
+    start = pd.Timestamp(info.start)
+    return SeriesBatch((values,), (info.name,), info.freq, (start,), (info.unit,), info.seasonality)

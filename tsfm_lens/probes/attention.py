@@ -1,0 +1,144 @@
+"""Attention patterns with their time axes, and how sharp each head looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.trajectory import describe, trajectory
+
+SHARP_BELOW = 0.38
+
+
+def attention_patterns(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    kind: str | None = None,
+    stack: str | None = None,
+    along: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Attention of every head on one series, each token placed at the time steps that it covers.
+
+    Args:
+        lens: the model.
+        series: exactly one series.
+        horizon, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        kind: "cross_attn", "self_attn" …; the stack's last kind of attention if None.
+        stack: "encoder", "decoder"; the one that is read out if None.
+
+    Returns:
+        Dataset of kind "attention": ``pattern`` (layer, head, query, key) and ``entropy`` (layer, head), the
+        mean over queries in nats. Coordinates ``key_start``, ``key_stop``, ``key_special`` (and for queries)
+        give the steps that each token covers, counted from the forecast start; special tokens cover none.
+
+    Raises:
+        InputError: more than one series.
+        UnknownNameError: the model has no such stack or kind of attention.
+    """
+    batch = as_series(series)
+    if len(batch) != 1:
+        raise InputError(
+            f"attention patterns are drawn for one series at a time, got {len(batch)}; use batch.select(…)"
+        )
+    names = [s.name for s in lens.wiring.stacks]
+    wanted = lens.wiring.output_stack.name if stack is None else stack
+    if wanted not in names:
+        raise unknown_name("stack", wanted, names)
+    row = lens.wiring.stack(wanted)
+    kinds = [attention.kind for attention in row.attentions()]
+    chosen = kinds[-1] if kind is None else kind
+    if chosen not in kinds:
+        raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)
+    run = trajectory(lens, batch, horizon, along=along, num_samples=num_samples, seed=seed)
+    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in range(row.n_layers)]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(run.encoded, names_filter=points)
+    pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
+    keys = next(a.keys_from for a in row.attentions() if a.kind == chosen) or wanted
+    data = context_dataset(run.batch, run.horizon)
+    data = data.assign_coords(layer=list(map(str, range(row.n_layers))), head=range(row.n_heads))
+    for axis, spans in (("query", run.encoded.spans[wanted]), ("key", run.encoded.spans[keys])):
+        data = data.assign_coords(
+            {
+                f"{axis}_start": (axis, list(spans.start)),
+                f"{axis}_stop": (axis, list(spans.stop)),
+                f"{axis}_special": (axis, list(spans.special)),
+            }
+        )
+    data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
+    data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
+    data["native_median"] = (("series", "step"), run.forecast.median)
+    data.attrs = describe(
+        lens,
+        "attention",
+        f"{chosen} of the {wanted or 'model'}",
+        "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
+        stack=wanted,
+        attention=chosen,
+        series=batch.ids[0],
+        units=batch.units[0],
+        seed=seed,
+        horizon=run.horizon,
+    )
+    return data
+
+
+def row_entropy(pattern: np.ndarray) -> np.ndarray:
+    """Entropy in nats of each attention row, (…, query, key) -> (…, query); rows are normalised first.
+
+    A row without any allowed key has entropy 0.
+    """
+    total = pattern.sum(axis=-1, keepdims=True)
+    p = np.divide(pattern, total, out=np.zeros_like(pattern), where=total > 0)
+    return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
+
+
+def head_entropy(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    kind: str | None = None,
+    sharp_below: float = SHARP_BELOW,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """How widely each head of the output stack spreads its attention along a forecast.
+
+    Args:
+        lens: the model.
+        series: one or more series.
+        horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        kind: kind of attention; the stack's last kind if None.
+        sharp_below: heads below this normalised entropy are sharp.
+
+    Returns:
+        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, the mean over forecast steps
+        and series; ``normalised``, min-max scaled over all heads (never compare it across models); ``sharp``.
+
+    Source:
+        tsfm-lens paper, section 4 (S3-HENT).
+    """
+    batch = as_series(series)
+    single = [
+        attention_patterns(lens, batch.select(i), horizon, kind=kind, num_samples=num_samples, seed=seed)
+        for i in range(len(batch))
+    ]
+    entropy = xr.concat([one["entropy"] for one in single], dim="series").mean("series")
+    spread = float(entropy.max() - entropy.min())
+    normalised = (entropy - entropy.min()) / (spread or 1.0)
+    data = xr.Dataset({"entropy": entropy, "normalised": normalised, "sharp": normalised < sharp_below})
+    keep = {key: value for key, value in single[0].attrs.items() if key not in ("series", "units")}
+    data.attrs = {**keep, "kind": "head_entropy", "title": "Head entropy", "sharp_below": sharp_below}
+    return data

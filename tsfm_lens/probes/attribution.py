@@ -1,0 +1,206 @@
+"""Direct attribution: how much each component's write moves the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
+
+_SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
+METHODS = {
+    "token": ("logit", "probability", "expected_value"),
+    "quantile": ("lens_difference", "linearised", "integrated"),
+}
+
+
+def attribute(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    along: Any = None,
+    nodes: int = 128,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
+
+    The parts are measured from the readout of an empty residual stream (``baseline``) to that of the full
+    one. Methods for token models:
+
+    - ``logit``: the emitted token's logit less the mean over the vocabulary, with the final norm's scale
+      frozen; linear, so the parts sum exactly to the whole.
+    - ``probability``, ``expected_value``: the readout after a component has written less the readout
+      before, in the order of writing (heads of one branch by index); telescopes exactly. The expected value
+      is that of the lens distribution over value bins, in data units.
+
+    Methods for patch models, all in data units of each quantile:
+
+    - ``lens_difference``: as above.
+    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write. The head
+      is no linear map, so the parts miss the whole by ``completeness_error``.
+    - ``integrated``: that derivative averaged along the straight path from the empty to the full stream
+      (integrated gradients); complete up to the quadrature.
+
+    Args:
+        lens: the model.
+        series, horizon, truth, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        nodes: points of the midpoint rule along the path.
+
+    Returns:
+        Dataset of kind "attribution": ``attribution`` and ``total`` over ``method``, ``component`` (not
+        total), ``series``, (``quantile``), ``step``; ``completeness_error`` (method, series): the largest
+        deviation of the parts' sum from the whole, relative to the largest whole. Use
+        ``ds.sel({"method": …})``: xarray's ``sel`` has a keyword of that name.
+
+    Raises:
+        InputError: the horizon is longer than one pass of the model, or nodes is below 1.
+    """
+    if nodes < 1:
+        raise InputError(f"nodes is {nodes}, expected 1 or more")
+    run = trajectory(lens, series, horizon, truth=truth, along=along, num_samples=num_samples, seed=seed)
+    names, writes = component_writes(lens, run)
+    with torch.no_grad():
+        parts = _token(lens, run, writes) if run.tokens is not None else _quantile(lens, run, writes, nodes)
+    methods = METHODS[lens.adapter.readout]
+    attribution = np.stack([parts[method][0] for method in methods])
+    total = np.stack([parts[method][1] for method in methods])
+    axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
+    data = context_dataset(run.batch, run.horizon, run.truth)
+    data = data.assign_coords(method=list(methods), unit=("method", [parts[method][2] for method in methods]))
+    if run.tokens is None:
+        data = data.assign_coords(quantile=list(lens.adapter.levels))  # type: ignore[attr-defined]
+    data = data.assign_coords(component_coords(names))
+    data["attribution"] = (("method", "component", *axes), attribution)
+    data["total"] = (("method", *axes), total)
+    data["completeness_error"] = (("method", "series"), completeness(attribution, total))
+    data["native_median"] = (("series", "step"), run.forecast.median)
+    data.attrs = describe(
+        lens, "attribution", "Direct attribution", _SOURCE, seed=seed, nodes=nodes, horizon=run.horizon
+    )
+    return data
+
+
+def component_writes(lens: Lens, run: Trajectory) -> tuple[list[Component | str], Tensor]:
+    """What the embedding, every head and every MLP write to the stream: names and (component, series, pos, d_model)."""
+    stack = lens.wiring.output_stack
+    dot = f"{stack.name}." if stack.name else ""
+    chosen = writers(lens.wiring)
+    heads = sorted({f"{stack.prefix}.{c.layer}.{c.kind}.hook_result" for c in chosen if c.head is not None})
+    branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in chosen if c.head is None]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(run.encoded, names_filter=[f"{dot}hook_embed", *heads, *branches])
+    parts = [acts[f"{dot}hook_embed"]]
+    for component in chosen:
+        at = f"{stack.prefix}.{component.layer}.{component.kind}"
+        if component.head is None:
+            parts.append(acts[f"{at}.hook_out"])
+        else:
+            parts.append(acts[f"{at}.hook_result"][..., component.head, :])
+    return ["embed", *chosen], torch.stack(parts)
+
+
+def component_coords(names: list[Component | str]) -> dict[str, Any]:
+    """Coordinates that place components in the model: stack, kind, layer_index, head (-1 where there is none)."""
+    real = [name if isinstance(name, Component) else None for name in names]
+    return {
+        "component": [str(name) for name in names],
+        "stack": ("component", [c.stack if c else "" for c in real]),
+        "kind": ("component", [(c.kind or "layer") if c else "embed" for c in real]),
+        "layer_index": ("component", [c.layer if c else -1 for c in real]),
+        "head": ("component", [c.head if c and c.head is not None else -1 for c in real]),
+    }
+
+
+def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Largest |sum of parts - whole| of each method and series, relative to the largest |whole|."""
+    gap = np.abs(attribution.sum(axis=1) - total)
+    axes = tuple(range(2, gap.ndim))
+    size = np.abs(total).max(axis=axes)
+    return gap.max(axis=axes) / np.where(size > 0, size, 1.0)
+
+
+Parts = dict[str, tuple[np.ndarray, np.ndarray, str]]
+"""method -> attribution (component, …), total (…), unit."""
+
+
+def _token(lens: Lens, run: Trajectory, writes: Tensor) -> Parts:
+    assert run.tokens is not None
+    last = writes.sum(dim=0)
+    tokens = run.tokens.to(last.device)[..., None]
+
+    def centred(stream: Tensor) -> Tensor:
+        logits = lens.readout(stream, run.encoded, like=last)
+        return (logits.gather(-1, tokens.expand(*logits.shape[:-1], 1)) - logits.mean(-1, keepdim=True))[..., 0]
+
+    # the frozen readout is linear, so each write goes through it alone, less what an empty stream gives
+    empty = centred(torch.zeros_like(last))
+    logit = torch.stack([centred(write) - empty for write in writes])
+    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
+    values = lens.adapter.values(run.encoded)[:, None, first:].to(last)
+
+    def readouts(stream: Tensor) -> Tensor:
+        p = torch.softmax(lens.readout(stream, run.encoded), dim=-1)
+        mass = p[..., first:]
+        expected = (mass * values).sum(-1) / mass.sum(-1)
+        return torch.stack([p.gather(-1, tokens)[..., 0], expected])
+
+    steps = _telescope(readouts, writes)
+    whole = readouts(last) - readouts(torch.zeros_like(last))
+    return {
+        "logit": (_array(logit), _array(centred(last) - empty), "logit"),
+        "probability": (_array(steps[:, 0]), _array(whole[0]), "probability"),
+        "expected_value": (_array(steps[:, 1]), _array(whole[1]), "data units"),
+    }
+
+
+def _quantile(lens: Lens, run: Trajectory, writes: Tensor, nodes: int) -> Parts:
+    last = writes.sum(dim=0)
+
+    def native(stream: Tensor) -> Tensor:
+        return lens.readout(stream, run.encoded)[..., : run.horizon]
+
+    def frozen(stream: Tensor) -> Tensor:
+        return lens.readout(stream, run.encoded, like=last)[..., : run.horizon]
+
+    whole = native(last) - native(torch.zeros_like(last))
+    integrated = torch.zeros(len(writes), *whole.shape, dtype=whole.dtype, device=whole.device)
+    for node in range(nodes):
+        integrated += _push_forward(frozen, last * ((node + 0.5) / nodes), writes) / nodes
+    return {
+        "lens_difference": (_array(_telescope(native, writes)), _array(whole), "data units"),
+        "linearised": (_array(_push_forward(frozen, last, writes)), _array(whole), "data units"),
+        "integrated": (_array(integrated), _array(whole), "data units"),
+    }
+
+
+def _push_forward(function: Callable[[Tensor], Tensor], at: Tensor, writes: Tensor) -> Tensor:
+    """The derivative of a readout at one stream, applied to every write."""
+    return torch.func.vmap(lambda write: torch.func.jvp(function, (at,), (write,))[1])(writes)
+
+
+def _telescope(readout: Callable[[Tensor], Tensor], writes: Tensor) -> Tensor:
+    """Readout after each write less the readout before, in order of writing."""
+    stream = torch.zeros_like(writes[0])
+    before, steps = readout(stream), []
+    for write in writes:
+        stream = stream + write
+        after = readout(stream)
+        steps.append(after - before)
+        before = after
+    return torch.stack(steps)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().double().numpy()
