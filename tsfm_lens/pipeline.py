@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from tsfm_lens.errors import InputError
@@ -98,9 +100,7 @@ def analyse(
     work: dict[str, Callable[[], xr.Dataset]] = {
         "forecast": lambda: lens.forecast(series, steps, seed=seed).to_dataset(truth),
         "logit_lens": lambda: probes.logit_lens(lens, series, steps, truth=truth, seed=seed),
-        "layer_gain": lambda: probes.layer_gain(
-            results["logit_lens"], reference="model" if truth is None else "truth"
-        ),
+        "layer_gain": lambda: probes.layer_gain(results["logit_lens"], reference="model" if truth is None else "truth"),
         "attribution": lambda: probes.attribute(lens, series, steps, truth=truth, seed=seed),
         "ablation": lambda: probes.ablation_effects(
             lens, series, steps, truth=truth, num_samples=samples, seed=seed, progress=tell
@@ -138,3 +138,76 @@ def _attention(
 
     one = series.select(_ATTENTION_SERIES)
     return lambda: probes.attention_patterns(lens, one, horizon, kind=kind, stack=stack, seed=seed)
+
+
+def provenance(
+    lens: Lens, results: Mapping[str, xr.Dataset], sources: Sequence[str], *, holdout: bool
+) -> dict[str, str]:
+    """What the head of a report says about where its numbers come from, in the order shown."""
+    from tsfm_lens.data import bundled_info
+
+    facts = results["forecast"]
+    lines = {key: str(value) for key, value in lens.provenance().items() if value}
+    names = [name for source in sources if source.startswith("bundled:") for name in map(str, facts["series"].values)]
+    known = {name: bundled_info(name) for name in names if _is_bundled(name)}
+    horizon = facts.sizes["step"]
+    lines["data"] = "; ".join(sources)
+    if known:
+        lines["series"] = "; ".join(
+            f"{name}: {info.title} ({info.source}; {info.licence})" for name, info in known.items()
+        )
+    lines["context"] = f"up to {facts.sizes['time']} steps of each series"
+    lines["horizon"] = f"{horizon} steps, " + ("held out as the truth" if holdout else "beyond the end of each series")
+    lines["seed"] = str(facts.attrs.get("seed", ""))
+    lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return lines
+
+
+def _is_bundled(name: str) -> bool:
+    from tsfm_lens.data import bundled_names
+
+    return name in bundled_names()
+
+
+def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[int, ...]]]:
+    """Hook points that match a glob: name, axes, and the shape that a run on one short series gives.
+
+    Raises:
+        UnknownNameError: nothing matches; the message has the nearest names.
+    """
+    from tsfm_lens.data import as_series
+    from tsfm_lens.hooks.names import select
+
+    wanted = select(lens.registry.points, pattern)
+    context, horizon = min(64, lens.adapter.context_length), min(8, lens.adapter.prediction_length)
+    series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
+    # a token model's decoder needs values to run along
+    future = {"future": np.zeros((1, horizon))} if lens.adapter.readout == "token" else {}
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(series, names_filter=wanted, **future)
+    shapes = {name: tuple(acts[name].shape) for name in wanted}
+    return [(name, axes, shapes[name]) for name, axes in lens.hook_table() if name in shapes]
+
+
+def as_plain(result: xr.Dataset) -> dict[str, Any]:
+    """A labelled result as JSON-able values: attributes, coordinates, variables; missing values are None."""
+    plain = result.to_dict(data="array")
+    parts = {
+        group: {
+            str(name): {"dims": list(entry["dims"]), "data": _plain(np.asarray(entry["data"]))}
+            for name, entry in plain[group].items()
+        }
+        for group in ("coords", "data_vars")
+    }
+    attrs = {str(key): _plain(np.asarray(value)) for key, value in result.attrs.items()}
+    return {"attrs": attrs, "dims": {str(k): int(v) for k, v in result.sizes.items()}, **parts}
+
+
+def _plain(array: np.ndarray) -> Any:
+    if array.dtype.kind == "M":
+        return np.where(np.isnat(array), None, np.datetime_as_string(array, unit="s")).tolist()
+    if array.dtype.kind == "f":
+        # a float32 is written with the digits it has
+        numbers = np.array([float(str(x)) for x in array.reshape(-1)], dtype=object).reshape(array.shape)
+        return np.where(np.isfinite(array), numbers, None).tolist()
+    return array.tolist()

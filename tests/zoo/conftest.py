@@ -24,10 +24,30 @@ def shrink(recipe: Recipe, **chronos: object) -> Recipe:
     return recipe.model_copy(update=changes | {"encoder_bias": ((1, 0, 4.0),), "decoder_bias": ()})
 
 
-@pytest.fixture(params=["token", "patch"])
+def tiny_token() -> Recipe:
+    """A token model of 64 ids."""
+    small = shrink(CHRONOS_NANO, n_tokens=64, context_length=24, prediction_length=8, top_k=64)
+    return small.model_copy(update={"config": small.config | {"vocab_size": 64}})
+
+
+def tiny_patch() -> Recipe:
+    """A patch model of four steps a patch."""
+    return shrink(BOLT_NANO, context_length=24, prediction_length=8, input_patch_size=4, input_patch_stride=4)
+
+
+@pytest.fixture(params=[tiny_token, tiny_patch], ids=["token", "patch"])
 def tiny(request: pytest.FixtureRequest) -> Recipe:
     """A recipe of either kind."""
-    if request.param == "token":
-        small = shrink(CHRONOS_NANO, n_tokens=64, context_length=24, prediction_length=8, top_k=64)
-        return small.model_copy(update={"config": small.config | {"vocab_size": 64}})
-    return shrink(BOLT_NANO, context_length=24, prediction_length=8, input_patch_size=4, input_patch_stride=4)
+    return request.param()
+
+
+@pytest.fixture
+def token_recipe() -> Recipe:
+    """The tiny token recipe."""
+    return tiny_token()
+
+
+@pytest.fixture
+def patch_recipe() -> Recipe:
+    """The tiny patch recipe."""
+    return tiny_patch()

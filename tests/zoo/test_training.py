@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from chronos.chronos import ChronosConfig
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.zoo.export import export, native_model
-from tsfm_lens.zoo.objectives import FAR, ordinal_cross_entropy, patch_loss, step_weights, token_loss, token_step_losses
+from tsfm_lens.zoo.objectives import (
+    FAR,
+    blank_inputs,
+    ordinal_cross_entropy,
+    patch_loss,
+    step_weights,
+    token_loss,
+    token_step_losses,
+)
 from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, Recipe, Stage, recipe
 from tsfm_lens.zoo.train import LOG, Trainer, build_model, ordinal_embedding, run
 
@@ -45,15 +54,11 @@ def test_step_weights_fall_from_the_first_and_keep_the_mean() -> None:
     np.testing.assert_allclose((weights / weights[-1])[:5], [3.0, 2.5, 2.0, 1.5, 1.0], rtol=1e-6)
 
 
-def test_the_token_loss_is_the_native_one_where_both_are_defined(tiny: Recipe) -> None:
-    if tiny.kind != "token":
-        pytest.skip("token models only")
-    model = build_model(tiny).eval()
+def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: Recipe) -> None:
+    model = build_model(token_recipe).eval()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
-    pipeline_config = tiny.config["chronos_config"]
-    from chronos.chronos import ChronosConfig
-
+    pipeline_config = token_recipe.config["chronos_config"]
     tokenizer = ChronosConfig(**pipeline_config).create_tokenizer()
     ids, mask, scale = tokenizer.context_input_transform(past)
     labels, _ = tokenizer.label_input_transform(future, scale)
@@ -63,10 +68,8 @@ def test_the_token_loss_is_the_native_one_where_both_are_defined(tiny: Recipe) -
     torch.testing.assert_close(token_loss(model, past, future, stage), native)
 
 
-def test_the_patch_loss_is_the_mean_quantile_loss(tiny: Recipe) -> None:
-    if tiny.kind != "patch":
-        pytest.skip("patch models only")
-    model = build_model(tiny).eval()
+def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: Recipe) -> None:
+    model = build_model(patch_recipe).eval()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     future[1, 2] = 10 * FAR
     forecast = model(context=past).quantile_preds.detach().double().numpy()
@@ -74,7 +77,7 @@ def test_the_patch_loss_is_the_mean_quantile_loss(tiny: Recipe) -> None:
     for row in range(3):
         scale = past[row].double().numpy().std()
         for step in range(8):
-            for index, level in enumerate(tiny.config["chronos_config"]["quantiles"]):
+            for index, level in enumerate(patch_recipe.config["chronos_config"]["quantiles"]):
                 if (row, step) == (1, 2):
                     continue
                 error = (future[row, step].item() - forecast[row, index, step]) / scale
@@ -88,6 +91,26 @@ def test_neighbouring_bins_start_alike_and_distant_ones_do_not() -> None:
     cosine = torch.nn.functional.cosine_similarity(table[200][None], table)
     assert cosine.argmax() == 200
     assert cosine[201] > 0.8 > cosine[220] > cosine[400]
+
+
+def test_every_second_row_loses_its_share_of_inputs() -> None:
+    inputs = torch.full((200, 50), 7)
+    blanked = blank_inputs(inputs, 0.25, 0, torch.Generator().manual_seed(0))
+    assert torch.equal(blanked[::2], inputs[::2])
+    assert set(blanked.unique().tolist()) == {0, 7}
+    assert (blanked[1::2] == 0).double().mean().item() == pytest.approx(0.25, abs=0.02)
+
+
+def test_blanking_leaves_the_labels_alone(token_recipe: Recipe) -> None:
+    model = build_model(token_recipe).eval()
+    past, future = torch.randn(4, 24), torch.randn(4, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=4, mix={}, blank=0.9)
+    whole = stage.model_copy(update={"blank": 0.0})
+    # rows 0 and 2 keep their inputs, so their losses must not change
+    kept = [token_step_losses(model, past[:1], future[:1], one) for one in (stage, whole)]
+    assert torch.equal(*kept)
+    lost = [token_step_losses(model, past, future, one) for one in (stage, whole)]
+    assert not torch.allclose(*lost)
 
 
 def test_the_rate_warms_up_stays_and_falls() -> None:

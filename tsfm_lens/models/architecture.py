@@ -83,6 +83,7 @@ class Architecture:
         published: size -> hub id.
         claims: does a checkpoint's config.json belong to this architecture?
         claims_object: is this object one of its native models or pipelines?
+        check: refuses a config.json with keys that the wiring does not understand.
         open: local folder, dtype and device -> native object, through the library's own loader.
         adapt: native object -> adapter.
         tiny: builds a small random native object for the conformance suite.
@@ -95,6 +96,7 @@ class Architecture:
     published: Mapping[str, str]
     claims: Callable[[Mapping[str, Any]], bool]
     claims_object: Callable[[object], bool]
+    check: Callable[[Mapping[str, Any], str], None]
     open: Callable[[Path, torch.dtype, str], Any]
     adapt: Callable[[Any], Adapter]
     tiny: Callable[[], Any]

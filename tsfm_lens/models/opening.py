@@ -68,6 +68,7 @@ def _from_object(thing: object) -> Lens:
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
     config = read_config(folder)
     entry = architecture_of(config, model_id)
+    entry.check(config, model_id)
     _require_safetensors(folder)
     native = entry.open(folder, dtype, device)
     return Lens(entry.adapt(native), model_id, commit)

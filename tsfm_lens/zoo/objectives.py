@@ -44,7 +44,16 @@ def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
     return weights / weights.mean()
 
 
-def token_step_losses(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
+def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator) -> torch.Tensor:
+    """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second row."""
+    lost = torch.rand(inputs.shape, generator=generator) < share
+    lost[::2] = False
+    return torch.where(lost.to(inputs.device), blank_id, inputs)
+
+
+def token_step_losses(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
+) -> torch.Tensor:
     """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
@@ -52,17 +61,20 @@ def token_step_losses(model: PreTrainedModel, past: torch.Tensor, future: torch.
     ids, mask, scale = tokenizer.context_input_transform(past.cpu())
     labels, seen, _ = tokenizer._input_transform(future.cpu(), scale)
     ids, mask, labels, seen = (t.to(model.device) for t in (ids, mask, labels, seen))
-    start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
-    logits = model(
-        input_ids=ids, attention_mask=mask, decoder_input_ids=torch.cat([start, labels[:, :-1]], 1), use_cache=False
-    ).logits
+    start_id = model.config.decoder_start_token_id
+    inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
+    if stage.blank:
+        inputs = blank_inputs(inputs, stage.blank, start_id, torch.Generator().manual_seed(seed))
+    logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
     loss = ordinal_cross_entropy(logits, labels, smoothing=stage.smoothing, first_bin=chronos.n_special_tokens + 1)
     return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
 
 
-def token_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
+def token_loss(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
+) -> torch.Tensor:
     """Scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
-    losses = token_step_losses(model, past, future, stage)
+    losses = token_step_losses(model, past, future, stage, seed=seed)
     return (losses * step_weights(len(losses), stage.first_weight).to(losses.device)).mean()
 
 

@@ -37,12 +37,23 @@ FULL_MIX: dict[str, float] = {
 RECENT_MIX: dict[str, float] = FULL_MIX | {"seasonal_walk": 5, "motif_rough": 2, "seasonal": 5}
 """As the full mixture, with more motifs of which only the last repeat is up to date."""
 
+SEASON_MIX: dict[str, float] = {name: 0.5 * weight for name, weight in FULL_MIX.items()} | {
+    "motif_rough": 2,
+    "motif_smooth": 4,
+    "harmonics": 4,
+    "seasonal": 6,
+    "seasonal_walk": 4,
+}
+"""Seasons of every shape and noise first, everything else at half its weight."""
+
 
 class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
 
-    `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label (token models);
-    `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps.
+    `blank` is the share of decoder inputs that every second row loses (token models): the next value must then be found
+    from older ones, so a forecast keeps its phase when one sampled value is off. `smoothing` is the standard deviation
+    in bins of the Gaussian that replaces a one-hot label (token models); `first_weight` multiplies the loss of the
+    first forecast step, falling back to 1 over four steps.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,6 +65,7 @@ class Stage(BaseModel):
     mix: dict[str, float]
     smoothing: float = 0.0
     first_weight: float = 1.0
+    blank: float = Field(default=0.0, ge=0, lt=1)
 
 
 class Recipe(BaseModel):
@@ -93,6 +105,8 @@ class Recipe(BaseModel):
 
 QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
 
+NANO_SHAPE: dict[str, Any] = {"context": 128, "horizon": 24, "rows": 32}
+
 CHRONOS_NANO = Recipe(
     name="chronos-nano",
     kind="token",
@@ -129,11 +143,12 @@ CHRONOS_NANO = Recipe(
         },
     },
     stages=(
-        Stage(start=0, context=64, horizon=12, rows=48, mix=EASY_MIX, smoothing=4.0, first_weight=2.0),
-        Stage(start=800, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0),
-        Stage(start=5000, context=128, horizon=24, rows=32, mix=RECENT_MIX, smoothing=1.2, first_weight=2.0),
+        Stage(start=0, mix=EASY_MIX, context=64, horizon=12, rows=48, smoothing=4.0, first_weight=2.0),
+        Stage(start=800, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0, **NANO_SHAPE),
+        Stage(start=2600, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, blank=0.25, **NANO_SHAPE),
+        Stage(start=6000, mix=SEASON_MIX, smoothing=1.2, first_weight=2.0, blank=0.15, **NANO_SHAPE),
     ),
-    steps=9000,
+    steps=10000,
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
     decoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
@@ -172,9 +187,10 @@ BOLT_NANO = Recipe(
         Stage(start=0, context=64, horizon=4, rows=256, mix=SMOOTH_MIX),
         Stage(start=800, context=128, horizon=16, rows=96, mix=SMOOTH_MIX),
         Stage(start=1600, context=128, horizon=32, rows=96, mix=SMOOTH_MIX),
-        Stage(start=2800, context=256, horizon=32, rows=48, mix=FULL_MIX),
+        Stage(start=2400, context=256, horizon=32, rows=48, mix=SEASON_MIX),
+        Stage(start=6000, context=256, horizon=32, rows=48, mix=FULL_MIX),
     ),
-    steps=9000,
+    steps=10500,
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )

@@ -133,8 +133,10 @@ class Trainer:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
-        loss_of = token_loss if self.recipe.kind == "token" else patch_loss
-        loss = loss_of(self.model, past, future, stage)
+        if self.recipe.kind == "token":
+            loss = token_loss(self.model, past, future, stage, seed=self.step)
+        else:
+            loss = patch_loss(self.model, past, future, stage)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)

@@ -73,17 +73,23 @@ PUBLISHED_SIZES = {
 }
 
 
-def check_keys(config: Mapping[str, Any], where: str) -> None:
+def check_keys(config: Mapping[str, Any], where: str, settings: frozenset[str]) -> None:
     """Refuse a configuration with keys that this wiring does not understand.
+
+    Args:
+        config: the checkpoint's config.json.
+        where: name of the checkpoint, for the message.
+        settings: known keys of its ``chronos_config``.
 
     Raises:
         WiringError: a key is unknown, so activations could be slightly wrong.
     """
-    unknown = sorted(set(config) - KNOWN_KEYS)
+    inner = config.get("chronos_config", {})
+    unknown = sorted(set(config) - KNOWN_KEYS) + [f"chronos_config.{key}" for key in sorted(set(inner) - settings)]
     if unknown:
         raise WiringError(
-            f"{where} has configuration keys that the wiring does not know: {', '.join(unknown)}. "
-            "It may compute something else than its wiring says; refusing rather than showing wrong activations."
+            f"{where} has configuration keys that the wiring does not know: {', '.join(unknown)}. It may compute "
+            "something else than the wiring says; refusing rather than showing wrong activations."
         )
 
 

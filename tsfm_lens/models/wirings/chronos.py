@@ -17,6 +17,14 @@ from tsfm_lens.models.architecture import Architecture, Encoded
 from tsfm_lens.models.wirings import _t5
 
 
+SETTINGS = frozenset(
+    """
+    tokenizer_class tokenizer_kwargs context_length prediction_length n_tokens n_special_tokens pad_token_id
+    eos_token_id use_eos_token model_type num_samples temperature top_k top_p
+    """.split()
+)
+
+
 class ChronosAdapter:
     """A ``ChronosPipeline`` of sequence-to-sequence type."""
 
@@ -189,6 +197,7 @@ ARCHITECTURE = Architecture(
         "chronos_config" in config and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
     ),
     claims_object=_claims_object,
+    check=lambda config, where: _t5.check_keys(config, where, SETTINGS),
     open=_open,
     adapt=_adapt,
     tiny=_tiny,

@@ -17,6 +17,11 @@ from tsfm_lens.models.architecture import Architecture, Encoded
 from tsfm_lens.models.wirings import _t5
 
 
+SETTINGS = frozenset(
+    "context_length prediction_length input_patch_size input_patch_stride quantiles use_reg_token".split()
+)
+
+
 class BoltAdapter:
     """A ``ChronosBoltPipeline``."""
 
@@ -136,6 +141,7 @@ ARCHITECTURE = Architecture(
     published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
     claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
     claims_object=_claims_object,
+    check=lambda config, where: _t5.check_keys(config, where, SETTINGS),
     open=_open,
     adapt=_adapt,
     tiny=lambda: _t5.spread_weights(_native(_t5.tiny_kwargs(decoder_layers=3), 64, 16, 4)),

@@ -1,0 +1,209 @@
+"""The command line on small random checkpoints: what scripts read, what people read, what fails how."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import tsfm_lens
+from tsfm_lens.cli import app
+from tsfm_lens.models.architecture import architectures
+
+RUNNER = CliRunner()
+
+
+def run(*args: str) -> Result:
+    return RUNNER.invoke(app, list(args))
+
+
+@pytest.fixture(scope="module", params=["chronos", "chronos-bolt"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("checkpoint") / request.param
+    architectures()[request.param].tiny().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def bolt(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("checkpoint") / "bolt"
+    architectures()["chronos-bolt"].tiny().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def waves(tmp_path: Path) -> str:
+    file = tmp_path / "waves.csv"
+    rows = [f"{name},{day},{np.sin(day / k):.6f}" for name, k in (("slow", 9), ("fast", 3)) for day in range(80)]
+    file.write_text("id,timestamp,target\n" + "\n".join(rows) + "\n")
+    return str(file)
+
+
+def test_forecast_as_csv_is_what_the_library_returns(folder: str, waves: str) -> None:
+    result = run(
+        "forecast", folder, "--data", waves, "--horizon", "4", "-q", "0.2", "-q", "0.5", "--csv", "--seed", "3"
+    )
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["id"] for row in rows] == ["slow"] * 4 + ["fast"] * 4
+    lens = tsfm_lens.load(folder)
+    expected = lens.forecast(waves, 4, quantiles=[0.2, 0.5], seed=3)
+    for column, level in enumerate((0.2, 0.5)):
+        found = np.array([float(row[str(level)]) for row in rows]).reshape(2, 4)
+        np.testing.assert_allclose(found, expected.quantiles[:, column], rtol=1e-6)
+
+
+def test_forecast_as_json_is_strict_and_labelled(folder: str, waves: str) -> None:
+    result = run("forecast", folder, "--data", waves, "--horizon", "4", "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert answer["attrs"]["kind"] == "forecast"
+    assert answer["coords"]["series"]["data"] == ["slow", "fast"]
+    forecast = answer["data_vars"]["quantile_forecast"]
+    assert forecast["dims"] == ["series", "quantile", "step"]
+    expected = tsfm_lens.load(folder).forecast(waves, 4).quantiles
+    np.testing.assert_allclose(np.array(forecast["data"]), expected, rtol=1e-6)
+
+
+def test_ablate_reports_the_chosen_components_only(bolt: str, waves: str) -> None:
+    result = run("ablate", bolt, "--data", waves, "--horizon", "4", "-c", "decoder.0.cross_attn.*", "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["attrs"]["kind"] == "ablation"
+    names = answer["coords"]["component"]["data"]
+    assert names
+    assert all(name.startswith("decoder.0.cross_attn.") for name in names)
+    lens = tsfm_lens.load(bolt)
+    batch, _ = tsfm_lens.as_series(waves).split(4)
+    with lens.ablate(names[1]):
+        expected = lens.forecast(batch, 4).median
+    np.testing.assert_allclose(np.array(answer["data_vars"]["forecast"]["data"])[1], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_attribute_holds_the_end_out_as_truth(bolt: str, waves: str) -> None:
+    result = run("attribute", bolt, "--data", waves, "--horizon", "4", "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    truth = np.array(answer["data_vars"]["truth"]["data"])
+    np.testing.assert_allclose(truth, tsfm_lens.as_series(waves).split(4)[1])
+    assert max(max(row) for row in answer["data_vars"]["completeness_error"]["data"]) >= 0
+
+
+@pytest.mark.parametrize("command", ["ablate", "attribute", "forecast"])
+def test_tables_cut_no_name_when_piped(bolt: str, waves: str, command: str) -> None:
+    result = run(command, bolt, "--data", waves, "--horizon", "4")
+    assert result.exit_code == 0, result.output
+    if command == "forecast":
+        assert "slow" in result.stdout
+    else:
+        assert "decoder.0.cross_attn.0 " in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_hooks_lists_true_shapes(folder: str) -> None:
+    result = run("hooks", folder, "--filter", "decoder_blocks.*.cross_attn.hook_pattern", "--json")
+    assert result.exit_code == 0, result.output
+    lens = tsfm_lens.load(folder)
+    stack = lens.wiring.output_stack
+    rows = json.loads(result.stdout)
+    assert [row["name"] for row in rows] == [
+        f"decoder_blocks.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)
+    ]
+    assert all(len(row["axes"]) == len(row["shape"]) for row in rows)
+    assert all(row["shape"][:2] == [1, stack.n_heads] for row in rows)
+
+
+def test_hooks_lists_every_hook_point(folder: str) -> None:
+    result = run("hooks", folder, "--json")
+    assert result.exit_code == 0, result.output
+    assert [row["name"] for row in json.loads(result.stdout)] == [n for n, _ in tsfm_lens.load(folder).hook_table()]
+
+
+def test_report_writes_the_page_and_prints_its_path(folder: str, waves: str, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "report"
+    result = run("report", folder, "--data", waves, "--out", str(out), "--horizon", "4")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(out / "index.html")
+    page = (out / "index.html").read_text()
+    for heading in ("Forecast", "Logit lens", "Attribution", "Ablation", "Attention"):
+        assert heading in page
+    assert "held out as the truth" in page
+    assert "write the report" in result.stderr
+
+
+def test_report_without_holdout(bolt: str, waves: str, tmp_path: Path) -> None:
+    result = run("report", bolt, "--data", waves, "--out", str(tmp_path), "--horizon", "4", "--no-holdout")
+    assert result.exit_code == 0, result.output
+    assert "beyond the end of each series" in (tmp_path / "index.html").read_text()
+
+
+def test_models_and_data_list_all() -> None:
+    listed = json.loads(run("models", "--json").stdout)
+    assert {entry["name"] for entry in listed["architectures"]} == set(architectures())
+    assert listed["embedded"] == list(tsfm_lens.zoo.checkpoint_names())
+    series = json.loads(run("data", "--json").stdout)
+    assert [entry["name"] for entry in series] == list(tsfm_lens.data.bundled_names())
+    assert "amazon/chronos-bolt-base" in run("models").stdout
+    assert all(entry["title"] in run("data").stdout for entry in series[:2])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("forecast", "{bolt}", "--data", "bundled:c02"), "co2"),
+        (("forecast", "{bolt}", "--data", "nowhere.csv"), "nowhere.csv"),
+        (("forecast", "{bolt}", "--data", "bundled:"), "names no series"),
+        (("forecast", "./no-such-folder", "--data", "bundled:co2"), "no-such-folder"),
+        (("ablate", "{bolt}", "--data", "bundled:co2", "-c", "decoder.77.mlp"), "decoder.77.mlp"),
+        (("ablate", "{bolt}", "--data", "bundled:co2", "--how", "melt"), "melt"),
+        (("hooks", "{bolt}", "--filter", "hook_nothing"), "hook_nothing"),
+        (("report", "{bolt}", "--data", "bundled:nile", "--horizon", "100"), "hold out"),
+    ],
+)
+def test_an_error_is_a_message_and_exit_code_1(bolt: str, args: tuple[str, ...], words: str) -> None:
+    result = run(*(arg.format(bolt=bolt) for arg in args))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert words in result.stderr
+    assert "error:" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("forecast",),
+        ("forecast", "x"),
+        ("nothing",),
+        ("forecast", "x", "--data", "bundled:co2", "--horizon", "0"),
+        ("forecast", "x", "--data", "bundled:co2", "--csv", "--json"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(args: tuple[str, ...]) -> None:
+    assert run(*args).exit_code == 2
+
+
+def test_brackets_in_a_message_stay() -> None:
+    result = run("forecast", "./[bold]x", "--data", "bundled:co2")
+    assert result.exit_code == 1
+    assert "[bold]x" in result.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nsys.argv = ['tsfm-lens', '--help']\nfrom tsfm_lens.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'transformers', 'plotly', 'pandas', 'xarray', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "report" in done.stdout

@@ -1,0 +1,234 @@
+"""Series in: what is taken, what is refused and how it is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
+from tsfm_lens.errors import InputError, LensError, UnknownNameError
+
+SERIES = npst.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e12, 1e12) | st.just(float("nan"))).filter(
+    lambda array: not np.isnan(array).all()
+)
+
+
+def frame(rows: list, columns: tuple = ("id", "timestamp", "target")) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1.0, 2.0, 3.0],
+        [[1, 2, 3]],
+        np.array([1, 2, 3]),
+        np.array([[1, 2, 3]], dtype=np.float32),
+        torch.tensor([1, 2, 3]),
+        torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16, requires_grad=True),
+        pd.Series([1, 2, 3]),
+        {"a": [1, 2, 3]},
+        [torch.tensor([1.0, 2.0, 3.0])],
+        frame([("a", "2020-01-01", 1), ("a", "2020-01-02", 2), ("a", "2020-01-03", 3)]),
+        frame([("a", "2020-01-03", 3), ("a", "2020-01-01", 1), ("a", "2020-01-02", 2)], ("unique_id", "ds", "y")),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_one_series_in_every_form(data: object) -> None:
+    batch = as_series(data)
+    assert batch.lengths == (3,)
+    np.testing.assert_array_equal(batch.values[0], [1.0, 2.0, 3.0])
+    assert batch.values[0].dtype == np.float64
+
+
+REFUSED = {
+    "nothing": ([], "no series"),
+    "empty series": ([[1.0], []], "series 'series-1' is empty"),
+    "all NaN": ([np.full(3, np.nan)], "nothing but NaN"),
+    "infinite": ([[1.0, 2.0, np.inf]], "infinite at position 2"),
+    "scalar": (np.array(3.0), "0 axes"),
+    "three axes": (np.zeros((2, 3, 4)), "3 axes"),
+    "complex": (np.array([1 + 2j]), "complex128"),
+    "text": ([["1", "x"]], "at position 0, which is not a number"),
+    "dates": ([np.array(["2020-01-01"], dtype="datetime64[D]")], "expected real numbers"),
+    "object": (object(), "object is no series"),
+    "int": (5, "int is no series"),
+    "two-dimensional in a list": ([np.zeros((2, 2))], r"shape \(2, 2\)"),
+    "missing file": ("no-such-file.csv", "there is no file"),
+    "empty frame": (frame([]), "no rows"),
+    "duplicate times": (
+        frame([("a", "2020-01-01", 1), ("a", "2020-01-01", 2), ("a", "2020-01-02", 2)]),
+        "two values at",
+    ),
+    "irregular": (
+        frame([("a", "2020-01-01", 1), ("a", "2020-01-07", 2), ("a", "2021-03-02", 2), ("a", "2021-03-04", 2)]),
+        "irregular timestamps",
+    ),
+    "no id": (frame([(None, "2020-01-01", 1), ("a", "2020-01-02", 2)]), "no id in row 0"),
+    "no time": (frame([("a", None, 1), ("a", "2020-01-02", 2)]), "no timestamp in row 0"),
+    "bad cell": (frame([("a", "2020-01-01", "1"), ("a", "2020-01-02", "two")]), "holds 'two' in row 1"),
+    "no values": (frame([("a", "2020-01-01", "x", "y")], ("id", "timestamp", "n", "m")), "no column holds the values"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_a_message_that_names_the_place(data: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        as_series(data)
+
+
+def test_names_sizes_and_options_are_checked() -> None:
+    with pytest.raises(InputError, match="2 series came with 1 ids"):
+        as_series([[1], [2]], ids=["a"])
+    with pytest.raises(InputError, match="'a' occurs more than once"):
+        as_series([[1], [2]], ids=["a", "a"])
+    with pytest.raises(InputError, match="'b' has 1 steps, expected at least 2"):
+        as_series([[1, 2], [2]], ids=["a", "b"], min_length=2)
+    with pytest.raises(InputError, match="no pandas frequency"):
+        as_series([1, 2], freq="fortnight")
+    with pytest.raises(InputError, match="no timestamp"):
+        as_series([1, 2], start="yesterdayish")
+    with pytest.raises(InputError, match="cannot hold out 2"):
+        as_series([1, 2]).split(2)
+    with pytest.raises(UnknownNameError, match="Closest: series-1"):
+        as_series([[1], [2]]).select("serie-1")
+
+
+@given(st.lists(SERIES, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=60)
+def test_callers_arrays_are_copied_and_the_batch_is_read_only(arrays: list[np.ndarray]) -> None:
+    copies = [array.copy() for array in arrays]
+    batch = as_series(arrays)
+    for given_, copy, kept in zip(arrays, copies, batch.values, strict=True):
+        np.testing.assert_array_equal(given_, copy)
+        np.testing.assert_array_equal(kept, copy)
+        assert not np.shares_memory(kept, given_)
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0] = 0.0
+
+
+@given(st.lists(SERIES, min_size=1, max_size=3), st.sampled_from(["h", "D", "MS", "W-MON", "QS-OCT"]))
+@settings(deadline=None, max_examples=40)
+def test_frames_read_back(arrays: list[np.ndarray], freq: str) -> None:
+    batch = as_series(arrays, freq=freq, start="2001-01-01")
+    back = as_series(batch.to_frame(), freq=freq)
+    assert back.ids == batch.ids
+    for index in range(len(batch)):
+        np.testing.assert_array_equal(back.values[index], batch.values[index])
+        assert (back.timestamps(index) == batch.timestamps(index)).all()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv", ".parquet"])
+def test_files_read_back(tmp_path: Path, suffix: str) -> None:
+    table = bundled("co2").to_frame()
+    path = tmp_path / f"co2{suffix}"
+    if suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    back = read_series(path)
+    np.testing.assert_allclose(back.values[0], bundled("co2").values[0])
+    assert (back.freq, back.starts, back.seasonality) == ("MS", bundled("co2").starts, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "first"),
+    [
+        ("1,2\n3,4\n", ("column-0", "column-1"), [1.0, 3.0]),
+        ("a;b\n1;2\n3;4\n", ("a", "b"), [1.0, 3.0]),
+        ("value\n1\n2\n", ("value",), [1.0, 2.0]),
+        ("date,load,heat\n2020-01-01,1,5\n2020-01-02,2,6\n2020-01-03,3,7\n", ("load", "heat"), [1.0, 2.0, 3.0]),
+    ],
+)
+def test_plain_tables(tmp_path: Path, text: str, ids: tuple, first: list) -> None:
+    path = tmp_path / "plain.csv"
+    path.write_text(text)
+    batch = read_series(path)
+    assert batch.ids == ids
+    np.testing.assert_array_equal(batch.values[0], first)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", ""), ("a.csv", "x\nfoo\n"), ("a.xlsx", "x"), ("a.parquet", "no")])
+def test_unreadable_files_are_named(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError, match=name):
+        read_series(path)
+
+
+def test_gaps_become_nan_and_are_noted() -> None:
+    stamps = pd.date_range("2020-01-01", periods=12, freq="h").delete([3, 7, 8])
+    batch = as_series(pd.DataFrame({"timestamp": stamps, "y": np.arange(9.0)}))
+    assert np.flatnonzero(np.isnan(batch.values[0])).tolist() == [3, 7, 8]
+    assert "3 missing timestamps" in batch.notes[0]
+
+
+def test_daylight_saving_is_no_gap() -> None:
+    stamps = pd.date_range("2021-03-27", periods=72, freq="h", tz="Europe/Berlin")
+    batch = as_series(pd.DataFrame({"timestamp": stamps, "y": np.arange(72.0)}))
+    assert batch.lengths == (72,)
+    assert not batch.notes
+
+
+def test_several_targets_become_series() -> None:
+    table = frame([("a", "2020-01-01", 1, 2), ("a", "2020-01-02", 3, 4)], ("id", "timestamp", "load", "heat"))
+    assert as_series(table, targets=["load", "heat"], freq="D").ids == ("a/load", "a/heat")
+    with pytest.raises(UnknownNameError, match="Closest: load"):
+        as_series(table, targets=["loads"])
+
+
+def test_split_and_tail_keep_time_right() -> None:
+    batch = bundled("electricity")
+    context, future = batch.split(24)
+    np.testing.assert_array_equal(future[0], batch.values[0][-24:])
+    assert context.timestamps()[-1] + pd.Timedelta(hours=1) == batch.timestamps()[-24]
+    assert (batch.tail(10).timestamps() == batch.timestamps()[-10:]).all()
+
+
+def test_bundled_series_are_real_described_and_of_several_fields() -> None:
+    infos = [bundled_info(name) for name in bundled_names()]
+    assert len(infos) >= 10
+    assert len({info.field for info in infos}) >= 6
+    assert len({info.freq for info in infos}) >= 5
+    for info in infos:
+        batch = bundled(info.name)
+        assert batch.lengths == (info.length,)
+        assert info.source
+        assert info.licence
+        assert batch.units[0] == info.unit
+    # facts anyone can look up
+    assert bundled("nile").values[0][:3].tolist() == [1120, 1160, 963]
+    assert np.nanmax(bundled("sunspots").values[0]) == pytest.approx(190.2)
+    with pytest.raises(UnknownNameError, match="Closest: sunspots"):
+        bundled("sunspot")
+
+
+def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:
+    for package in ("statsmodels", "tsdata", "vega_datasets"):
+        pytest.importorskip(package, reason=f"{package} is needed to rebuild the bundled series")
+    import runpy
+
+    script = Path(__file__).parents[2] / "tools" / "build_bundled.py"
+    runpy.run_path(str(script))["build"](tmp_path)
+    shipped = Path(script.parents[1] / "tsfm_lens" / "data" / "bundled_series")
+    for path in sorted(tmp_path.iterdir()):
+        assert path.read_text() == (shipped / path.name).read_text(), path.name
+
+
+@given(
+    st.one_of(st.lists(st.one_of(st.none(), st.floats(), st.text(max_size=3), st.booleans())), st.binary(max_size=4))
+)
+@settings(deadline=None, max_examples=150)
+def test_whatever_comes_in_only_our_errors_come_out(data: object) -> None:
+    try:
+        batch = as_series(data)
+    except LensError:
+        return
+    assert isinstance(batch, SeriesBatch)

@@ -1,0 +1,222 @@
+"""Interventions against the arithmetic they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.errors import HookError, InputError, UnknownNameError
+from tsfm_lens.hooks import EditPattern, Mean, Noise, PatchFrom, Resample, Steer, Zero
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import Case, native_traces
+
+MLP = "decoder_blocks.0.mlp.hook_out"
+HEAD = "decoder.1.cross_attn.2"
+Z = "decoder_blocks.1.cross_attn.hook_z"
+
+
+def seen(lens: Lens, case: Case, name: str, *interventions: object) -> torch.Tensor:
+    """What stands at a hook point after interventions: a reader set behind them."""
+    with torch.no_grad(), lens.edit(*interventions):  # type: ignore[arg-type]
+        _, acts = lens.run_with_cache(case.encoded, names_filter=name)
+    return acts[name]
+
+
+def test_zero_changes_one_head_only(token_lens: Lens, token_case: Case) -> None:
+    before, after = seen(token_lens, token_case, Z), seen(token_lens, token_case, Z, Zero(HEAD))
+    assert torch.equal(after[:, :, 2], torch.zeros_like(after[:, :, 2]))
+    kept = [0, 1, 3]
+    assert torch.equal(after[:, :, kept], before[:, :, kept])
+
+
+def test_rows_and_positions(token_lens: Lens, token_case: Case) -> None:
+    before = seen(token_lens, token_case, Z)
+    after = seen(token_lens, token_case, Z, Zero(HEAD, rows=[1, -1], positions=[0, -1]))
+    expected = before.clone()
+    for row in (1, len(before) - 1):
+        for position in (0, before.shape[1] - 1):
+            expected[row, position, 2] = 0.0
+    assert torch.equal(after, expected)
+    sliced = seen(token_lens, token_case, Z, Zero(HEAD, positions=slice(1, 3)))
+    expected = before.clone()
+    expected[:, 1:3, 2] = 0.0
+    assert torch.equal(sliced, expected)
+    masked = seen(token_lens, token_case, Z, Zero(HEAD, rows=torch.tensor([True, False, False, True])))
+    assert torch.equal(masked[1:3], before[1:3])
+    assert not masked[[0, 3], :, 2].any()
+
+
+@pytest.mark.parametrize("rows", [[9], [-9], [True]])
+def test_rows_out_of_range_are_named(token_lens: Lens, token_case: Case, rows: list) -> None:
+    with pytest.raises(InputError, match="rows"):
+        seen(token_lens, token_case, Z, Zero(HEAD, rows=rows))
+    assert native_traces(token_lens) == 0
+
+
+def test_mean_is_the_mean(token_lens: Lens, token_case: Case) -> None:
+    _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
+    values = acts[MLP].double().numpy()
+    per_position = seen(token_lens, token_case, MLP, Mean(MLP, acts))
+    np.testing.assert_allclose(per_position[1], values.mean(axis=0), rtol=1e-5, atol=1e-6)
+    pooled = seen(token_lens, token_case, MLP, Mean(MLP, acts, per="pooled"))
+    np.testing.assert_allclose(pooled[2, 3], values.mean(axis=(0, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_mean_of_a_shorter_reference_is_refused(token_lens: Lens, token_case: Case) -> None:
+    short = token_lens.encode(token_case.batch)
+    _, acts = token_lens.run_with_cache(short, names_filter=MLP)
+    with pytest.raises(HookError, match="the reference set covers 1 positions"):
+        seen(token_lens, token_case, MLP, Mean(MLP, acts))
+    with pytest.raises(InputError, match="'pooled'"):
+        Mean(MLP, acts, per="series")
+
+
+def test_resample_draws_whole_series_of_the_reference(token_lens: Lens, token_case: Case) -> None:
+    other = "decoder_blocks.1.mlp.hook_out"
+    _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=[MLP, other])
+    edits = [Resample(MLP, acts, seed=4), Resample(other, acts, seed=4)]
+    drawn = []
+    for name in (MLP, other):
+        got = seen(token_lens, token_case, name, *edits)
+        drawn.append([int((acts[name] == row).flatten(1).all(1).nonzero()[0]) for row in got])
+    assert drawn[0] == drawn[1]
+    generator = torch.Generator().manual_seed(4)
+    assert drawn[0] == torch.randint(len(acts[MLP]), (len(acts[MLP]),), generator=generator).tolist()
+
+
+def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None:
+    before = seen(token_lens, token_case, MLP)
+    after = seen(token_lens, token_case, MLP, Noise(MLP, scale=0.25, seed=1))
+    again = seen(token_lens, token_case, MLP, Noise(MLP, scale=0.25, seed=1))
+    other = seen(token_lens, token_case, MLP, Noise(MLP, scale=0.25, seed=2))
+    ratio = (after - before).pow(2).mean((1, 2)).sqrt() / before.pow(2).mean((1, 2)).sqrt()
+    np.testing.assert_allclose(ratio, 0.25, rtol=0.25)
+    assert torch.equal(after, again)
+    assert not torch.equal(after, other)
+
+
+def test_steer_adds_a_vector_to_layer_branch_and_head(token_lens: Lens, token_case: Case) -> None:
+    vector = torch.arange(float(token_lens.d_model))
+    for target, at in (("decoder.0", "decoder_blocks.0.hook_resid_post"), ("decoder.0.mlp", MLP)):
+        before = seen(token_lens, token_case, at)
+        after = seen(token_lens, token_case, at, Steer(target, vector, scale=-2.0))
+        torch.testing.assert_close(after, before - 2.0 * vector)
+    with pytest.raises(HookError, match=r"a vector of shape \(3,\) does not fit"):
+        seen(token_lens, token_case, MLP, Steer("decoder.0.mlp", torch.ones(3)))
+
+
+def test_edited_pattern_gives_the_mean_of_values(token_lens: Lens, token_case: Case) -> None:
+    def uniform(pattern: torch.Tensor) -> torch.Tensor:
+        pattern[:] = 1.0 / pattern.shape[-1]
+        return pattern
+
+    v_name = "decoder_blocks.1.cross_attn.hook_v"
+    after = seen(token_lens, token_case, Z, EditPattern(HEAD, uniform))
+    before = seen(token_lens, token_case, Z)
+    v = seen(token_lens, token_case, v_name)
+    np.testing.assert_allclose(after[:, 0, 2], v.mean(dim=1)[:, 2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after[:, :, [0, 1, 3]], before[:, :, [0, 1, 3]])
+
+
+@pytest.mark.parametrize("target", ["decoder.1", "decoder.1.mlp"])
+def test_edit_pattern_needs_attention(token_lens: Lens, token_case: Case, target: str) -> None:
+    with pytest.raises(HookError, match="EditPattern needs an attention branch or head"):
+        seen(token_lens, token_case, Z, EditPattern(target, lambda p: p))
+
+
+def test_interventions_act_in_the_order_given(token_lens: Lens, token_case: Case) -> None:
+    vector = torch.ones(token_lens.d_model)
+    steer, zero = Steer(MLP, vector), Zero(MLP)
+    assert not seen(token_lens, token_case, MLP, steer, zero).any()
+    assert torch.equal(
+        seen(token_lens, token_case, MLP, zero, steer), torch.ones_like(seen(token_lens, token_case, MLP))
+    )
+
+
+def test_whole_layer_becomes_the_identity(token_lens: Lens, token_case: Case) -> None:
+    pre = seen(token_lens, token_case, "decoder_blocks.1.hook_resid_pre", Zero("decoder.1"))
+    post = seen(token_lens, token_case, "decoder_blocks.1.hook_resid_post", Zero("decoder.1"))
+    assert torch.equal(pre, post)
+
+
+def test_unknown_targets_set_no_hook(token_lens: Lens) -> None:
+    with pytest.raises(UnknownNameError, match="Closest: decoder"), token_lens.edit(Zero(HEAD), Zero("decoder.7.mlp")):
+        pass
+    assert native_traces(token_lens) == 0
+
+
+def test_patching_by_rows_needs_matching_sources(token_lens: Lens, token_case: Case) -> None:
+    _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
+    moved = seen(token_lens, token_case, MLP, PatchFrom(MLP, acts, positions=[1]))
+    torch.testing.assert_close(moved, acts[MLP])
+    with pytest.raises(HookError, match="do not fit the 2 rows"):
+        seen(token_lens, token_case, MLP, PatchFrom(MLP, acts, rows=[0, 1]))
+    with pytest.raises(UnknownNameError, match="no recorded activation"):
+        seen(token_lens, token_case, MLP, PatchFrom("decoder_blocks.1.mlp.hook_out", acts))
+
+
+@pytest.mark.parametrize("how", ["zero", "mean", "resample", "noise"])
+def test_ablate_has_every_kind(token_lens: Lens, token_case: Case, how: str) -> None:
+    plain = token_lens.forward(token_case.encoded)
+    reference = token_case.encoded if how in ("mean", "resample") else None
+    with torch.no_grad(), token_lens.ablate("decoder.0.mlp", how=how, reference=reference):
+        assert not torch.allclose(token_lens.forward(token_case.encoded), plain)
+    with pytest.raises(InputError, match="choose one of zero, mean"), token_lens.ablate("decoder.0.mlp", how="nil"):
+        pass
+    with pytest.raises(InputError, match="needs reference"), token_lens.ablate("decoder.0.mlp", how="mean"):
+        pass
+
+
+# --- rollouts ----------------------------------------------------------------------------------------------
+
+
+def test_positions_count_through_the_cache(token_lens: Lens, token_case: Case) -> None:
+    """An edit at decoder position 3 of a cached rollout leaves the first three steps, and only these."""
+    plain = token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5).samples
+    with token_lens.edit(Zero("decoder.*", positions=[3])):
+        late = token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5).samples
+    assert plain is not None
+    assert late is not None
+    np.testing.assert_array_equal(late[:, :, :3], plain[:, :, :3])
+    assert (late[:, :, 3:] != plain[:, :, 3:]).any()
+
+
+def test_rows_are_series_with_all_their_samples(token_lens: Lens, token_case: Case) -> None:
+    plain = token_lens.forecast(token_case.batch, 4, num_samples=6, seed=5).samples
+    with token_lens.ablate("decoder.*", rows=[2]):
+        changed = token_lens.forecast(token_case.batch, 4, num_samples=6, seed=5).samples
+    assert plain is not None
+    assert changed is not None
+    moved = (plain != changed).any(axis=(1, 2))
+    assert moved.tolist() == [False, False, True, False]
+
+
+def test_quantile_rollout_carries_edits_into_every_pass(patch_lens: Lens, patch_case: Case) -> None:
+    horizon = patch_lens.adapter.prediction_length + 3
+    with patch_lens.ablate("decoder.0.mlp", rows=[1]):
+        changed = patch_lens.forecast(patch_case.batch, horizon).quantiles
+    plain = patch_lens.forecast(patch_case.batch, horizon).quantiles
+    others = [0, 2, 3]
+    np.testing.assert_array_equal(changed[others], plain[others])
+    assert (changed[1, :, -3:] != plain[1, :, -3:]).any()
+
+
+def test_patching_one_rollout_into_another(token_lens: Lens, token_case: Case) -> None:
+    """All decoder streams of run A in run B, on B's own encoder, give A's tokens."""
+    name = "decoder_blocks.1.hook_resid_post"
+    run: dict = {"horizon": 4, "num_samples": 3, "seed": 7}
+    ours, acts = token_lens.run_with_cache(token_case.batch, names_filter=name, rollout=True, **run)
+    with token_lens.ablate("encoder.*"), token_lens.patch(acts, name):
+        theirs = token_lens.forecast(token_case.batch, **run)
+    np.testing.assert_array_equal(ours.samples, theirs.samples)
+
+
+def test_callables_keep_their_type() -> None:
+    def fn(value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    edit: Callable = EditPattern("decoder.0.self_attn", fn).edit
+    assert edit is fn

@@ -1,0 +1,78 @@
+"""The vocabulary: names, globs, components and their error messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.hooks import Component, components, select_components, writers
+from tsfm_lens.hooks.names import hook_points, select
+from tsfm_lens.models import architectures
+
+WIRING = architectures()["chronos-bolt"].adapt(architectures()["chronos-bolt"].tiny()).wiring
+POINTS = hook_points(WIRING)
+
+
+def test_vocabulary_is_transformer_lens() -> None:
+    for name in (
+        "encoder.hook_embed",
+        "encoder_blocks.1.self_attn.hook_pattern",
+        "decoder_blocks.2.cross_attn.hook_z",
+        "decoder_blocks.0.hook_resid_mid2",
+        "decoder_blocks.0.mlp.hook_post",
+        "decoder.ln_final.hook_normalized",
+        "unembed.hook_out",
+    ):
+        assert name in POINTS
+    assert "encoder_blocks.0.hook_resid_mid2" not in POINTS  # the encoder has two writers, so one middle
+
+
+@given(
+    st.sampled_from(["encoder", "decoder", ""]),
+    st.integers(0, 99),
+    st.sampled_from([None, "mlp", "self_attn", "cross_attn"]),
+    st.none() | st.integers(0, 99),
+)
+def test_components_read_back_what_they_print(stack: str, layer: int, kind: str | None, head: int | None) -> None:
+    component = Component(stack, layer, kind, head if kind else None)
+    assert Component.parse(str(component)) == component
+
+
+@pytest.mark.parametrize("text", ["", "decoder", "decoder.x", "decoder.1.mlp.2.3", "decoder.1.mlp.x"])
+def test_what_is_no_component_is_refused(text: str) -> None:
+    with pytest.raises(UnknownNameError, match="A component reads like"):
+        Component.parse(text)
+
+
+def test_globs_match_part_by_part() -> None:
+    heads = select_components(WIRING, "decoder.*.cross_attn.*")
+    assert [str(head) for head in heads] == [f"decoder.{layer}.cross_attn.{h}" for layer in range(3) for h in range(4)]
+    assert [str(c) for c in select_components(WIRING, "decoder.*")] == ["decoder.0", "decoder.1", "decoder.2"]
+    assert len(select(POINTS, "**.hook_pattern")) == 2 + 2 * 3
+    assert select(POINTS, "encoder_blocks.*.mlp.hook_out") == [
+        f"encoder_blocks.{layer}.mlp.hook_out" for layer in (0, 1)
+    ]
+
+
+def test_overlapping_patterns_give_each_component_once_in_model_order() -> None:
+    chosen = select_components(WIRING, "decoder.1.mlp", "encoder.0.mlp", "decoder.*.mlp")
+    assert [str(c) for c in chosen] == ["encoder.0.mlp", "decoder.0.mlp", "decoder.1.mlp", "decoder.2.mlp"]
+
+
+def test_a_typing_error_names_the_nearest() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"no component 'decoder.1.crossattn.2'. Closest: .*decoder.1.cross_attn.2"
+    ):
+        select_components(WIRING, "decoder.1.crossattn.2")
+    with pytest.raises(UnknownNameError, match=r"Closest: decoder_blocks.1.hook_resid_pre"):
+        select(POINTS, "decoder_blocks.1.hook_resid_per")
+
+
+def test_writers_partition_the_stack() -> None:
+    every = list(components(WIRING))
+    finest = writers(WIRING)
+    assert len(finest) == 3 * (4 + 4 + 1)
+    assert set(finest) <= set(every)
+    assert all(c.stack == "decoder" and c.level in ("head", "branch") for c in finest)

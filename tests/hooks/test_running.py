@@ -1,0 +1,199 @@
+"""Running with hooks: caching, TransformerLens's methods, gradients, safety of the caller's tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks import last_query
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import Case, native_traces
+
+POST = "decoder_blocks.0.hook_resid_post"
+PATTERN = "decoder_blocks.0.self_attn.hook_pattern"
+
+
+def test_it_is_a_hooked_root_module(token_lens: Lens) -> None:
+    assert isinstance(token_lens, HookedRootModule)
+    assert all(isinstance(point, HookPoint) for point in token_lens.hook_points())
+    assert token_lens.hook_dict[POST].name == POST
+    assert list(token_lens.hook_dict) == [name for name, _ in token_lens.hook_table()] or set(token_lens.hook_dict) == {
+        name for name, _ in token_lens.hook_table()
+    }
+
+
+def test_no_native_hook_without_a_hook_and_only_the_needed_ones_with_one(token_lens: Lens, token_case: Case) -> None:
+    assert native_traces(token_lens) == 0
+    counted = []
+    with token_lens.hooks([(POST, lambda value, hook: counted.append(native_traces(token_lens)))]):
+        token_lens.forward(token_case.encoded)
+    # the hook point's own hook, the one native hook that feeds it, and the two that track the step
+    assert counted == [4]
+
+
+def test_shapes_are_what_the_table_says(token_lens: Lens, token_case: Case) -> None:
+    _, acts = token_case.captured
+    sizes = {"head": 4, "d_model": 36, "d_head": 8, "d_mlp": 48, "d_vocab": 64, "batch": 4}
+    for name, axes in token_lens.hook_table():
+        for axis, size in zip(axes.split(), acts[name].shape, strict=True):
+            assert sizes.get(axis, size) == size, name
+
+
+def test_writing_in_place_reaches_the_forecast_but_not_the_stored_activation(
+    token_lens: Lens, token_case: Case
+) -> None:
+    def halve(value: torch.Tensor, hook: HookPoint) -> torch.Tensor:
+        value *= 0.5
+        return value
+
+    with torch.no_grad():
+        plain, clean = token_lens.run_with_cache(token_case.encoded)
+        with token_lens.hooks([(POST, halve)]):
+            edited, acts = token_lens.run_with_cache(token_case.encoded)
+        functional = token_lens.run_with_hooks(token_case.encoded, [(POST, lambda value, hook: 0.5 * value)])
+    torch.testing.assert_close(edited, functional)
+    assert not torch.allclose(edited, plain)
+    # the block's last write was stored before the hook on the sum halved it in place
+    assert torch.equal(acts["decoder_blocks.0.mlp.hook_out"], clean["decoder_blocks.0.mlp.hook_out"])
+    torch.testing.assert_close(acts[POST], 0.5 * clean[POST])
+
+
+def test_a_wrong_shape_is_named(token_lens: Lens, token_case: Case) -> None:
+    with pytest.raises(ValueError, match=r"the hook on decoder_blocks.0.hook_resid_post returned shape"):
+        token_lens.run_with_hooks(token_case.encoded, [(POST, lambda value, hook: value[:, :1])])
+    assert native_traces(token_lens) == 0
+
+
+def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) -> None:
+    names: list = []
+    keep = lambda value, hook: names.append(hook.name)  # noqa: E731
+    token_lens.run_with_hooks(token_case.encoded, [(lambda name: name.endswith("hook_embed"), keep)])
+    token_lens.run_with_hooks(token_case.encoded, [("*.hook_embed", keep)])
+    assert names == ["encoder.hook_embed", "decoder.hook_embed"] * 2
+    with pytest.raises(UnknownNameError, match="Closest"):
+        token_lens.run_with_cache(token_case.encoded, names_filter="decoder_blocks.0.resid_post")
+
+
+def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) -> None:
+    plain = token_lens.forward(token_case.encoded)
+    token_lens.add_hook("decoder_blocks.*.mlp.hook_out", lambda value, hook: 0 * value)
+    try:
+        first, second = token_lens.forward(token_case.encoded), token_lens.forward(token_case.encoded)
+        assert torch.equal(first, second)
+        assert not torch.allclose(first, plain)
+    finally:
+        token_lens.reset_hooks()
+    assert torch.equal(token_lens.forward(token_case.encoded), plain)
+    assert native_traces(token_lens) == 0
+
+
+def test_the_native_pipeline_sees_hooks_inside_the_context(token_lens: Lens, token_case: Case) -> None:
+    contexts = [torch.tensor(series) for series in token_case.batch.values]
+
+    def native() -> torch.Tensor:
+        torch.manual_seed(0)
+        return token_lens.native.predict(contexts, prediction_length=3, num_samples=4)
+
+    plain = native()
+    with token_lens.ablate("decoder.*"):
+        hooked = native()
+    assert not torch.equal(plain, hooked)
+    assert torch.equal(native(), plain)
+
+
+def test_head_results_can_be_edited(token_lens: Lens, token_case: Case) -> None:
+    def drop(value: torch.Tensor, hook: HookPoint) -> torch.Tensor:
+        value[:, :, 1] = 0.0
+        return value
+
+    with torch.no_grad():
+        by_result = token_lens.run_with_hooks(token_case.encoded, [("decoder_blocks.0.self_attn.hook_result", drop)])
+        with token_lens.ablate("decoder.0.self_attn.1"):
+            by_z = token_lens.forward(token_case.encoded)
+    torch.testing.assert_close(by_result, by_z, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_the_derivative(token_lens: Lens, token_case: Case) -> None:
+    """Gradient at a hook point against a central difference through an edit of the same point."""
+    name = "decoder_blocks.1.hook_resid_pre"
+    loss = lambda logits: logits.sin().mean()  # noqa: E731
+    token_lens.adapter.model.double()
+    try:
+        _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=name, incl_bwd=True, loss=loss)
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(acts[name].shape, generator=generator, dtype=torch.float64)
+        step = 1e-3
+
+        def moved(sign: float) -> float:
+            with torch.no_grad():
+                hook = (name, lambda value, hook: value + sign * step * direction)
+                return float(loss(token_lens.run_with_hooks(token_case.encoded, [hook])))
+
+        numeric = (moved(1.0) - moved(-1.0)) / (2 * step)
+        assert acts[f"{name}_grad"].shape == acts[name].shape
+        # T5's norms compute in single precision whatever the weights are
+        np.testing.assert_allclose(float((acts[f"{name}_grad"] * direction).sum()), numeric, rtol=2e-3)
+    finally:
+        token_lens.adapter.model.float()
+        token_lens.adapter.model.zero_grad()
+
+
+def test_gradients_need_a_scalar(token_lens: Lens, token_case: Case) -> None:
+    with pytest.raises(InputError, match="loss=fn"):
+        token_lens.run_with_cache(token_case.encoded, incl_bwd=True)
+
+
+def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
+    _, acts = token_lens.run_with_cache(
+        token_case.batch, names_filter=[POST, PATTERN], rollout=True, horizon=5, num_samples=2
+    )
+    assert acts[POST].shape == (5, 8, 1, 36)
+    assert acts.axes(POST) == ("step", "batch", "pos", "d_model")
+    pattern = acts[PATTERN]
+    assert pattern.shape == (5, 8, 4, 1, 5)
+    # keys that do not exist yet get no attention, and rows still sum to one
+    for step in range(5):
+        assert not pattern[step, ..., step + 1 :].any()
+    torch.testing.assert_close(pattern.sum(-1), torch.ones(5, 8, 4, 1))
+    labelled = acts.to_xarray(POST)
+    assert labelled.step.values.tolist() == [0, 1, 2, 3, 4]
+    assert labelled.series.values.tolist() == [name for name in token_case.batch.ids for _ in range(2)]
+
+
+def test_rollouts_past_the_horizon_start_a_new_pass(token_lens: Lens, token_case: Case) -> None:
+    first = token_lens.adapter.prediction_length
+    _, acts = token_lens.run_with_cache(
+        token_case.batch, names_filter=["encoder.hook_embed", POST], rollout=True, horizon=first + 2, num_samples=1
+    )
+    assert [call.step for call in acts.calls("encoder.hook_embed")] == [0, first]
+    assert [call.step for call in acts.calls(POST)] == list(range(first + 2))
+    assert [call.offset for call in acts.calls(POST)] == [*range(first), 0, 1]
+
+
+def test_reducers_and_labels(token_lens: Lens, token_case: Case) -> None:
+    name = "decoder_blocks.0.cross_attn.hook_pattern"
+    with torch.no_grad():
+        _, whole = token_lens.run_with_cache(token_case.encoded, names_filter=[name, POST])
+        _, last = token_lens.run_with_cache(
+            token_case.encoded, names_filter=[name, POST], reduce={"**.hook_pattern": last_query}, device="cpu"
+        )
+    assert torch.equal(last[name], whole[name][:, :, -1:])
+    assert torch.equal(last[POST], whole[POST])
+    labelled = whole.to_xarray(name)
+    assert labelled.dims == ("batch", "head", "query", "key")
+    assert labelled.key_special.values.tolist() == [""] * 60 + ["EOS"]
+    assert labelled.key_start.values[:2].tolist() == [-60, -59]
+    assert labelled.query_start.values.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_patches_are_placed_in_time(patch_lens: Lens, patch_case: Case) -> None:
+    spans = patch_case.encoded.spans["encoder"]
+    assert spans.start[0] == -60
+    assert spans.stop[-2] == 0
+    assert set(np.subtract(spans.stop[:-1], spans.start[:-1])) == {4}
+    assert spans.special[-1] == "REG"
+    assert (patch_case.encoded.spans["decoder"].start, patch_case.encoded.spans["decoder"].stop) == ((0,), (16,))
