@@ -1,0 +1,111 @@
+"""Metrics against their definitions, the engine against plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from scipy.stats import rankdata
+
+from tsfm_lens.ablation import Variant, mae, relative_change, run_variants, seasonal_scale, spearman_distance
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks import Component, Zero, writers
+from tsfm_lens.models import architectures, load
+
+FORECASTS = npst.arrays(np.float64, (3, 8), elements=st.integers(-5, 5).map(float))
+
+
+@given(FORECASTS, FORECASTS)
+@settings(deadline=None, max_examples=60)
+def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(a: np.ndarray, b: np.ndarray) -> None:
+    found = spearman_distance(a, b)
+    for row in range(3):
+        x, y = rankdata(a[row]), rankdata(b[row])
+        expected = 1.0 if np.ptp(x) == 0 or np.ptp(y) == 0 else 1 - np.corrcoef(x, y)[0, 1]
+        assert found[row] == pytest.approx(expected, abs=1e-12)
+
+
+def test_spearman_distance_known_answers() -> None:
+    x = np.array([1.0, 4.0, 2.0, 9.0])
+    assert spearman_distance(x, np.exp(x)) == pytest.approx(0.0)
+    assert spearman_distance(x, -x) == pytest.approx(2.0)
+    assert spearman_distance(x, np.full(4, 3.0)) == 1.0
+    with pytest.raises(InputError, match="at least 2 steps"):
+        spearman_distance([1.0], [2.0])
+    with pytest.raises(InputError, match=r"shapes \(2,\) and \(3,\)"):
+        spearman_distance([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_errors_leave_unknown_truth_out() -> None:
+    forecast = np.array([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]])
+    truth = np.array([[2.0, np.nan, 5.0], [np.nan] * 3])
+    np.testing.assert_allclose(mae(forecast, truth), [1.5, np.nan])
+    np.testing.assert_allclose(relative_change([2.0, 1.0], [1.0, 0.0]), [1.0, np.nan])
+
+
+@given(npst.arrays(np.float64, st.integers(3, 40), elements=st.floats(-100, 100)), st.integers(1, 50))
+@settings(deadline=None, max_examples=80)
+def test_seasonal_scale_is_the_mean_seasonal_difference(context: np.ndarray, season: int) -> None:
+    used = season if season < len(context) else 1
+    expected = np.mean([abs(context[t] - context[t - used]) for t in range(used, len(context))])
+    found = seasonal_scale(context, season)
+    assert np.isnan(found) if expected == 0 else found == pytest.approx(expected)
+
+
+def test_seasonal_scale_skips_pairs_with_nan() -> None:
+    assert seasonal_scale(np.array([1.0, np.nan, 4.0, 6.0]), 1) == pytest.approx(2.0)
+    assert np.isnan(seasonal_scale(np.array([1.0]), 1))
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+@pytest.mark.parametrize("max_rows", [1, 5, 1000])
+def test_every_head_equals_the_plain_loop(name: str, max_rows: int) -> None:
+    lens = load(architectures()[name].tiny())
+    encoded = lens.encode(bundled("co2", "elnino").tail(40))
+    chosen = writers(lens.wiring, "decoder") + writers(lens.wiring, "encoder")[::3]
+    found = run_variants(lens, encoded, [Variant.zero(component) for component in chosen], max_rows=max_rows)
+    with torch.no_grad():
+        for index, component in enumerate(chosen):
+            with lens.ablate(component):
+                alone = lens.forward(encoded)
+            atol = 1e-5 * float(alone.abs().max())
+            torch.testing.assert_close(found[index], alone, rtol=1e-5, atol=atol)
+
+
+def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()["chronos-bolt"].tiny())
+    calls = {"encoder": 0, "keys": 0}
+    model = lens.adapter.model
+
+    def count(module: torch.nn.Module, key: str) -> None:
+        original = module.forward
+
+        def forward(*args: object, **kwargs: object) -> object:
+            calls[key] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(module, "forward", forward)
+
+    count(model.encoder, "encoder")
+    count(model.decoder.block[2].layer[1].EncDecAttention.k, "keys")
+    encoded = lens.encode(bundled("co2").tail(40))
+    variants = [Variant.zero(component) for component in writers(lens.wiring)]
+    run_variants(lens, encoded, variants)
+    assert calls == {"encoder": 1, "keys": 1}
+    run_variants(lens, encoded, variants, replay=False)
+    assert calls["encoder"] == 1 + 1 + 3  # the plain run, and one for each layer's group
+
+
+def test_variants_over_several_stacks_and_rows() -> None:
+    lens = load(architectures()["chronos"].tiny())
+    encoded = lens.encode(bundled("co2", "elnino").tail(40))
+    both = Variant("both", (Zero("encoder.1.mlp"), Zero("decoder.0.mlp", rows=[1])))
+    found = run_variants(lens, encoded, [both, Variant.zero(Component("decoder", 1))])
+    with torch.no_grad(), lens.edit(*both.interventions):
+        torch.testing.assert_close(found[0], lens.forward(encoded))
+    with pytest.raises(InputError, match="max_rows is 0"):
+        run_variants(lens, encoded, [both], max_rows=0)

@@ -1,0 +1,310 @@
+"""Probes against closed forms, independent computations and planted truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from scipy.stats import entropy as scipy_entropy
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import (
+    ablation_effects,
+    attention_patterns,
+    attribute,
+    bin_quantiles,
+    count_peaks,
+    head_entropy,
+    layer_gain,
+    logit_lens,
+    repeated_tokens,
+    row_entropy,
+    trajectory,
+)
+
+H = 6
+
+
+@pytest.fixture(scope="module")
+def token_lens() -> Lens:
+    return load(architectures()["chronos"].tiny())
+
+
+@pytest.fixture(scope="module")
+def patch_lens() -> Lens:
+    return load(architectures()["chronos-bolt"].tiny())
+
+
+BATCH, FUTURE = bundled("co2", "leisure_jobs").tail(60).split(H)
+
+
+# --- logit lens --------------------------------------------------------------------------------------------
+
+
+def test_last_layer_of_the_lens_is_the_model(token_lens: Lens, patch_lens: Lens) -> None:
+    token = logit_lens(token_lens, BATCH, H)
+    run = trajectory(token_lens, BATCH, H)
+    with torch.no_grad():
+        p = torch.softmax(token_lens.forward(run.encoded), dim=-1)
+    np.testing.assert_allclose(token.probability[-1].values, p[..., 3:].numpy(), atol=1e-6)
+    patch = logit_lens(patch_lens, BATCH, H)
+    np.testing.assert_allclose(patch.quantile_forecast[-1].values, patch_lens.forecast(BATCH, H).quantiles, rtol=1e-5)
+
+
+def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
+    run = trajectory(token_lens, BATCH, H)
+    result = logit_lens(token_lens, BATCH, H)
+    with torch.no_grad():
+        _, acts = token_lens.run_with_cache(run.encoded, names_filter="decoder_blocks.0.hook_resid_post")
+        stream = acts["decoder_blocks.0.hook_resid_post"]
+        model = token_lens.adapter.model
+        assert model.config.scale_decoder_outputs
+        logits = model.lm_head(model.decoder.final_layer_norm(stream) * 36**-0.5)
+    p = torch.softmax(logits.double(), -1).numpy()
+    np.testing.assert_allclose(result.entropy.sel(layer="0").values, scipy_entropy(p, axis=-1), rtol=1e-5)
+    np.testing.assert_array_equal(result.effective_vocabulary.sel(layer="0").values, (p > 0.01).sum(-1))
+    scale = np.nanmean(np.abs(BATCH.values[0]))
+    centers = np.linspace(-15, 15, 61)
+    np.testing.assert_allclose(result.value[0].values, centers * scale, rtol=1e-5)
+    best = result.probability.sel(layer="0").argmax("bin").values
+    np.testing.assert_allclose(result.point_forecast.sel(layer="0")[0].values, centers[best[0]] * scale, rtol=1e-5)
+
+
+def test_teacher_forcing_follows_the_given_values(token_lens: Lens) -> None:
+    along = np.stack([series[:H] for series in BATCH.values])
+    run = trajectory(token_lens, BATCH, H, along=along)
+    tokens, _, _ = token_lens.native.tokenizer._input_transform(torch.tensor(along), run.encoded.scale)
+    assert torch.equal(run.encoded.inputs["decoder_input_ids"][:, 1:], tokens[:, :-1])
+    with pytest.raises(InputError, match="along has shape"):
+        trajectory(token_lens, BATCH, H, along=along[:1])
+
+
+@pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
+def test_horizons_beyond_one_pass_are_refused(lens: str, request: pytest.FixtureRequest) -> None:
+    for horizon in (0, 999):
+        with pytest.raises(InputError, match=f"horizon {horizon} cannot be explained in one pass"):
+            logit_lens(request.getfixturevalue(lens), BATCH, horizon)
+
+
+def test_peaks_and_quantiles_of_known_distributions() -> None:
+    p = np.zeros((3, 50))
+    p[0, [0, 20, 49]] = 0.3  # one at either edge
+    p[1, 10:40] = 1 / 30  # flat: one broad mode
+    p[2, [5, 6]] = [0.5, 0.015]  # the second is too low and too near
+    assert count_peaks(p).tolist() == [3, 1, 1]
+    values = np.arange(4.0)[None]
+    probability = np.array([[[0.1, 0.2, 0.3, 0.2]]])  # sums to 0.8: the rest is on special tokens
+    found = bin_quantiles(probability, values, [0.1, 0.5, 0.9])
+    assert found[0, :, 0].tolist() == [0.0, 2.0, 3.0]
+
+
+# --- gain --------------------------------------------------------------------------------------------------
+
+
+def lens_result(forecasts: list[list[float]], truth: list[float]) -> xr.Dataset:
+    return xr.Dataset(
+        {
+            "point_forecast": (("layer", "series", "step"), np.array(forecasts)[:, None]),
+            "truth": (("series", "step"), np.array(truth)[None]),
+        },
+        coords={"layer": ["embed", "0", "1"], "series": ["a"]},
+        attrs={"kind": "logit_lens"},
+    )
+
+
+def test_gain_known_answers() -> None:
+    result = layer_gain(lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]))
+    assert result.gain.sel(metric="MAE", series="a").values[1:].tolist() == [0.0, -50.0]
+    assert result.gain.sel(metric="RMSE", series="a").values[1:].tolist() == [0.0, -50.0]
+    assert np.isnan(result.gain.values[:, 0]).all()
+    np.testing.assert_allclose(result.error.sel(metric="sMAPE", series="a"), [50.0, 50.0, 100 / 3])
+    own = layer_gain(lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]), reference="model")
+    assert own.error.sel(metric="MAE", series="a").values.tolist() == [1.0, 1.0, 0.0]
+    with pytest.raises(InputError, match="choose 'truth' or 'model'"):
+        layer_gain(lens_result([[1.0]] * 3, [1.0]), reference="median")
+    with pytest.raises(InputError, match="knows no truth"):
+        layer_gain(lens_result([[1.0]] * 3, [1.0]).drop_vars("truth"))
+
+
+# --- attribution -------------------------------------------------------------------------------------------
+
+
+def test_token_attributions_sum_to_the_models_own_logits(token_lens: Lens) -> None:
+    result = attribute(token_lens, BATCH, H)
+    assert float(result.completeness_error.max()) < 1e-5
+    run = trajectory(token_lens, BATCH, H)
+    with torch.no_grad():
+        logits = token_lens.forward(run.encoded)
+    assert run.tokens is not None
+    emitted = logits.gather(-1, run.tokens[..., None])[..., 0] - logits.mean(-1)
+    parts = result.attribution.sel({"method": "logit"}).sum("component").values
+    np.testing.assert_allclose(parts, emitted.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: Lens) -> None:
+    result = attribute(token_lens, BATCH, H)
+    run = trajectory(token_lens, BATCH, H)
+    assert run.tokens is not None
+    model = token_lens.adapter.model
+    with torch.no_grad():
+        _, acts = token_lens.run_with_cache(run.encoded)
+        z = acts["decoder_blocks.1.cross_attn.hook_z"][:, :, 2]
+        write = z @ model.decoder.block[1].layer[1].EncDecAttention.o.weight[:, 16:24].T
+        last = acts["decoder_blocks.1.hook_resid_post"]
+        rms = last.pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
+        w = model.lm_head.weight
+        direction = (w[run.tokens] - w.mean(0)) * model.decoder.final_layer_norm.weight
+        if model.config.scale_decoder_outputs:
+            direction = direction * model.config.d_model**-0.5
+        expected = ((write / rms) * direction).sum(-1)
+    found = result.attribution.sel({"method": "logit", "component": "decoder.1.cross_attn.2"}).values
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_patch_attributions(patch_lens: Lens) -> None:
+    result = attribute(patch_lens, BATCH, H)
+    error = result.completeness_error.max("series")
+    assert float(error.sel({"method": "lens_difference"})) < 1e-5
+    assert float(error.sel({"method": "integrated"})) < 0.01
+    assert float(error.sel({"method": "linearised"})) > float(error.sel({"method": "integrated"}))
+    run = trajectory(patch_lens, BATCH, H)
+    stream = torch.zeros(2, 1, patch_lens.d_model)
+    with torch.no_grad():
+        empty = patch_lens.readout(stream, run.encoded)[..., :H]
+    whole = result.total.sel({"method": "lens_difference"}).values + empty.numpy()
+    np.testing.assert_allclose(whole, patch_lens.forecast(BATCH, H).quantiles, rtol=1e-4)
+
+
+def test_quadrature_converges(patch_lens: Lens) -> None:
+    coarse = float(attribute(patch_lens, BATCH, H, nodes=4).completeness_error.sel({"method": "integrated"}).max())
+    fine = float(attribute(patch_lens, BATCH, H, nodes=256).completeness_error.sel({"method": "integrated"}).max())
+    assert fine < coarse / 4
+    with pytest.raises(InputError, match="nodes is 0"):
+        attribute(patch_lens, BATCH, H, nodes=0)
+
+
+def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
+    """With the head's hidden layer cut, it is linear: linearised and integrated are exact and equal."""
+    lens = load(architectures()["chronos-bolt"].tiny())
+    with torch.no_grad():
+        lens.adapter.model.output_patch_embedding.output_layer.weight.zero_()
+    result = attribute(lens, BATCH, H, nodes=2)
+    linearised = result.attribution.sel({"method": "linearised"}).values
+    np.testing.assert_allclose(
+        linearised, result.attribution.sel({"method": "integrated"}).values, rtol=1e-5, atol=1e-5
+    )
+    assert float(result.completeness_error.max()) < 1e-5
+
+
+# --- ablation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
+def test_effects_are_those_of_the_edited_forecast(lens: str, request: pytest.FixtureRequest) -> None:
+    model: Lens = request.getfixturevalue(lens)
+    result = ablation_effects(
+        model, BATCH, H, truth=FUTURE, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"]
+    )
+    for component in result.component.values:
+        with model.ablate(component):
+            expected = model.forecast(BATCH, H).median
+        found = result.forecast.sel(component=component).values
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+        error = np.abs(expected - FUTURE).mean(axis=1)
+        np.testing.assert_allclose(result.mae.sel(component=component), error, rtol=1e-4)
+    change = result.mae_change.sel(component="decoder.1").values
+    np.testing.assert_allclose(change, (result.mae.sel(component="decoder.1") / result.mae_baseline - 1).values)
+
+
+def test_default_components_are_every_head_mlp_and_layer(patch_lens: Lens) -> None:
+    seen: list = []
+    result = ablation_effects(patch_lens, BATCH, H, progress=lambda done, of: seen.append((done, of)))
+    assert result.sizes["component"] == 3 * (4 + 4 + 1 + 1)
+    assert seen[-1] == (30, 30)
+    assert "mae" not in result
+    with pytest.raises(UnknownNameError, match="Closest"):
+        ablation_effects(patch_lens, BATCH, H, components=["decoder.0.mpl"])
+
+
+# --- attention ---------------------------------------------------------------------------------------------
+
+
+def test_row_entropy_known_answers() -> None:
+    rows = np.array([[1.0, 0, 0, 0], [0.25] * 4, [0.0] * 4, [2.0, 2.0, 0, 0]])
+    np.testing.assert_allclose(row_entropy(rows), [0.0, np.log(4), 0.0, np.log(2)])
+
+
+def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None:
+    patch = attention_patterns(patch_lens, BATCH.select(0), H)
+    assert patch.key_special.values[-1] == "REG"
+    assert (patch.key_stop - patch.key_start).values[:-1].tolist() == [4] * (patch.sizes["key"] - 1)
+    assert patch.attrs["attention"] == "cross_attn"
+    token = attention_patterns(token_lens, BATCH.select(0), H, kind="self_attn")
+    assert token.key_start.values.tolist() == list(range(H))
+    np.testing.assert_allclose(token.pattern.sum("key"), 1.0, rtol=1e-5)
+    with pytest.raises(InputError, match="one series at a time"):
+        attention_patterns(token_lens, BATCH, H)
+    with pytest.raises(UnknownNameError, match="Closest: cross_attn"):
+        attention_patterns(token_lens, BATCH.select(0), H, kind="crossattn")
+
+
+def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
+    result = head_entropy(token_lens, BATCH, H)
+    assert float(result.normalised.min()) == 0.0
+    assert float(result.normalised.max()) == 1.0
+    single = [attention_patterns(token_lens, BATCH.select(i), H).entropy for i in (0, 1)]
+    np.testing.assert_allclose(result.entropy, (single[0] + single[1]) / 2)
+
+
+# --- induction ---------------------------------------------------------------------------------------------
+
+
+def test_a_hand_built_induction_head_is_found() -> None:
+    """Plant attention on the right key and a write that unembeds as the token there."""
+    lens = load(architectures()["chronos"].tiny())
+    motif, repeats = 8, 4
+    plain = repeated_tokens(lens, motif=motif, repeats=repeats, n_sequences=8, within=8.0)
+    assert not plain.induction.any()
+    model = lens.adapter.model
+    unembed = model.lm_head.weight.detach()
+
+    def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        pattern[:, 1] = 0.0
+        for query in range(motif):
+            pattern[:, 1, query, (repeats - 1) * motif + query] = 1.0
+        return pattern
+
+    def copy(result: torch.Tensor, hook: object) -> torch.Tensor:
+        result[:, :, 1] = unembed[right] * 50.0
+        return result
+
+    generator = torch.Generator().manual_seed(0)
+    centers = lens.native.tokenizer.centers
+    allowed = torch.nonzero(centers.abs() <= 8.0).reshape(-1) + 3
+    right = allowed[torch.randint(len(allowed), (8, motif), generator=generator)]
+    at = "decoder_blocks.1.cross_attn"
+    with lens.hooks([(f"{at}.hook_pattern", attend), (f"{at}.hook_result", copy)]):
+        found = repeated_tokens(lens, motif=motif, repeats=repeats, n_sequences=8, within=8.0)
+    assert found.induction.values.tolist() == [[False] * 4, [False, True, False, False]]
+    assert float(found.prefix_matching.sel(layer="1", head=1)) == pytest.approx(1.0)
+
+
+def test_a_uniform_head_attends_to_every_key_alike() -> None:
+    lens = load(architectures()["chronos"].tiny())
+
+    def uniform(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        return torch.full_like(pattern, 1.0 / pattern.shape[-1])
+
+    with lens.hooks([("**.hook_pattern", uniform)]):
+        found = repeated_tokens(lens, motif=8, repeats=4, n_sequences=4)
+    np.testing.assert_allclose(found.prefix_matching, 1 / 33, rtol=1e-5)
+
+
+def test_the_test_needs_room_and_a_token_model(token_lens: Lens, patch_lens: Lens) -> None:
+    with pytest.raises(InputError, match="at most 64 tokens"):
+        repeated_tokens(token_lens, motif=32, repeats=4)
+    with pytest.raises(InputError, match="no encoder-decoder token model"):
+        repeated_tokens(patch_lens)

@@ -1,0 +1,130 @@
+"""The package's shape: what importing it costs, which room may import which, and how long files get."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tsfm_lens
+
+ROOT = Path(tsfm_lens.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+MOST_LINES = 400
+
+# what each room may import at module level, besides itself
+MAY_IMPORT = {
+    "errors": set(),
+    "data": {"errors"},
+    "hooks": {"errors", "data"},
+    "models": {"errors", "data", "hooks"},
+    "ablation": {"errors", "data", "hooks", "models"},
+    "testing": {"errors", "data", "hooks", "models", "ablation"},
+    "probes": {"errors", "data", "hooks", "models", "ablation"},
+    "viz": {"errors"},
+    "report": {"errors", "viz"},
+    "zoo": {"errors", "data", "hooks", "models", "ablation", "probes"},
+    "pipeline": {"errors", "data", "hooks", "models", "probes"},
+    "cli": {"errors", "data", "models", "probes", "report", "zoo", "pipeline"},
+    "__init__": {"data", "hooks", "models"},
+}
+# imports inside functions that would point upwards: opening a model by name and checking it on load
+DEFERRED = {("models", "zoo"), ("models", "testing")}
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def imports(file: Path) -> Iterator[tuple[str, bool]]:
+    """Dotted names that a file imports, and whether the import waits inside a function."""
+    tree = ast.parse(file.read_text())
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "tsfm_lens" else [module]
+            for name in names:
+                yield name, id(node) in inside
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_rooms_import_only_what_is_below_them(file: Path) -> None:
+    room = room_of(file)
+    assert room in MAY_IMPORT, f"{file} is in no known room"
+    for name, deferred in imports(file):
+        parts = name.split(".")
+        if parts[0] != "tsfm_lens" or len(parts) < 2:
+            continue
+        other = parts[1]
+        if other not in MAY_IMPORT or other == room or (deferred and (room, other) in DEFERRED):
+            continue
+        assert other in MAY_IMPORT[room], f"{file.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("room", ["viz", "report", "errors", "data"])
+def test_rooms_without_torch(room: str) -> None:
+    found = f"import sys, tsfm_lens.{room}; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", found], check=False).returncode == 0
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'transformer_lens', 'chronos', 'plotly', 'pandas', 'numpy', 'xarray', 'scipy'}"
+    code = f"import sys, tsfm_lens; found = {heavy} & set(sys.modules); assert not found, found"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_there() -> None:
+    for name in tsfm_lens.__all__:
+        assert getattr(tsfm_lens, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'forecats'"):
+        _ = tsfm_lens.forecats
+    assert set(tsfm_lens.__all__) == set(dir(tsfm_lens))
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_stay_short_and_say_what_they_are(file: Path) -> None:
+    text = file.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    assert ast.get_docstring(ast.parse(text)), f"{file} has no docstring"
+
+
+def test_no_third_copy_of_the_version() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    assert project["version"] == tsfm_lens.__version__
+    assert project["name"] == "tsfm-lens-toolbox"
+    assert f"version: {tsfm_lens.__version__}" in (ROOT.parent / "CITATION.cff").read_text()
+
+
+def test_the_readme_names_the_commands_and_warns_of_the_other_package() -> None:
+    text = (ROOT.parent / "README.md").read_text()
+    first_screen = "\n".join(text.splitlines()[:30])
+    assert "make report" in first_screen
+    assert "make test" in first_screen
+    assert "pip install tsfm-lens\n" not in text
+    assert "tsfm-lens-toolbox" in text
+
+
+def test_the_readme_code_runs() -> None:
+    """The Python of the README is taken from it; it needs the embedded checkpoint."""
+    if "chronos-nano" not in tsfm_lens.zoo.checkpoint_names():
+        pytest.skip("the embedded checkpoint chronos-nano is not in the package folder")
+    text = (ROOT.parent / "README.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
