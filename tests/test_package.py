@@ -93,7 +93,7 @@ def test_every_public_name_is_there() -> None:
         assert getattr(tsfm_lens, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'forecats'"):
         _ = tsfm_lens.forecats
-    assert set(tsfm_lens.__all__) == set(dir(tsfm_lens))
+    assert set(tsfm_lens.__all__) <= set(dir(tsfm_lens))
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import tsfm_lens
 from tsfm_lens.cli import app

@@ -53,6 +53,7 @@ REFUSED = {
     "empty series": ([[1.0], []], "series 'series-1' is empty"),
     "all NaN": ([np.full(3, np.nan)], "nothing but NaN"),
     "infinite": ([[1.0, 2.0, np.inf]], "infinite at position 2"),
+    "huge": ([[1.0, -1e19]], "holds -1e[+]19 at position 1"),
     "scalar": (np.array(3.0), "0 axes"),
     "three axes": (np.zeros((2, 3, 4)), "3 axes"),
     "complex": (np.array([1 + 2j]), "complex128"),

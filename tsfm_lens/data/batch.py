@@ -12,6 +12,9 @@ import pandas as pd
 from tsfm_lens.errors import InputError, unknown_name
 
 
+LARGEST = 1e18
+
+
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
     """Univariate series of possibly unequal length.
@@ -26,7 +29,8 @@ class SeriesBatch:
         notes: remarks from reading, e.g. that gaps were filled with NaN.
 
     Raises:
-        InputError: a series is empty, not one-dimensional, infinite or all NaN, or the lists differ in length.
+        InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, or
+            the lists differ in length.
     """
 
     values: tuple[np.ndarray, ...]
@@ -188,6 +192,13 @@ def _checked(values: object, name: str) -> np.ndarray:
         raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
     if np.isnan(array).all():
         raise InputError(f"series {name!r} is nothing but NaN ({len(array)} steps)")
+    size = float(np.nanmax(np.abs(array)))
+    if size > LARGEST:
+        where = int(np.nanargmax(np.abs(array)))
+        raise InputError(
+            f"series {name!r} holds {array[where]:.3g} at position {where}; models compute in single precision, whose "
+            f"squares overflow beyond {LARGEST:.0e}. Rescale the series."
+        )
     array.flags.writeable = False
     return array
 

@@ -10,6 +10,9 @@ from transformers import PreTrainedModel
 
 from tsfm_lens.zoo.recipes import Stage
 
+FIRST_BIN = 3
+"""Smallest token id that stands for a value: 0 pads, 1 ends, and 2 never occurs."""
+
 FAR = 25.0
 """Futures further from the context than this many of its standard deviations are left out of the quantile loss."""
 
@@ -51,6 +54,28 @@ def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: t
     return torch.where(lost.to(inputs.device), blank_id, inputs)
 
 
+@torch.no_grad()
+def own_inputs(
+    model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], stage: Stage, seed: int
+) -> torch.Tensor:
+    """Replace `stage.own_share` of the decoder inputs (rows, steps) of every second row by the model's own samples.
+
+    Parallel scheduled sampling (Duckworth et al. 2019) with two rounds: the second samples after the first one's
+    values. It shows the model what its own small errors do to the phase of a forecast.
+    """
+    generator = torch.Generator(inputs.device).manual_seed(seed)
+    odd = slice(1, None, 2)
+    mixed = inputs.clone()
+    given = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
+    for _ in range(2):
+        logits = model(**given, decoder_input_ids=mixed[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
+        sampled = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator) + FIRST_BIN
+        sampled = sampled.view(logits.shape[:2])
+        chosen = torch.rand(sampled.shape, generator=generator, device=inputs.device) < stage.own_share
+        mixed[odd, 1:] = torch.where(chosen, sampled, inputs[odd, 1:])
+    return mixed
+
+
 def token_step_losses(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
 ) -> torch.Tensor:
@@ -63,10 +88,13 @@ def token_step_losses(
     ids, mask, labels, seen = (t.to(model.device) for t in (ids, mask, labels, seen))
     start_id = model.config.decoder_start_token_id
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
+    states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+    if stage.own_share:
+        inputs = own_inputs(model, inputs, {"states": states, "mask": mask}, stage, seed)
     if stage.blank:
         inputs = blank_inputs(inputs, stage.blank, start_id, torch.Generator().manual_seed(seed))
-    logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
-    loss = ordinal_cross_entropy(logits, labels, smoothing=stage.smoothing, first_bin=chronos.n_special_tokens + 1)
+    logits = model(encoder_outputs=(states,), attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
+    loss = ordinal_cross_entropy(logits, labels, smoothing=stage.smoothing, first_bin=FIRST_BIN)
     return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
 
 

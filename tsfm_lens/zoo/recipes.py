@@ -51,7 +51,7 @@ class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
 
     `blank` is the share of decoder inputs that every second row loses (token models): the next value must then be found
-    from older ones, so a forecast keeps its phase when one sampled value is off. `smoothing` is the standard deviation
+    from older ones. `own_share` is the share of them that are samples of the model itself. `smoothing` is the standard deviation
     in bins of the Gaussian that replaces a one-hot label (token models); `first_weight` multiplies the loss of the
     first forecast step, falling back to 1 over four steps.
     """
@@ -66,6 +66,7 @@ class Stage(BaseModel):
     smoothing: float = 0.0
     first_weight: float = 1.0
     blank: float = Field(default=0.0, ge=0, lt=1)
+    own_share: float = Field(default=0.0, ge=0, le=1)
 
 
 class Recipe(BaseModel):
@@ -146,9 +147,11 @@ CHRONOS_NANO = Recipe(
         Stage(start=0, mix=EASY_MIX, context=64, horizon=12, rows=48, smoothing=4.0, first_weight=2.0),
         Stage(start=800, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0, **NANO_SHAPE),
         Stage(start=2600, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, blank=0.25, **NANO_SHAPE),
-        Stage(start=6000, mix=SEASON_MIX, smoothing=1.2, first_weight=2.0, blank=0.15, **NANO_SHAPE),
+        Stage(start=4200, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
+        Stage(start=6500, mix=SEASON_MIX, smoothing=1.2, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
     ),
-    steps=10000,
+    steps=7800,
+    decay_share=0.45,
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
     decoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
@@ -190,7 +193,7 @@ BOLT_NANO = Recipe(
         Stage(start=2400, context=256, horizon=32, rows=48, mix=SEASON_MIX),
         Stage(start=6000, context=256, horizon=32, rows=48, mix=FULL_MIX),
     ),
-    steps=10500,
+    steps=8000,
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )
