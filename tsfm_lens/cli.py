@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import LensError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -282,21 +282,12 @@ def _open(model: str) -> Lens:
 
 def _read(sources: Sequence[str]) -> SeriesBatch:
     """Series of every ``--data``."""
-    from tsfm_lens.data import SeriesBatch, bundled, bundled_names, read_series
+    from tsfm_lens.pipeline import read_sources
 
-    batches = []
-    for source in sources:
-        if source.startswith("bundled:"):
-            names = [name.strip() for name in source.removeprefix("bundled:").split(",") if name.strip()]
-            if not names:
-                raise InputError(f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}")
-            batches.append(bundled() if names == ["all"] else bundled(*names))
-        else:
-            batches.append(read_series(source))
-    together = batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
-    if together.freq is None and len(together) > 1 and all(source.startswith("bundled:") for source in sources):
+    batch = read_sources(sources)
+    if len(batch) > 1 and batch.freq is None and all(start is not None for start in batch.starts):
         typer.echo("The series differ in frequency: no dates are shown, and MASE scales by one-step changes.", err=True)
-    return together
+    return batch
 
 
 def _emit(result: xr.Dataset) -> None:

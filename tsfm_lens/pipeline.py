@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xarray as xr
 
 from tsfm_lens.errors import InputError
@@ -21,6 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 # of the series with the attention maps: one is enough to see which head looks where
 _ATTENTION_SERIES = 0
+_BUNDLED = "bundled:"
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,11 @@ def provenance(
 
     facts = results["forecast"]
     lines = {key: str(value) for key, value in lens.provenance().items() if value}
-    names = [name for source in sources if source.startswith("bundled:") for name in map(str, facts["series"].values)]
-    known = {name: bundled_info(name) for name in names if _is_bundled(name)}
+    known = [bundled_info(name) for name in _bundled_in(sources)]
     horizon = facts.sizes["step"]
     lines["data"] = "; ".join(sources)
     if known:
-        lines["series"] = "; ".join(
-            f"{name}: {info.title} ({info.source}; {info.licence})" for name, info in known.items()
-        )
+        lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in known)
     lines["context"] = f"up to {facts.sizes['time']} steps of each series"
     lines["horizon"] = f"{horizon} steps, " + ("held out as the truth" if holdout else "beyond the end of each series")
     lines["seed"] = str(facts.attrs.get("seed", ""))
@@ -163,10 +160,34 @@ def provenance(
     return lines
 
 
-def _is_bundled(name: str) -> bool:
+def read_sources(sources: Sequence[str]) -> SeriesBatch:
+    """Series of files and of ``bundled:NAME[,NAME…]``, as one batch.
+
+    Raises:
+        InputError: a file cannot be read, or ``bundled:`` names nothing.
+        UnknownNameError: there is no bundled series of a name.
+    """
+    from tsfm_lens.data import SeriesBatch, bundled, bundled_names, read_series
+
+    batches = []
+    for source in sources:
+        if not source.startswith(_BUNDLED):
+            batches.append(read_series(source))
+            continue
+        names = _bundled_in([source])
+        if not names:
+            raise InputError(f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}")
+        batches.append(bundled(*names))
+    return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
+
+
+def _bundled_in(sources: Sequence[str]) -> list[str]:
+    """Names of the bundled series asked for."""
     from tsfm_lens.data import bundled_names
 
-    return name in bundled_names()
+    asked = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]
+    names = [name.strip() for text in asked for name in text.split(",") if name.strip()]
+    return [found for name in names for found in (bundled_names() if name == "all" else (name,))]
 
 
 def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[int, ...]]]:
@@ -175,6 +196,8 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
     """
+    import torch
+
     from tsfm_lens.data import as_series
     from tsfm_lens.hooks.names import select
 
@@ -182,9 +205,9 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
     context, horizon = min(64, lens.adapter.context_length), min(8, lens.adapter.prediction_length)
     series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
     # a token model's decoder needs values to run along
-    future = {"future": np.zeros((1, horizon))} if lens.adapter.readout == "token" else {}
+    future = np.zeros((1, horizon)) if lens.adapter.readout == "token" else None
     with torch.no_grad():
-        _, acts = lens.run_with_cache(series, names_filter=wanted, **future)
+        _, acts = lens.run_with_cache(series, names_filter=wanted, future=future)
     shapes = {name: tuple(acts[name].shape) for name in wanted}
     return [(name, axes, shapes[name]) for name, axes in lens.hook_table() if name in shapes]
 
@@ -204,10 +227,13 @@ def as_plain(result: xr.Dataset) -> dict[str, Any]:
 
 
 def _plain(array: np.ndarray) -> Any:
+    """Nested lists; NaN, infinity and NaT become None."""
+    if array.ndim:
+        return [_plain(part) for part in array]
+    item = array.item()
     if array.dtype.kind == "M":
-        return np.where(np.isnat(array), None, np.datetime_as_string(array, unit="s")).tolist()
+        return None if np.isnat(array) else str(array.astype("datetime64[s]"))
     if array.dtype.kind == "f":
         # a float32 is written with the digits it has
-        numbers = np.array([float(str(x)) for x in array.reshape(-1)], dtype=object).reshape(array.shape)
-        return np.where(np.isfinite(array), numbers, None).tolist()
-    return array.tolist()
+        return float(str(array)) if np.isfinite(item) else None
+    return item

@@ -20,8 +20,10 @@ def shrink(recipe: Recipe, **chronos: object) -> Recipe:
         Stage(start=0, context=16, horizon=4, rows=3, mix={"motif_smooth": 1.0}, smoothing=2.0, first_weight=3.0),
         Stage(start=3, context=24, horizon=8, rows=3, mix=MIX),
     )
-    changes = {"config": config, "stages": stages, "steps": 8, "warm_up": 2, "corpus_size": 6, "corpus_length": 48}
-    return recipe.model_copy(update=changes | {"encoder_bias": ((1, 0, 4.0),), "decoder_bias": ()})
+    changes = {"config": config, "stages": stages, "steps": 8, "corpus_size": 6, "corpus_length": 48}
+    return recipe.model_copy(
+        update=changes | {"encoder_bias": ((1, 0, 4.0),), "decoder_bias": (), "schedule": ((-1, 0.0), (1, 1.0))}
+    )
 
 
 def tiny_token() -> Recipe:

@@ -113,10 +113,11 @@ def test_blanking_leaves_the_labels_alone(token_recipe: Recipe) -> None:
     assert not torch.allclose(*lost)
 
 
-def test_the_rate_warms_up_stays_and_falls() -> None:
-    plan = CHRONOS_NANO.model_copy(update={"steps": 1000, "warm_up": 100, "decay_share": 0.4, "learning_rate": 1.0})
-    rates = [plan.rate(step) for step in (0, 49, 99, 500, 600, 800, 999)]
-    np.testing.assert_allclose(rates, [0.01, 0.5, 1.0, 1.0, 1.0, 0.5, 0.02])
+def test_the_rate_follows_its_schedule() -> None:
+    schedule = ((-1, 0.0), (99, 1.0), (600, 1.0), (1000, 0.0))
+    plan = CHRONOS_NANO.model_copy(update={"schedule": schedule, "learning_rate": 2.0})
+    rates = [plan.rate(step) for step in (0, 49, 99, 500, 600, 800, 1000, 1200)]
+    np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0])
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(tiny: Recipe, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError, unknown_name
 
-
 LARGEST = 1e18
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsfm_lens.errors import unknown_name
@@ -50,10 +51,10 @@ SEASON_MIX: dict[str, float] = {name: 0.5 * weight for name, weight in FULL_MIX.
 class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
 
-    `blank` is the share of decoder inputs that every second row loses (token models): the next value must then be found
-    from older ones. `own_share` is the share of them that are samples of the model itself. `smoothing` is the standard deviation
-    in bins of the Gaussian that replaces a one-hot label (token models); `first_weight` multiplies the loss of the
-    first forecast step, falling back to 1 over four steps.
+    For token models: `blank` is the share of decoder inputs that every second row loses, so that the next value must
+    be found from older ones; `own_share` is the share that are samples of the model itself; `smoothing` is the
+    standard deviation in bins of the Gaussian that replaces a one-hot label; `first_weight` multiplies the loss of
+    the first forecast step, falling back to 1 over four steps.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,9 +73,10 @@ class Stage(BaseModel):
 class Recipe(BaseModel):
     """A reproducible training run; steps are optimiser steps, rates are AdamW's.
 
-    `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases before
-    training. Bucket n is n positions back, and in the encoder 16 + n is n positions ahead. They give some heads a look
-    at their neighbours from the first step on, without which copying takes five times as many steps to form.
+    `schedule` holds (step, share of the learning rate) points, joined by straight lines. `encoder_bias` and
+    `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases before training. Bucket n is n
+    positions back, and in the encoder 16 + n is n positions ahead. They give some heads a look at their neighbours
+    from the first step on, without which copying takes five times as many steps to form.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,8 +87,7 @@ class Recipe(BaseModel):
     stages: tuple[Stage, ...]
     steps: int = Field(gt=0)
     learning_rate: float
-    warm_up: int = 200
-    decay_share: float = Field(default=0.35, gt=0, le=1)
+    schedule: tuple[tuple[int, float], ...] = ((-1, 0.0), (199, 1.0))
     weight_decay: float = 0.01
     encoder_bias: tuple[tuple[int, int, float], ...] = ()
     decoder_bias: tuple[tuple[int, int, float], ...] = ()
@@ -99,9 +100,9 @@ class Recipe(BaseModel):
         return [stage for stage in self.stages if stage.start <= step][-1]
 
     def rate(self, step: int) -> float:
-        """Learning rate: linear warm-up, a plateau, then a linear fall to 2 % over the last `decay_share`."""
-        left = (self.steps - step) / (self.decay_share * self.steps)
-        return self.learning_rate * min(1.0, (step + 1) / self.warm_up) * max(0.02, min(1.0, left))
+        """Learning rate at `step`: linear between the points of `schedule`."""
+        steps, shares = zip(*self.schedule, strict=True)
+        return self.learning_rate * float(np.interp(step, steps, shares))
 
 
 QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
@@ -147,11 +148,11 @@ CHRONOS_NANO = Recipe(
         Stage(start=0, mix=EASY_MIX, context=64, horizon=12, rows=48, smoothing=4.0, first_weight=2.0),
         Stage(start=800, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0, **NANO_SHAPE),
         Stage(start=2600, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, blank=0.25, **NANO_SHAPE),
-        Stage(start=4200, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
-        Stage(start=6500, mix=SEASON_MIX, smoothing=1.2, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
+        Stage(start=4400, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
+        Stage(start=5600, mix=SEASON_MIX, smoothing=1.2, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
     ),
-    steps=7800,
-    decay_share=0.45,
+    steps=6600,
+    schedule=((-1, 0.0), (199, 1.0), (4408, 1.0), (4800, 0.877), (6600, 0.02)),
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
     decoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
@@ -191,9 +192,9 @@ BOLT_NANO = Recipe(
         Stage(start=800, context=128, horizon=16, rows=96, mix=SMOOTH_MIX),
         Stage(start=1600, context=128, horizon=32, rows=96, mix=SMOOTH_MIX),
         Stage(start=2400, context=256, horizon=32, rows=48, mix=SEASON_MIX),
-        Stage(start=6000, context=256, horizon=32, rows=48, mix=FULL_MIX),
     ),
-    steps=8000,
+    steps=6200,
+    schedule=((-1, 0.0), (199, 1.0), (4740, 1.0), (5200, 0.854), (6200, 0.02)),
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )

@@ -16,7 +16,6 @@ from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded
 from tsfm_lens.models.wirings import _t5
 
-
 SETTINGS = frozenset(
     """
     tokenizer_class tokenizer_kwargs context_length prediction_length n_tokens n_special_tokens pad_token_id

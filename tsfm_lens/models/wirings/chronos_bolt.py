@@ -16,7 +16,6 @@ from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded
 from tsfm_lens.models.wirings import _t5
 
-
 SETTINGS = frozenset(
     "context_length prediction_length input_patch_size input_patch_stride quantiles use_reg_token".split()
 )

@@ -1,0 +1,77 @@
+"""Capturing every residual stream and every head's z in three ways, on the same native model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from tsfm_lens.models import Encoded, Lens
+
+
+def names(lens: Lens) -> list[str]:
+    """The hook points captured: residual streams before, within and after every block, and z of every head."""
+    return [name for name in lens.hook_dict if "hook_resid" in name or name.endswith("hook_z")]
+
+
+def with_lens(lens: Lens, encoded: Encoded) -> Callable[[], object]:
+    """Through ``run_with_cache``."""
+    wanted = names(lens)
+    return lambda: lens.run_with_cache(encoded, names_filter=wanted)
+
+
+def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
+    """The same tensors through hand-written torch hooks."""
+    points = [lens.registry.points[name] for name in names(lens)]
+
+    def run() -> dict[str, torch.Tensor]:
+        kept: dict[str, torch.Tensor] = {}
+        handles = []
+        for point in points:
+            module = lens.adapter.model.get_submodule(point.site.module)
+
+            def before(_module: object, args: tuple, name: str = point.name) -> None:
+                kept[name] = args[0].detach()
+
+            def after(_module: object, _args: tuple, out: object, name: str = point.name) -> None:
+                kept[name] = (out[0] if isinstance(out, tuple) else out).detach()
+
+            if point.site.side == "in":
+                handles.append(module.register_forward_pre_hook(before))
+            else:
+                handles.append(module.register_forward_hook(after))
+        lens.adapter.run(encoded.inputs)
+        for handle in handles:
+            handle.remove()
+        return kept
+
+    return run
+
+
+def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
+    """The same tensors through nnsight; None where it is not installed."""
+    if find_spec("nnsight") is None:
+        return None
+    from nnsight import NNsight
+
+    model = NNsight(lens.adapter.model)
+    # nnsight wants its accesses in the order in which the modules run
+    points = [lens.registry.points[name] for name in names(lens)]
+    sites = [(point.name, point.site.module, point.site.side) for point in points]
+
+    def run() -> dict[str, torch.Tensor]:
+        kept: dict[str, torch.Tensor] = {}
+        with model.trace(**encoded.inputs):
+            for name, path, side in sites:
+                module = model
+                for part in path.split("."):
+                    module = module[int(part)] if part.isdigit() else getattr(module, part)
+                if side == "in":
+                    kept[name] = module.input.save()
+                else:
+                    out = module.output
+                    kept[name] = (out[0] if isinstance(out, tuple) else out).save()
+        return kept
+
+    return run
