@@ -284,10 +284,7 @@ def _read(sources: Sequence[str]) -> SeriesBatch:
     """Series of every ``--data``."""
     from tsfm_lens.pipeline import read_sources
 
-    batch = read_sources(sources)
-    if len(batch) > 1 and batch.freq is None and all(start is not None for start in batch.starts):
-        typer.echo("The series differ in frequency: no dates are shown, and MASE scales by one-step changes.", err=True)
-    return batch
+    return read_sources(sources)
 
 
 def _emit(result: xr.Dataset) -> None:

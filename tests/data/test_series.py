@@ -233,3 +233,16 @@ def test_whatever_comes_in_only_our_errors_come_out(data: object) -> None:
     except LensError:
         return
     assert isinstance(batch, SeriesBatch)
+
+
+def test_mixed_frequencies_keep_their_own_time_and_season() -> None:
+    batch = bundled("co2", "electricity")
+    assert (batch.freq, batch.seasonality) == (None, 1)
+    assert (batch.freqs, batch.seasonalities) == (("MS", "h"), (12, 24))
+    context, _ = batch.tail(50).split(10)
+    for index, name in enumerate(batch.ids):
+        whole = bundled(name).timestamps()
+        assert (context.timestamps(index) == whole[-50:-10]).all()
+    alone = batch.select("electricity")
+    assert (alone.freq, alone.seasonality) == ("h", 24)
+    assert SeriesBatch.concat([alone, bundled("pedestrians")]).freq == "h"

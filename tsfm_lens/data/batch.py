@@ -21,11 +21,13 @@ class SeriesBatch:
     Attributes:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
         ids: one unique name a series; ``series-0``, ``series-1``, … if none are given.
-        freq: pandas frequency alias shared by all series, None if unknown.
+        freq: pandas frequency alias shared by all series, None if unknown or mixed.
         starts: timestamp of each first value, None if unknown.
         units: unit of each series, "" if unknown.
-        seasonality: season length in steps, 1 if there is none or it is unknown.
+        seasonality: season length in steps shared by all series, 1 if there is none, or it is unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
+        freqs, seasonalities: the same for each series, where they differ; given by ``freq`` and
+            ``seasonality`` otherwise.
 
     Raises:
         InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, or
@@ -39,6 +41,8 @@ class SeriesBatch:
     units: tuple[str, ...] = ()
     seasonality: int = 0
     notes: tuple[str, ...] = field(default=())
+    freqs: tuple[str | None, ...] = ()
+    seasonalities: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.values):
@@ -48,7 +52,10 @@ class SeriesBatch:
         fill(self, "ids", tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)))
         fill(self, "starts", tuple(self.starts) or (None,) * count)
         fill(self, "units", tuple(map(str, self.units)) or ("",) * count)
-        for name in ("ids", "starts", "units"):
+        fill(self, "freqs", tuple(self.freqs) or (self.freq,) * count)
+        seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
+        fill(self, "seasonalities", tuple(self.seasonalities) or seasons)
+        for name in ("ids", "starts", "units", "freqs", "seasonalities"):
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
         repeated = sorted({name for name in self.ids if self.ids.count(name) > 1})
@@ -56,7 +63,8 @@ class SeriesBatch:
             raise InputError(f"series ids must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
         checked = tuple(_checked(v, name) for v, name in zip(self.values, self.ids, strict=True))
         fill(self, "values", checked)
-        fill(self, "seasonality", self.seasonality or season_of(self.freq))
+        fill(self, "freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
+        fill(self, "seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -97,22 +105,17 @@ class SeriesBatch:
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
         starts = tuple(
-            start if start is None or not skipped else self._stamps(start, skipped + 1)[-1]
-            for start, skipped in zip(self.starts, first, strict=True)
+            start if start is None or not skipped else _stamps(start, skipped + 1, freq)[-1]
+            for start, skipped, freq in zip(self.starts, first, self.freqs, strict=True)
         )
         return replace(self, values=values, starts=starts)
-
-    def _stamps(self, start: pd.Timestamp, count: int) -> pd.DatetimeIndex:
-        if self.freq is None:
-            raise InputError("timestamps need a frequency: give freq=…")
-        return pd.date_range(start, periods=count, freq=self.freq)
 
     def timestamps(self, index: int = 0) -> pd.DatetimeIndex | None:
         """Timestamps of one series, None where start or frequency is unknown."""
         start = self.starts[index]
-        if start is None or self.freq is None:
+        if start is None or self.freqs[index] is None:
             return None
-        return self._stamps(start, self.lengths[index])
+        return _stamps(start, self.lengths[index], self.freqs[index])
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
         """Some of the series, by id or position.
@@ -132,9 +135,8 @@ class SeriesBatch:
                 raise InputError(f"series {item} is out of range: the batch has {len(self)}")
             else:
                 index.append(item % len(self))
-        picked: dict[str, Any] = {
-            name: tuple(getattr(self, name)[i] for i in index) for name in ("values", "ids", "starts", "units")
-        }
+        columns = ("values", "ids", "starts", "units", "freqs", "seasonalities")
+        picked: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in columns}
         return replace(self, **picked)
 
     def to_frame(self) -> pd.DataFrame:
@@ -148,19 +150,27 @@ class SeriesBatch:
 
     @classmethod
     def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
-        """Several batches as one; frequency and seasonality are kept where all agree."""
+        """Several batches as one; each series keeps its own frequency and season."""
         if not batches:
             raise InputError("there is no batch to put together")
-        freqs, seasons = {batch.freq for batch in batches}, {batch.seasonality for batch in batches}
-        return cls(
-            tuple(series for batch in batches for series in batch.values),
-            tuple(name for batch in batches for name in batch.ids),
-            freqs.pop() if len(freqs) == 1 else None,
-            tuple(start for batch in batches for start in batch.starts),
-            tuple(unit for batch in batches for unit in batch.units),
-            seasons.pop() if len(seasons) == 1 else 1,
-            tuple(note for batch in batches for note in batch.notes),
-        )
+
+        def joined(name: str) -> tuple[Any, ...]:
+            return tuple(item for batch in batches for item in getattr(batch, name))
+
+        columns = ("values", "ids", "starts", "units", "notes", "freqs", "seasonalities")
+        together: dict[str, Any] = {name: joined(name) for name in columns}
+        return cls(**together)
+
+
+def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
+    """Timestamps from a start on.
+
+    Raises:
+        InputError: the frequency is unknown.
+    """
+    if freq is None:
+        raise InputError("timestamps need a frequency: give freq=…")
+    return pd.date_range(start, periods=count, freq=freq)
 
 
 def season_of(freq: str | None) -> int:

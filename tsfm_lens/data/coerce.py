@@ -48,8 +48,7 @@ def as_series(
     if ids is not None and tuple(ids) != batch.ids:
         changes["ids"] = tuple(ids)
     if freq is not None:
-        changes["freq"] = _known_frequency(freq)
-        changes["seasonality"] = 0
+        changes |= {"freq": _known_frequency(freq), "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (_timestamp(start),) * len(batch)
     if units:
@@ -57,7 +56,7 @@ def as_series(
     if seasonality is not None:
         if seasonality < 1:
             raise InputError(f"seasonality is {seasonality}, expected a number of steps from 1 on")
-        changes["seasonality"] = int(seasonality)
+        changes |= {"seasonality": int(seasonality), "seasonalities": ()}
     batch = replace(batch, **changes) if changes else batch
     for name, length in zip(batch.ids, batch.lengths, strict=True):
         if length < min_length:

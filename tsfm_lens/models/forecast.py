@@ -83,7 +83,7 @@ def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.Date
     shown = batch.timestamps(index)
     if shown is None:
         return None
-    return pd.date_range(shown[-1], periods=horizon + 1, freq=batch.freq)[1:]
+    return pd.date_range(shown[-1], periods=horizon + 1, freq=batch.freqs[index])[1:]
 
 
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:

@@ -118,7 +118,8 @@ def _side_by_side(
 def _errors(
     data: xr.Dataset, batch: SeriesBatch, truth: np.ndarray, forecasts: np.ndarray, plain: np.ndarray
 ) -> xr.Dataset:
-    scale = np.array([seasonal_scale(values, batch.seasonality) for values in batch.values])
+    seasons = zip(batch.values, batch.seasonalities, strict=True)
+    scale = np.array([seasonal_scale(values, season) for values, season in seasons])
     error, baseline = mae(forecasts, truth), mae(plain, truth)
     data["mae"] = (("component", "series"), error)
     data["mae_baseline"] = (("series",), baseline)

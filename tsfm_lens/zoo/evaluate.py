@@ -127,10 +127,11 @@ def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = HELD_OUT_
         kind = ("rough", "smooth", "wave")[row % 3]
         season = int(rng.choice(CALENDAR_PERIODS))
         drift = rng.normal() * np.linspace(0, 1, length)
-        noise = rng.choice([0.05, 0.1, 0.2, 0.4]) * rng.standard_normal(length)
+        spread = rng.choice([0.05, 0.1, 0.2, 0.4])
+        noise = spread * rng.standard_normal(length)
         level = rng.choice([0.0, 3.0, 10.0])
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
-        cases.append(Case(f"{kind}-{season}-{row}", values, season))
+        cases.append(Case(f"{row}: {kind} season of {season}, noise {spread}", values, season))
     return cases
 
 

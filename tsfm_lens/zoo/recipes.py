@@ -193,8 +193,8 @@ BOLT_NANO = Recipe(
         Stage(start=1600, context=128, horizon=32, rows=96, mix=SMOOTH_MIX),
         Stage(start=2400, context=256, horizon=32, rows=48, mix=SEASON_MIX),
     ),
-    steps=6200,
-    schedule=((-1, 0.0), (199, 1.0), (4740, 1.0), (5200, 0.854), (6200, 0.02)),
+    steps=8200,
+    schedule=((-1, 0.0), (199, 1.0), (4740, 1.0), (5200, 0.854), (6200, 0.02), (6300, 0.5), (8200, 0.01)),
     learning_rate=3e-3,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )
