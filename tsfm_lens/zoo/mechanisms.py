@@ -24,10 +24,12 @@ class Mechanisms:
     Attributes:
         test: the repeated-tokens test.
         entropy: head entropies along forecasts of repeated motifs.
-        induction, sharp, diffuse: cross-attention heads; ``diffuse`` are as many as ``induction``, the ones with
-            the highest entropy that are neither induction nor sharp.
+        induction, sharp: cross-attention heads by the paper's thresholds; a head can be both.
+        diffuse: the heads that are not sharp, by falling entropy; those that induce come last.
+        alone: (layer, head) copy error without that one head.
         copy_error: mean absolute error of the median forecast of a repeated motif, in its standard deviations:
-            plain, and with each of the three sets ablated.
+            "plain", and without all "induction" heads, all "sharp" heads, the heads that are "both", and as many
+            "diffuse" heads as are both.
     """
 
     test: xr.Dataset
@@ -35,6 +37,7 @@ class Mechanisms:
     induction: tuple[Component, ...]
     sharp: tuple[Component, ...]
     diffuse: tuple[Component, ...]
+    alone: np.ndarray
     copy_error: dict[str, float]
 
 
@@ -51,12 +54,12 @@ def motifs(count: int, length: int, repeats: int, horizon: int, seed: int = 0) -
     return SeriesBatch(tuple(context)), whole[:, length * repeats : length * repeats + horizon]
 
 
-def measure(lens: Lens, *, motif: int = 24, repeats: int = 5, count: int = 24, seed: int = 0) -> Mechanisms:
+def measure(lens: Lens, *, motif: int = 32, repeats: int = 4, count: int = 24, seed: int = 0) -> Mechanisms:
     """Find the heads, then forecast repeated motifs without them.
 
     Args:
         lens: an encoder-decoder token model.
-        motif, repeats: size of the repeated motif; both tests use it.
+        motif, repeats: size of the repeated motif, in tokens and in steps; the paper's are 32 and 4.
         count: series and, four times as many, token sequences.
         seed: of everything drawn.
     """
@@ -64,16 +67,19 @@ def measure(lens: Lens, *, motif: int = 24, repeats: int = 5, count: int = 24, s
     horizon = min(lens.adapter.prediction_length, motif)
     batch, future = motifs(count, motif, repeats, horizon, seed)
     entropy = head_entropy(lens, batch.select(list(range(min(count, 6)))), horizon, kind="cross_attn", num_samples=8)
-    induction = _heads(lens, test["induction"].values)
-    sharp = _heads(lens, entropy["sharp"].values)
-    rest = ~test["induction"].values & ~entropy["sharp"].values
-    order = np.argsort(np.where(rest, -entropy["entropy"].values, np.inf), axis=None)
-    widest = [_head(lens, *np.unravel_index(i, rest.shape)) for i in order[: int(rest.sum())]]
-    diffuse = tuple(widest[: len(induction)])
-    error = {"plain": _copy_error(lens, batch, future, ())}
-    for name, heads in (("induction", induction), ("sharp", sharp), ("diffuse", diffuse)):
-        error[name] = _copy_error(lens, batch, future, heads) if heads else float("nan")
-    return Mechanisms(test, entropy, induction, sharp, diffuse, error)
+    is_induction, is_sharp = test["induction"].values, entropy["sharp"].values
+    alone = np.empty(is_sharp.shape)
+    for layer, head in np.ndindex(*alone.shape):
+        alone[layer, head] = _copy_error(lens, batch, future, (_head(lens, layer, head),))
+    # widest first; heads that also induce come after those that do not
+    rank = np.where(is_sharp, np.inf, -entropy["entropy"].values + 100.0 * is_induction)
+    order = [np.unravel_index(i, alone.shape) for i in np.argsort(rank, axis=None)][: int((~is_sharp).sum())]
+    diffuse = tuple(_head(lens, int(layer), int(head)) for layer, head in order)
+    induction, sharp = _heads(lens, is_induction), _heads(lens, is_sharp)
+    both = _heads(lens, is_induction & is_sharp)
+    sets = {"plain": (), "induction": induction, "sharp": sharp, "both": both, "diffuse": diffuse[: len(both)]}
+    error = {name: _copy_error(lens, batch, future, heads) for name, heads in sets.items()}
+    return Mechanisms(test, entropy, induction, sharp, diffuse, alone, error)
 
 
 def _copy_error(lens: Lens, batch: SeriesBatch, future: np.ndarray, heads: tuple[Component, ...]) -> float:
@@ -100,25 +106,20 @@ def main() -> None:
 
     lens = load(sys.argv[1] if len(sys.argv) > 1 else "chronos-nano")
     found = measure(lens)
-    console = Console()
-    table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "kind")
-    for layer in range(found.test.sizes["layer"]):
-        for head in range(found.test.sizes["head"]):
-            one = _head(lens, layer, head)
-            kinds = [kind for kind in ("induction", "sharp", "diffuse") if one in getattr(found, kind)]
-            at = {"layer": layer, "head": head}
-            numbers = [
-                found.test.prefix_matching,
-                found.test.copy_score,
-                found.entropy.entropy,
-                found.entropy.normalised,
-            ]
-            table.add_row(str(one), *(f"{float(array.isel(at)):.2f}" for array in numbers), ", ".join(kinds))
+    console = Console(width=120)
+    table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
+    for layer, head in np.ndindex(*found.alone.shape):
+        one = _head(lens, layer, head)
+        kinds = [kind for kind in ("induction", "sharp") if one in getattr(found, kind)]
+        at = {"layer": layer, "head": head}
+        arrays = (found.test.prefix_matching, found.test.copy_score, found.entropy.entropy, found.entropy.normalised)
+        numbers = [*(float(array.isel(at)) for array in arrays), found.alone[layer, head]]
+        table.add_row(str(one), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
     console.print(table)
     console.print(f"copy accuracy on random tokens {float(found.test.copy_accuracy):.2f}")
     for name, value in found.copy_error.items():
-        what = "plain" if name == "plain" else f"without the {len(getattr(found, name))} {name} heads"
-        console.print(f"copy error of a repeated motif, {what}: {value:.2f} standard deviations")
+        heads = "all heads" if name == "plain" else f"the heads that are {name} ablated"
+        console.print(f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations")
 
 
 if __name__ == "__main__":
