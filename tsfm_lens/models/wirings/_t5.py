@@ -156,17 +156,19 @@ def rms_norm(norm: Any, resid: Tensor, like: Tensor | None) -> Tensor:
     return norm.weight * (resid * scale.to(resid.dtype))
 
 
-def spread_weights(model: nn.Module, seed: int = 0, std: float = 1.0) -> nn.Module:
+def spread_weights(model: Any, seed: int = 0, std: float = 1.0) -> Any:
     """Redraw a tiny model's weights so large that every head and MLP moves the forecast.
 
     With the library's own initialisation, zeroing a head moves a forecast by 1e-7, and any check passes.
     """
     generator = torch.Generator().manual_seed(seed)
+    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
+    dot_product = (3.0 / model.config.d_kv**0.5) ** 0.5
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim > 1:
                 fan_in = weight.shape[1] if "embed" not in name and "shared" not in name else 1
-                gain = std * (2.0 if name.endswith((".q.weight", ".k.weight")) else 1.0)
+                gain = dot_product if name.endswith((".q.weight", ".k.weight")) else std
                 weight.copy_(torch.randn(weight.shape, generator=generator) * gain * fan_in**-0.5)
             elif "norm" in name:
                 weight.copy_(1.0 + 0.2 * torch.randn(weight.shape, generator=generator))
