@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
