@@ -170,6 +170,19 @@ def test_ablate_has_every_kind(token_lens: Lens, token_case: Case, how: str) -> 
         pass
 
 
+@pytest.mark.parametrize("how", ["mean", "resample"])
+@pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
+def test_a_reference_of_series_serves_whole_forecasts(lens: str, how: str, request: pytest.FixtureRequest) -> None:
+    model: Lens = request.getfixturevalue(lens)
+    batch = request.getfixturevalue(lens.replace("lens", "case")).batch
+    plain = model.forecast(batch, 5).quantiles
+    with model.ablate("decoder.*.mlp", "encoder.0.self_attn.1", how=how, reference=batch):
+        changed = model.forecast(batch, 5).quantiles
+    assert np.isfinite(changed).all()
+    assert not np.allclose(plain, changed)
+    assert native_traces(model) == 0
+
+
 # --- rollouts ----------------------------------------------------------------------------------------------
 
 

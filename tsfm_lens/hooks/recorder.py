@@ -17,17 +17,6 @@ from tsfm_lens.hooks.registry import HookRegistry
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
 
-DEFAULT_FILTER = (
-    "**.hook_embed",
-    "hook_embed",
-    "**.hook_resid_*",
-    "**.hook_z",
-    "**.hook_out",
-    "**.hook_normalized",
-    "ln_final.hook_normalized",
-    "unembed.hook_out",
-)
-
 
 def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]:
     """Hook-point names that a filter selects.

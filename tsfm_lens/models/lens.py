@@ -330,7 +330,7 @@ class Lens(HookedRootModule):
         Args:
             components: names or globs.
             how: "zero", "mean", "resample" or "noise".
-            reference: for mean and resample: activations, or series to record them on.
+            reference: for mean and resample: activations, or series on whose forecasts they are recorded.
             rows: series to change; all if None.
             positions: token positions to change; all if None.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
@@ -343,8 +343,12 @@ class Lens(HookedRootModule):
             if reference is None:
                 raise InputError(f"how={how!r} needs reference=…: activations, or series to record them on")
             if not isinstance(reference, Activations):
+                # series are recorded along their forecasts, so that every decoder position has a mean
+                along = not isinstance(reference, Encoded)
                 with torch.no_grad():
-                    _, reference = self.run_with_cache(reference, names_filter=["**.hook_z", "**.hook_out"])
+                    _, reference = self.run_with_cache(
+                        reference, names_filter=["**.hook_z", "**.hook_out"], rollout=along
+                    )
             options["reference"] = reference
         built = [kinds[how](target, rows=rows, positions=positions, **options) for target in targets]
         with self.edit(*built):
