@@ -28,7 +28,7 @@ _HOME = {
     "load": "tsfm_lens.models",
 }
 
-_ROOMS = ("ablation", "data", "hooks", "models", "probes", "report", "testing", "viz", "zoo")
+_ROOMS = ("ablation", "data", "errors", "hooks", "models", "probes", "report", "testing", "viz", "zoo")
 
 __all__ = [
     "Activations",
