@@ -125,7 +125,7 @@ def steps_of(lens: Lens) -> list[str]:
 def _maps(lens: Lens) -> list[tuple[str, str]]:
     """Stack and kind of the attention that is shown: all of the stack that is read out."""
     stack = lens.wiring.output_stack
-    found = dict.fromkeys((stack.name, row.kind) for row in stack.attentions())
+    found = dict.fromkeys((stack.name, kind) for kind in stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.adapter.readout == "quantile"
     return [(name, kind) for name, kind in found if not (single and kind == "self_attn")]

@@ -66,7 +66,7 @@ def components(wiring: Wiring) -> Iterator[Component]:
     for stack in wiring.stacks:
         for layer in range(stack.n_layers):
             yield Component(stack.name, layer)
-            for writer in stack.writers:
+            for writer in stack.rows(layer):
                 yield Component(stack.name, layer, writer.kind)
                 if isinstance(writer, Attention):
                     for head in range(stack.n_heads):
@@ -102,7 +102,7 @@ def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
     for component in components(wiring):
         if component.stack != name or component.kind is None:
             continue
-        is_attention = isinstance(row.writer(component.kind), Attention)
+        is_attention = isinstance(row.writer(component.kind, component.layer), Attention)
         if (component.head is not None) == is_attention:
             found.append(component)
     return found

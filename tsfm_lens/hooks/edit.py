@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Rows, Steer
-from tsfm_lens.hooks.names import Point, select
+from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.wiring import Attention, Stack
 
@@ -47,10 +47,10 @@ def _spots(stack: Stack, component: Component, intervention: Intervention) -> li
             raise HookError(f"EditPattern needs an attention branch or head, {component} is a whole layer")
         if isinstance(intervention, Steer):
             return [(f"{block}.hook_resid_post", None)]
-        return [(f"{block}.{writer.kind}.hook_out", None) for writer in stack.writers]
+        return [(f"{block}.{writer.kind}.hook_out", None) for writer in stack.rows(component.layer)]
     at = f"{block}.{component.kind}"
     if isinstance(intervention, EditPattern):
-        if not isinstance(stack.writer(component.kind), Attention):
+        if not isinstance(stack.writer(component.kind, component.layer), Attention):
             raise HookError(f"EditPattern needs an attention branch or head, {component} is an MLP")
         return [(f"{at}.hook_pattern", component.head)]
     if component.head is None or isinstance(intervention, Steer):
@@ -103,8 +103,9 @@ def _apply(
     value: Tensor,
 ) -> Tensor:
     state = registry.state
-    rows = _row_index(intervention.rows, len(value), state.n_series, point.name)
-    part = value if rows is None else value[rows]
+    axis = point.row_axis
+    rows = _row_index(intervention.rows, value.shape[axis], registry, point)
+    part = value if rows is None else value.index_select(axis, rows.to(value.device))
     new = change(part, state)
     if new.shape != part.shape:
         raise HookError(
@@ -114,17 +115,33 @@ def _apply(
     region = _region(part, point, head, intervention.positions, state.offset.get(point.stack, 0))
     if region is not None:
         new = torch.where(region, new, part)
-    return new if rows is None else value.index_copy(0, rows, new.to(value.dtype))
+    return new if rows is None else value.index_copy(axis, rows.to(value.device), new.to(value.dtype))
 
 
-def _row_index(rows: Rows, n_rows: int, n_series: int | None, name: str) -> Tensor | None:
-    """Rows of the activation for the chosen series; a series may have several (samples, quantile paths)."""
+def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
+    """Rows of the activation for the chosen series; a series may have several (samples, quantile paths).
+
+    Patterns between variates have a row a token, so a series stands for the whole group that it belongs to.
+    """
     if rows is None:
         return None
-    series = n_series if n_series and n_rows % n_series == 0 else n_rows
-    chosen = as_index(rows, series, f"{name}: rows")
-    each = n_rows // series
-    return (chosen[:, None] * each + torch.arange(each)[None]).reshape(-1)
+    state = registry.state
+    variates = state.sizes.get("variate", 1)
+    series = state.n_series or n_rows
+    tokens = point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
+    units = series // variates if tokens else series
+    if units < 1 or n_rows % units:
+        units, tokens = n_rows, False
+    chosen = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
+    if tokens:
+        chosen = torch.unique(chosen // variates)
+    each = n_rows // units
+    if not registry.wiring.sample_major or not state.sizes:
+        return (chosen[:, None] * each + torch.arange(each)[None]).reshape(-1)
+    copies = max(1, state.sizes["series"] * variates // series)
+    inner = each // copies
+    starts = torch.arange(copies)[:, None, None] * units * inner + chosen[None, :, None] * inner
+    return (starts + torch.arange(inner)[None, None]).reshape(-1)
 
 
 def _region(part: Tensor, point: Point, head: int | None, positions: Rows, offset: int) -> Tensor | None:

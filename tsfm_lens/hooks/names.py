@@ -30,6 +30,8 @@ class Point:
             "q", "k", "v", "scores", "pattern" = inside the attention call of module ``site.module``.
         site: where the native tensor passes.
         stack, layer, kind: the place in the model; layer -1 and kind "" outside the blocks.
+        over: "variate" for the inside of attention between series.
+        row_axis: the axis that counts series.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Point:
     stack: str
     layer: int = -1
     kind: str = ""
+    over: Literal["time", "variate"] = "time"
+    row_axis: int = 0
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
@@ -53,12 +57,12 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
 
 def _stack_points(stack: Stack) -> list[Point]:
     dot = f"{stack.name}." if stack.name else ""
-    embed = stack.writers[0].reads.within(stack.block(0))
+    embed = stack.rows(0)[0].reads.within(stack.block(0))
     points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name)]
     for layer in range(stack.n_layers):
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"
-        for index, writer in enumerate(stack.writers):
+        for index, writer in enumerate(stack.rows(layer)):
             reads = writer.reads.within(block)
             points.append(Point(f"{prefix}.{_RESIDUAL_NAMES[index]}", RESIDUAL, "site", reads, stack.name, layer))
             at = f"{prefix}.{writer.kind}"
@@ -69,21 +73,24 @@ def _stack_points(stack: Stack) -> list[Point]:
                 points.append(Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here))
                 points.append(Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here))
             points.append(Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here))
-        post = Site(block, "out", 0)
+        post = Site(block, "out", 0, stack.rows(layer)[0].reads.layout)
         points.append(Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer))
-    points.append(Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", Site(stack.ln_final), stack.name))
+    if stack.ln_final:
+        last = Site(stack.ln_final, layout=stack.rows(stack.n_layers - 1)[0].reads.layout)
+        points.append(Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", last, stack.name))
     return points
 
 
 def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, int, str]) -> list[Point]:
-    inside = Site(f"{block}.{writer.module}")
+    heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
+    rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
     z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
     return [
-        Point(f"{at}.hook_q", HEADS, "q", inside, *here),
-        Point(f"{at}.hook_k", HEADS, "k", inside, *here),
-        Point(f"{at}.hook_v", HEADS, "v", inside, *here),
-        Point(f"{at}.hook_attn_scores", PATTERN, "scores", inside, *here),
-        Point(f"{at}.hook_pattern", PATTERN, "pattern", inside, *here),
+        Point(f"{at}.hook_q", HEADS, "q", heads, *here, writer.over),
+        Point(f"{at}.hook_k", HEADS, "k", heads, *here, writer.over),
+        Point(f"{at}.hook_v", HEADS, "v", heads, *here, writer.over),
+        Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, writer.over, writer.row_axis),
+        Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, writer.over, writer.row_axis),
         Point(f"{at}.hook_z", HEADS, "site", z, *here),
         Point(f"{at}.hook_result", RESULT, "result", z, *here),
     ]

@@ -5,6 +5,8 @@ The one place that knows about tuples, keyword arguments and model-output datacl
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,19 +75,41 @@ def put_input(
     return args, {**kwargs, key: value}
 
 
-def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], n_heads: int) -> Tensor:
+Sizes = Mapping[str, int]
+"""Lengths of axes that a layout may fold together: head, series, variate."""
+
+
+def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
     """A native tensor in the axes of the vocabulary; a view wherever torch can make one."""
-    if layout.split() == list(axes):
-        return tensor
-    sizes = {"head": n_heads} if "(" in layout else {}
-    return rearrange(tensor, f"{layout} -> {' '.join(axes)}", **sizes)
+    if layout.split() == list(axes) or axes[-2:] == ("query", "key"):
+        return tensor.reshape(_unit_free(tensor, layout)) if " 1 " in layout else tensor
+    return rearrange(tensor, f"{layout} -> {_vocabulary_side(layout, axes)}", **_folded(layout, sizes))
 
 
-def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...]) -> Tensor:
+def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
     """The inverse of :func:`to_vocabulary`."""
-    if layout.split() == list(axes):
-        return tensor
-    return rearrange(tensor, f"{' '.join(axes)} -> {layout}")
+    if layout.split() == list(axes) or axes[-2:] == ("query", "key"):
+        return tensor.unsqueeze(layout.split().index("1")) if " 1 " in layout else tensor
+    side = _vocabulary_side(layout, axes)
+    return rearrange(tensor, f"{side} -> {layout}", **_folded(side, sizes))
+
+
+def _unit_free(tensor: Tensor, layout: str) -> list[int]:
+    return [size for size, axis in zip(tensor.shape, layout.split(), strict=True) if axis != "1"]
+
+
+def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
+    """The batch axis counts variates where a layout keeps series and variates apart."""
+    return " ".join("(series variate)" if axis == "batch" and "variate" in layout else axis for axis in axes)
+
+
+def _folded(side: str, sizes: Sizes) -> dict[str, int]:
+    """Lengths that einops needs: all but one axis of every bracket."""
+    needed: dict[str, int] = {}
+    for bracket in re.findall(r"\(([^)]*)\)", side):
+        names = [name for name in bracket.split() if name in sizes]
+        needed.update({name: sizes[name] for name in names[: len(bracket.split()) - 1]})
+    return needed
 
 
 def explicit_attention(
@@ -123,3 +147,19 @@ def softmax_rows(scores: Tensor) -> Tensor:
     pattern = torch.softmax(scores, dim=-1)
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return torch.where(empty, torch.zeros_like(pattern), pattern)
+
+
+def rms_scale(norm: Any, x: Tensor) -> Tensor:
+    """The factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1).
+
+    Raises:
+        WiringError: the norm is of another kind, so freezing its scale is not defined.
+    """
+    weight = next((w for name in ("weight", "scale") if (w := getattr(norm, name, None)) is not None), None)
+    names = ("variance_epsilon", "epsilon", "eps")
+    eps = next((e for name in names if (e := getattr(norm, name, None)) is not None), torch.finfo(x.dtype).eps)
+    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
+    factor = scale if weight is None else scale * weight
+    if not torch.allclose(x * factor, norm(x), rtol=1e-3, atol=1e-4 * float(factor.abs().max())):
+        raise WiringError(f"{type(norm).__name__} is no root-mean-square norm with a plain gain; its scale is unknown")
+    return factor

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.names import Point, hook_points
+from tsfm_lens.hooks.names import RESIDUAL, Point, hook_points
 from tsfm_lens.hooks.native import (
     get_input,
     get_output,
     put_input,
     put_output,
+    rms_scale,
     to_native,
     to_vocabulary,
 )
@@ -34,14 +35,16 @@ class RunState:
     """Where a run stands; interventions and recorders read it.
 
     Attributes:
-        n_series: series in the running batch; rows of an activation are series-major multiples of it.
+        n_series: series (a variate is one) in the running batch; activations have a multiple of it as rows.
         step: forecast steps already read out in this run.
         offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
+        sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
     """
 
     n_series: int | None = None
     step: int = 0
     offset: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def restart(self, n_series: int) -> None:
         """Stand at the beginning of a run."""
@@ -67,6 +70,7 @@ class HookRegistry:
         self.state = RunState()
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
         self._modules = self._resolve()
+        self._factors = {p.name: f for p in self.points.values() if (f := self._factor(p)) != 1.0}
         self._live: set[str] = set()
         self._tracked = False
         self._inside_attention = {(p.site.module, p.how): p for p in self.points.values() if p.how in _TAPPED}
@@ -82,6 +86,14 @@ class HookRegistry:
                     "Is this a model of another architecture or library version?"
                 )
         return modules
+
+    def _factor(self, point: Point) -> float:
+        """What a block that rescales its stream multiplies a branch's output with before it is added."""
+        if not point.name.endswith("hook_out") or point.layer < 0:
+            return 1.0
+        stack = self.stack_of(point)
+        mix = stack.writer(point.kind, point.layer).mix
+        return 1.0 if mix is None else mix(self.model.get_submodule(stack.block(point.layer)))[0]
 
     def stack_of(self, point: Point) -> Stack:
         """The stack that a hook point belongs to."""
@@ -127,17 +139,27 @@ class HookRegistry:
 
         unembed = self._modules[self.wiring.unembed.module]
         for row in self.wiring.stacks:
-            if row.entry and row.cache:
-                module = self._modules[row.entry]
+            if row.cached is not None:
+                module = self.model.get_submodule(row.entry)
                 stack.callback(module.register_forward_pre_hook(self._on_entry(row), with_kwargs=True).remove)
+        if self.wiring.sizes_from is not None:
+            module = self.model.get_submodule(self.wiring.sizes_from.module)
+            stack.callback(module.register_forward_pre_hook(self._on_sizes, with_kwargs=True).remove)
         stack.callback(unembed.register_forward_hook(read_out, always_call=True).remove)
 
     def _on_entry(self, row: Stack) -> Callable[..., None]:
-        def entered(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-            cache = kwargs.get(row.cache)
-            self.state.offset[row.name] = 0 if cache is None else int(cache.get_seq_length())
+        def entered(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            assert row.cached is not None
+            self.state.offset[row.name] = row.cached(args, kwargs)
 
         return entered
+
+    def _on_sizes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        site = self.wiring.sizes_from
+        assert site is not None
+        shape = get_input(args, kwargs, site.arg).shape
+        named = dict(zip(site.layout.split(), shape, strict=True))
+        self.state.sizes = {axis: named[axis] for axis in ("series", "variate")}
 
     def _on_input(self, point: Point) -> Callable[..., Any]:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,24 +178,52 @@ class HookRegistry:
         return hook
 
     def _hook_result(self, stack: ExitStack, point: Point, module: nn.Module) -> None:
-        """Each head's write, computed from what enters the output projection; only an edit changes the sum."""
+        """Each head's write, computed from what enters the output projection; only an edit changes the sum.
+
+        Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
+        """
         row = self.stack_of(point)
+        writer = row.attention(point.kind, point.layer)
         weights = head_output_weights(self.model, row, point.layer, point.kind)
+        block = self.model.get_submodule(row.block(point.layer))
+        factor = 1.0 if writer.mix is None else writer.mix(block)[0]
+        layout = writer.write.layout if writer.post_norm else point.site.layout.replace("(head d_head)", "d_model")
+        entered: list[Tensor] = []
 
-        def after(_module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            z = to_vocabulary(get_input(args, {}, 0), point.site.layout, _HEADS, row.n_heads)
+        def before(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            entered[:] = [get_input(args, {}, 0)]
+
+        def after(norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            sizes = {**self.state.sizes, "head": row.n_heads}
+            z = to_vocabulary(entered.pop(), point.site.layout, _HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
+            if writer.post_norm:
+                scale = rms_scale(norm, get_input(args, {}, 0))
+                wide = scale.expand_as(output)
+                result = result * to_vocabulary(wide, layout, RESIDUAL, sizes).unsqueeze(-2)
+            result = result * factor if factor != 1.0 else result
             new = self._through(point, result)
-            return None if new is result else output + (new - result).sum(dim=-2)
+            if new is result:
+                return None
+            change = (new - result).sum(dim=-2) / factor
+            return output + to_native(change, layout, RESIDUAL, sizes)
 
-        stack.callback(module.register_forward_hook(after).remove)
+        at = f"{row.block(point.layer)}.{writer.post_norm}" if writer.post_norm else point.site.module
+        stack.callback(module.register_forward_pre_hook(before).remove)
+        stack.callback(self.model.get_submodule(at).register_forward_hook(after).remove)
 
     def _fire(self, point: Point, native: Tensor) -> Tensor:
         """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
-        n_heads = self.stack_of(point).n_heads
-        value = to_vocabulary(native, point.site.layout, point.axes, n_heads)
+        layout, axes = point.site.layout, point.axes
+        sizes = {**self.state.sizes, "head": self.stack_of(point).n_heads}
+        value = to_vocabulary(native, layout, axes, sizes)
+        factor = self._factors.get(point.name, 1.0)
+        if factor != 1.0:
+            value = value * factor
         new = self._through(point, value)
-        return native if new is value else to_native(new, point.site.layout, point.axes)
+        if new is value:
+            return native
+        return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes)
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         hooked = self.hooked[point.name]
@@ -200,12 +250,7 @@ class HookRegistry:
     def _fire_tapped(self, path: str, how: str, tensor: Tensor) -> Tensor:
         if not self._wants(path, how):
             return tensor
-        point = self._inside_attention[path, how]  # type: ignore[index]
-        if how in ("scores", "pattern"):
-            return self._through(point, tensor)
-        value = tensor.transpose(-2, -3)
-        new = self._through(point, value)
-        return tensor if new is value else new.transpose(-2, -3)
+        return self._fire(self._inside_attention[path, how], tensor)  # type: ignore[index]
 
 
 _TAPPED = ("q", "k", "v", "scores", "pattern")

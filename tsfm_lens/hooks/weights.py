@@ -13,7 +13,8 @@ def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -
     """W_O of every head: (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
     writer = _attention(stack, kind)
     weight = _linear(model, f"{stack.block(layer)}.{writer.o.module}").weight
-    return rearrange(weight, f"d_model {writer.o.layout} -> head d_head d_model", head=stack.n_heads)
+    heads = rearrange(weight, f"d_model {writer.o.layout} -> head d_head d_model", head=stack.n_heads)
+    return heads if writer.o.gain == 1.0 else heads * writer.o.gain
 
 
 def head_input_weights(model: nn.Module, stack: Stack, layer: int, kind: str, which: str) -> Tensor:

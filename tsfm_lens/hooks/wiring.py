@@ -6,9 +6,9 @@ conformance suite read these rows and know no model by name, so a new architectu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Site:
         module: dotted path; inside a block it is relative to the block.
         side: "in" is the tensor that enters the module, "out" the one that leaves it.
         arg: position (or keyword) of the tensor among the inputs, or in a tuple of outputs.
-        layout: einops axes of the native tensor, e.g. "batch pos (head d_head)".
+        layout: einops axes of the native tensor, e.g. "batch pos (head d_head)". Where a model keeps
+            series and variates apart ("series variate pos d_model"), the vocabulary's batch is
+            "(series variate)".
     """
 
     module: str
@@ -42,12 +44,18 @@ class Projection:
         layout: einops axes of the side that holds the heads, e.g. "(head d_head)" or "(part d_head head)".
         part: index along the axis "part" of a fused projection.
         parts: length of that axis.
+        gain: factor that the layer puts on its weights (a unit-scaled layer has 1/sqrt(fan_in)).
     """
 
     module: str
     layout: str = "(head d_head)"
     part: int = 0
     parts: int = 1
+    gain: float = 1.0
+
+
+Mix = Callable[[Any], tuple[float, float]]
+"""Native block -> (factor on what a branch writes, factor on the stream that it is added to)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,12 @@ class Attention:
         q, k, v, o: projections; the input of ``o`` holds the heads side by side.
         z_layout: einops axes of that input.
         keys_from: the stack whose last activations are the keys and values; "" for its own.
+        over: "time" if tokens attend to tokens of their own series, "variate" if to other series.
+        qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over variates keep
+            their native rows (one a token); their query and key count variates.
+        norm: path of the norm that the branch reads through, "" if there is none.
+        post_norm: path of a norm between ``o`` and the stream, "" if there is none.
+        mix: factors of a block that rescales the stream, None for a plain sum.
     """
 
     kind: str
@@ -74,6 +88,17 @@ class Attention:
     o: Projection
     z_layout: str = "batch pos (head d_head)"
     keys_from: str = ""
+    over: Literal["time", "variate"] = "time"
+    qkv_layout: str = "batch head pos d_head"
+    pattern_layout: str = "batch head query key"
+    norm: str = ""
+    post_norm: str = ""
+    mix: Mix | None = None
+
+    @property
+    def row_axis(self) -> int:
+        """Axis of the patterns that counts series: their queries where series attend to each other as rows."""
+        return 2 if self.pattern_layout.startswith("pos ") else 0
 
 
 @dataclass(frozen=True)
@@ -84,8 +109,12 @@ class Mlp:
         write: the tensor that the residual stream receives.
         reads: the residual stream just before this branch.
         pre, post: the hidden layer before and after the activation function.
-        o: path of the output matrix; zero weights there mean a zero write.
+        o: path of the output matrix; zero weights there (and a zero bias) mean a zero write.
+        i: the input matrix; of a gated MLP, the part that goes through the activation function.
+        gate: the other input matrix of a gated MLP.
+        o_gain: factor that the output layer puts on its weights.
         kind: its name in the vocabulary.
+        norm, post_norm, mix: as in :class:`Attention`.
     """
 
     write: Site
@@ -93,7 +122,13 @@ class Mlp:
     pre: Site
     post: Site
     o: str
+    i: Projection
+    gate: Projection | None = None
+    o_gain: float = 1.0
     kind: str = "mlp"
+    norm: str = ""
+    post_norm: str = ""
+    mix: Mix | None = None
 
 
 Writer = Attention | Mlp
@@ -108,10 +143,12 @@ class Stack:
         blocks: path of the list of blocks.
         n_layers, n_heads, d_model, d_head, d_mlp: sizes.
         writers: the block's writers in the order in which they write.
-        ln_final: path of the norm after the last block.
+        ln_final: path of the norm after the last block, "" if there is none.
         upstream: modules whose outputs this stack's input comes from, in order of execution.
         entry: path of the module that is called once per pass through the stack.
-        cache: keyword of ``entry`` that carries the key-value cache, "" if there is none.
+        cached: inputs of ``entry`` -> positions that the key-value cache holds before the call; None
+            without a cache.
+        exceptions: writers of the layers that differ from the others.
     """
 
     name: str
@@ -122,10 +159,11 @@ class Stack:
     d_head: int
     d_mlp: int
     writers: tuple[Writer, ...]
-    ln_final: str
+    ln_final: str = ""
     upstream: tuple[str, ...] = ()
     entry: str = ""
-    cache: str = ""
+    cached: Callable[[tuple[Any, ...], dict[str, Any]], int] | None = None
+    exceptions: Mapping[int, tuple[Writer, ...]] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -136,16 +174,31 @@ class Stack:
         """Path of one native block."""
         return f"{self.blocks}.{layer}"
 
-    def writer(self, kind: str) -> Writer:
-        """The row of one writer; KeyError if this stack has none of that kind."""
-        for writer in self.writers:
+    def rows(self, layer: int) -> tuple[Writer, ...]:
+        """The writers of one layer."""
+        return self.exceptions.get(layer, self.writers)
+
+    def writer(self, kind: str, layer: int = 0) -> Writer:
+        """The row of one writer; KeyError if the layer has none of that kind."""
+        for writer in self.rows(layer):
             if writer.kind == kind:
                 return writer
         raise KeyError(kind)
 
-    def attentions(self) -> Iterator[Attention]:
-        """The attention rows, in order."""
-        return (w for w in self.writers if isinstance(w, Attention))
+    def attention(self, kind: str, layer: int = 0) -> Attention:
+        """The row of one attention; KeyError if the layer has none of that kind."""
+        writer = self.writer(kind, layer)
+        if not isinstance(writer, Attention):
+            raise KeyError(kind)
+        return writer
+
+    def attentions(self, layer: int = 0) -> Iterator[Attention]:
+        """The attention rows of a layer, in order."""
+        return (w for w in self.rows(layer) if isinstance(w, Attention))
+
+    def attention_kinds(self) -> list[str]:
+        """Kinds of attention that any layer has, in order."""
+        return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
 
 
 @dataclass(frozen=True)
@@ -158,6 +211,10 @@ class Wiring:
         unembed: the head's raw output.
         steps_per_readout: forecast steps that one call of the head yields.
         rollout_tolerance: relative deviation of the library's own cached rollout from its full forward.
+        sizes_from: a tensor whose layout names "series" and "variate" once a pass, for models that keep
+            them apart.
+        sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
+        true_gradients: False if the library rescales its backward pass.
     """
 
     architecture: str
@@ -165,6 +222,9 @@ class Wiring:
     unembed: Site
     steps_per_readout: int
     rollout_tolerance: float = 1e-4
+    sizes_from: Site | None = None
+    sample_major: bool = False
+    true_gradients: bool = True
 
     def stack(self, name: str) -> Stack:
         """One stack by name; KeyError if there is none."""

@@ -56,7 +56,7 @@ def attention_patterns(
     if wanted not in names:
         raise unknown_name("stack", wanted, names)
     row = lens.wiring.stack(wanted)
-    kinds = [attention.kind for attention in row.attentions()]
+    kinds = row.attention_kinds()
     chosen = kinds[-1] if kind is None else kind
     if chosen not in kinds:
         raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)

@@ -56,7 +56,7 @@ def repeated_tokens(
         InputError: not a token model with cross-attention, or the sequence exceeds its context length.
     """
     stack = lens.wiring.output_stack
-    if lens.adapter.readout != "token" or "cross_attn" not in [a.kind for a in stack.attentions()]:
+    if lens.adapter.readout != "token" or "cross_attn" not in stack.attention_kinds():
         raise InputError(f"{lens.model_id} is no encoder-decoder token model; the repeated-tokens test needs one")
     if motif < 3 or repeats < 2 or motif * repeats > lens.adapter.context_length:
         raise InputError(

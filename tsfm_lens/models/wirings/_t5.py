@@ -129,23 +129,33 @@ def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tup
         ln_final="decoder.final_layer_norm",
         upstream=(*encoder_upstream, "encoder", *head_upstream),
         entry="decoder",
-        cache="past_key_values",
+        cached=_cached,
         **sizes,
     )
     return encoder, decoder
 
 
+def _cached(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    cache = kwargs.get("past_key_values")
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
 def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
     at = f"layer.{sublayer}.{name}"
     q, k, v, o = (Projection(f"{at}.{letter}") for letter in "qkvo")
-    return Attention(kind, at, Site(at), Site(f"layer.{sublayer}", "in", 0), q, k, v, o, keys_from=keys_from)
+    norm = f"layer.{sublayer}.layer_norm"
+    reads = Site(f"layer.{sublayer}", "in", 0)
+    return Attention(kind, at, Site(at), reads, q, k, v, o, keys_from=keys_from, norm=norm)
 
 
 def _mlp(sublayer: int, gated: bool) -> Mlp:
     at = f"layer.{sublayer}.DenseReluDense"
     pre = Site(f"{at}.wi_0" if gated else f"{at}.wi", layout="batch pos d_mlp")
     post = Site(f"{at}.wo", "in", 0, "batch pos d_mlp")
-    return Mlp(Site(at), Site(f"layer.{sublayer}", "in", 0), pre, post, f"{at}.wo")
+    hidden = Projection(f"{at}.wi_0" if gated else f"{at}.wi", "d_mlp")
+    gate = Projection(f"{at}.wi_1", "d_mlp") if gated else None
+    reads = Site(f"layer.{sublayer}", "in", 0)
+    return Mlp(Site(at), reads, pre, post, f"{at}.wo", hidden, gate, norm=f"layer.{sublayer}.layer_norm")
 
 
 def rms_norm(norm: Any, resid: Tensor, like: Tensor | None) -> Tensor:
