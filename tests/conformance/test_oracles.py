@@ -15,7 +15,7 @@ from tsfm_lens.hooks import edit, reference, tap
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.wirings._t5 import spread_weights
-from tsfm_lens.testing import ORACLES, Case, example_case, oracles, oracles_runs
+from tsfm_lens.testing import ORACLES, Case, example_case, oracles, oracles_attention, oracles_runs
 
 ARCHITECTURES = sorted(architectures())
 
@@ -82,10 +82,10 @@ SWAPPED = "(d_head head)"
         (oracles.accounting, lambda stack: replace(stack, writers=stack.writers[:-1])),
         (oracles.zero_ablation, with_attention(z_layout="batch pos (d_head head)")),
         (
-            oracles.head_order,
+            oracles_attention.head_order,
             with_attention(z_layout="batch pos (d_head head)", o=Projection("layer.1.EncDecAttention.o", SWAPPED)),
         ),
-        (oracles.head_order, with_attention(v=Projection("layer.1.EncDecAttention.v", SWAPPED))),
+        (oracles_attention.head_order, with_attention(v=Projection("layer.1.EncDecAttention.v", SWAPPED))),
         (
             oracles_runs.fan_out_equals_alone,
             lambda stack: replace(stack, writers=(replace(stack.writers[0], keys_from="encoder"), *stack.writers[1:])),
@@ -116,7 +116,7 @@ def test_a_wrong_softmax_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tap, "softmax_rows", lambda scores: 0.999 * right(scores))
     case = fresh(name)
     assert not oracles.reading_changes_nothing(case).passed
-    assert not oracles.patterns(case).passed
+    assert not oracles_attention.patterns(case).passed
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

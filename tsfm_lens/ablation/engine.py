@@ -122,9 +122,9 @@ def _unchanged(wiring: Wiring, start: Start) -> tuple[str, ...]:
     stack = wiring.stacks[start.stack]
     paths = [*stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
     earlier = {other.name for other in wiring.stacks[: start.stack]}
-    for row in stack.attentions():
-        if row.keys_from in earlier and row.keys_from:
-            for layer in range(max(start.layer, 0), stack.n_layers):
+    for layer in range(max(start.layer, 0), stack.n_layers):
+        for row in stack.attentions(layer):
+            if row.keys_from and row.keys_from in earlier:
                 paths += [f"{stack.block(layer)}.{part.module}" for part in (row.k, row.v)]
     # a module inside a replayed one never runs, so it has nothing to hand back
     return tuple(path for path in paths if not any(path.startswith(f"{other}.") for other in paths))

@@ -5,6 +5,7 @@ from tsfm_lens.data.bundled import BundledSeries, bundled, bundled_info, bundled
 from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.files import read_series
 from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.variates import by_variate
 
 __all__ = [
     "BundledSeries",
@@ -13,6 +14,7 @@ __all__ = [
     "bundled",
     "bundled_info",
     "bundled_names",
+    "by_variate",
     "from_frame",
     "read_series",
 ]

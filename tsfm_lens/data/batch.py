@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +13,12 @@ import pandas as pd
 from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
+COLUMNS = ("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates")
 
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """Univariate series of possibly unequal length.
+    """Series of possibly unequal length; a multivariate item is a group of series, one a variate.
 
     Attributes:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
@@ -28,10 +30,13 @@ class SeriesBatch:
         notes: remarks from reading, e.g. that gaps were filled with NaN.
         freqs, seasonalities: the same for each series, where they differ; given by ``freq`` and
             ``seasonality`` otherwise.
+        groups: the item that each series belongs to; series of one group share their time axis and stand one
+            after the other. Each series is a group of its own, named like it, if none are given.
+        variates: name of each series within its group, "" if there is none.
 
     Raises:
-        InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, or
-            the lists differ in length.
+        InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, the
+            lists differ in length, or the series of a group are apart, alike in name or unlike in time.
     """
 
     values: tuple[np.ndarray, ...]
@@ -43,6 +48,8 @@ class SeriesBatch:
     notes: tuple[str, ...] = field(default=())
     freqs: tuple[str | None, ...] = ()
     seasonalities: tuple[int, ...] = ()
+    groups: tuple[str, ...] = ()
+    variates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.values):
@@ -55,28 +62,84 @@ class SeriesBatch:
         fill(self, "freqs", tuple(self.freqs) or (self.freq,) * count)
         seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
         fill(self, "seasonalities", tuple(self.seasonalities) or seasons)
-        for name in ("ids", "starts", "units", "freqs", "seasonalities"):
+        fill(self, "groups", tuple(map(str, self.groups)) or self.ids)
+        fill(self, "variates", tuple(map(str, self.variates)) or ("",) * count)
+        for name in COLUMNS:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
-        repeated = sorted({name for name in self.ids if self.ids.count(name) > 1})
-        if repeated:
-            raise InputError(f"series ids must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
+        check_unique(self.ids)
         checked = tuple(_checked(v, name) for v, name in zip(self.values, self.ids, strict=True))
         fill(self, "values", checked)
         fill(self, "freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill(self, "seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
+        self._check_groups()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __repr__(self) -> str:
         lengths = f"{min(self.lengths)}–{max(self.lengths)}" if len(set(self.lengths)) > 1 else str(self.lengths[0])
-        return f"SeriesBatch({len(self)} series of {lengths} steps, freq={self.freq!r}, ids={list(self.ids[:3])}…)"
+        groups = f" in {len(set(self.groups))} groups" if self.multivariate else ""
+        return (
+            f"SeriesBatch({len(self)} series of {lengths} steps{groups}, freq={self.freq!r}, ids={list(self.ids[:3])}…)"
+        )
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Steps of each series."""
         return tuple(len(series) for series in self.values)
+
+    @property
+    def multivariate(self) -> bool:
+        """Whether any group has more than one series."""
+        return len(set(self.groups)) < len(self)
+
+    @property
+    def group_index(self) -> np.ndarray:
+        """(series,); the number of each series' group, in order of first appearance."""
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(self.groups))}
+        return np.array([numbers[group] for group in self.groups])
+
+    @property
+    def n_variates(self) -> int:
+        """Series a group.
+
+        Raises:
+            InputError: groups differ in it.
+        """
+        sizes = Counter(self.groups)
+        expected = sizes[self.groups[0]]
+        others = [f"{group!r} ({size})" for group, size in sizes.items() if size != expected]
+        if others:
+            raise InputError(
+                f"groups differ in their number of variates: {self.groups[0]!r} has {expected}, unlike "
+                f"{', '.join(others[:3])}; expected equally many in all, so select groups that agree"
+            )
+        return expected
+
+    def _check_groups(self) -> None:
+        if not self.multivariate:
+            return
+        rows: dict[str, list[int]] = {}
+        for row, group in enumerate(self.groups):
+            rows.setdefault(group, []).append(row)
+        axes = {"lengths": self.lengths, "frequencies": self.freqs, "starts": self.starts}
+        for group, members in rows.items():
+            if members[-1] - members[0] >= len(members):
+                raise InputError(
+                    f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "
+                    "one after the other"
+                )
+            repeated = [name for name, times in Counter(self.variates[row] for row in members).items() if times > 1]
+            if repeated:
+                raise InputError(f"group {group!r} has variate {repeated[0]!r} more than once; give each its own name")
+            for what, column in axes.items():
+                known = dict.fromkeys(column[row] for row in members if column[row] is not None)
+                if len(known) > 1:
+                    raise InputError(
+                        f"the series of group {group!r} have different {what} ({', '.join(map(str, known))}); "
+                        "variates of one group share their time axis: pad with NaN what was not observed"
+                    )
 
     def tail(self, steps: int) -> SeriesBatch:
         """The last ``steps`` steps of every series, all of it where it is shorter."""
@@ -118,47 +181,55 @@ class SeriesBatch:
         return _stamps(start, self.lengths[index], self.freqs[index])
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Some of the series, by id or position.
+        """Some of the series, by id or position; the name of a group picks all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
-            InputError: a position is out of range.
+            InputError: a position is out of range, or series of one group would come apart.
         """
         wanted = [which] if isinstance(which, str | int) else list(which)
         index = []
         for item in wanted:
             if isinstance(item, str):
-                if item not in self.ids:
-                    raise unknown_name("series", item, self.ids)
-                index.append(self.ids.index(item))
+                # an id goes before a group of the same name
+                rows = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
+                if not rows:
+                    raise unknown_name("series", item, dict.fromkeys((*self.ids, *self.groups)))
+                index += rows
             elif not -len(self) <= item < len(self):
                 raise InputError(f"series {item} is out of range: the batch has {len(self)}")
             else:
                 index.append(item % len(self))
-        columns = ("values", "ids", "starts", "units", "freqs", "seasonalities")
-        picked: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in columns}
+        picked: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
         return replace(self, **picked)
 
     def to_frame(self) -> pd.DataFrame:
-        """A long frame: id, timestamp (or step where unknown), target."""
+        """A long frame: id, group and variate if multivariate, timestamp (or step where unknown), target."""
         frames = []
         for index, name in enumerate(self.ids):
             stamps = self.timestamps(index)
             when = {"step": np.arange(self.lengths[index])} if stamps is None else {"timestamp": stamps}
-            frames.append(pd.DataFrame({"id": name, **when, "target": self.values[index]}))
+            frames.append(pd.DataFrame({"id": name, **self.labels(index), **when, "target": self.values[index]}))
         return pd.concat(frames, ignore_index=True)
+
+    def labels(self, index: int) -> dict[str, str]:
+        """Group and variate of one series, as columns of a frame; none if the batch is not multivariate."""
+        return {"group": self.groups[index], "variate": self.variates[index]} if self.multivariate else {}
 
     @classmethod
     def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
-        """Several batches as one; each series keeps its own frequency and season."""
+        """Several batches as one; each series keeps its own frequency and season.
+
+        Raises:
+            InputError: an id repeats, or series of one group would not stand one after the other.
+        """
         if not batches:
             raise InputError("there is no batch to put together")
 
         def joined(name: str) -> tuple[Any, ...]:
             return tuple(item for batch in batches for item in getattr(batch, name))
 
-        columns = ("values", "ids", "starts", "units", "notes", "freqs", "seasonalities")
-        together: dict[str, Any] = {name: joined(name) for name in columns}
+        together: dict[str, Any] = {name: joined(name) for name in ("values", "notes", *COLUMNS)}
         return cls(**together)
 
 
@@ -171,6 +242,17 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
     return pd.date_range(start, periods=count, freq=freq)
+
+
+def check_unique(ids: Sequence[str]) -> None:
+    """Refuse names that repeat.
+
+    Raises:
+        InputError: a name occurs more than once.
+    """
+    repeated = sorted(name for name, times in Counter(ids).items() if times > 1)
+    if repeated:
+        raise InputError(f"series ids must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
 
 
 def season_of(freq: str | None) -> int:

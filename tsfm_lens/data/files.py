@@ -15,7 +15,13 @@ from tsfm_lens.errors import InputError
 READABLE = (".csv", ".csv.gz", ".txt", ".tsv", ".parquet", ".pq")
 
 
-def read_series(path: str | Path, *, freq: str | None = None, targets: Sequence[str] | None = None) -> SeriesBatch:
+def read_series(
+    path: str | Path,
+    *,
+    freq: str | None = None,
+    targets: Sequence[str] | None = None,
+    variates: Sequence[str] | None = None,
+) -> SeriesBatch:
     """Series of a file, with the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
 
     A CSV without a header line and with numbers only is read as one series a column.
@@ -23,7 +29,8 @@ def read_series(path: str | Path, *, freq: str | None = None, targets: Sequence[
     Args:
         path: .csv, .csv.gz, .txt, .tsv, .parquet or .pq.
         freq: pandas frequency alias; inferred from timestamps if None.
-        targets: columns to read.
+        targets: columns to read, each a series of its own.
+        variates: columns to read together, as the variates of one group.
 
     Raises:
         InputError: the file is missing, empty or unreadable; the message names row and column.
@@ -42,7 +49,7 @@ def read_series(path: str | Path, *, freq: str | None = None, targets: Sequence[
     except (pd.errors.ParserError, UnicodeDecodeError, OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     try:
-        return from_frame(frame, freq=freq, targets=targets)
+        return from_frame(frame, freq=freq, targets=targets, variates=variates)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -15,7 +15,13 @@ TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time")
 TARGET_COLUMNS = ("target", "y", "value", "values")
 
 
-def from_frame(frame: pd.DataFrame, *, freq: str | None = None, targets: Sequence[str] | None = None) -> SeriesBatch:
+def from_frame(
+    frame: pd.DataFrame,
+    *,
+    freq: str | None = None,
+    targets: Sequence[str] | None = None,
+    variates: Sequence[str] | None = None,
+) -> SeriesBatch:
     """Series of a long frame.
 
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
@@ -27,9 +33,12 @@ def from_frame(frame: pd.DataFrame, *, freq: str | None = None, targets: Sequenc
         frame: it is not changed.
         freq: pandas frequency alias; inferred if None.
         targets: the columns to read; with several, ids become ``id/column``.
+        variates: columns to read in place of targets, as the variates of one group an id; ids become
+            ``id/column``.
 
     Raises:
-        InputError: the frame is empty, values are not numbers, timestamps repeat or are irregular.
+        InputError: the frame is empty, values are not numbers, timestamps repeat or are irregular, or targets
+            and variates are both given.
         UnknownNameError: a target column does not exist.
     """
     if frame.empty:
@@ -40,9 +49,13 @@ def from_frame(frame: pd.DataFrame, *, freq: str | None = None, targets: Sequenc
         frame = frame.rename_axis("timestamp").reset_index()
         time = "timestamp"
     key = _find(frame, ID_COLUMNS)
-    columns = _targets(frame, targets, {time, key})
+    if targets is not None and variates is not None:
+        raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
+    together = variates is not None
+    columns = _targets(frame, variates if together else targets, {time, key})
     stamps = None if time is None else _timestamps(frame[time], str(time))
-    groups = [("", np.arange(len(frame)))] if key is None else _groups(frame[key], str(key))
+    only = [("series-0" if together else "", np.arange(len(frame)))]
+    groups = only if key is None else _groups(frame[key], str(key))
     values: list[np.ndarray] = []
     names: list[str] = []
     starts: list[pd.Timestamp | None] = []
@@ -50,7 +63,7 @@ def from_frame(frame: pd.DataFrame, *, freq: str | None = None, targets: Sequenc
     found: set[str | None] = set()
     for group, rows in groups:
         for column in columns:
-            name = _name(group, column, len(columns))
+            name = f"{group}/{column}" if together else _name(group, column, len(columns))
             series = _numbers(frame[column].iloc[rows], name)
             if stamps is None:
                 values.append(series)
@@ -68,7 +81,15 @@ def from_frame(frame: pd.DataFrame, *, freq: str | None = None, targets: Sequenc
             f"the series have different frequencies ({', '.join(map(str, sorted(map(str, found))))} …); "
             "read them in batches of one frequency each"
         )
-    return SeriesBatch(tuple(values), tuple(names), shared or freq, tuple(starts), notes=tuple(notes))
+    return SeriesBatch(
+        tuple(values),
+        tuple(names),
+        shared or freq,
+        tuple(starts),
+        notes=tuple(notes),
+        groups=tuple(group for group, _ in groups for _ in columns) if together else (),
+        variates=tuple(map(str, columns)) * len(groups) if together else (),
+    )
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:

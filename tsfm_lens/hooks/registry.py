@@ -187,7 +187,7 @@ class HookRegistry:
         weights = head_output_weights(self.model, row, point.layer, point.kind)
         block = self.model.get_submodule(row.block(point.layer))
         factor = 1.0 if writer.mix is None else writer.mix(block)[0]
-        layout = writer.write.layout if writer.post_norm else point.site.layout.replace("(head d_head)", "d_model")
+        layout = writer.write.layout if writer.post_norm else writer.stream_layout
         entered: list[Tensor] = []
 
         def before(_module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -259,3 +259,15 @@ _HEADS = ("batch", "pos", "head", "d_head")
 
 def _in_use(hook_point: HookPoint) -> bool:
     return bool(hook_point.fwd_hooks or hook_point.bwd_hooks)
+
+
+def hang(root: nn.Module, name: str, point: nn.Module) -> None:
+    """Hang a hook point into a tree of plain modules so that its dotted name is its path."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        child = root._modules[part]
+        assert child is not None
+        root = child
+    root.add_module(last, point)

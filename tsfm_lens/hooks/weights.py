@@ -1,50 +1,251 @@
-"""Weights of each head, read through the wiring's layouts."""
+"""Weights of every head and MLP, read through the wiring's layouts.
+
+One view for every architecture: fused or separate projections, any order of heads in their rows, gains
+that a layer puts on its weights. Matrices follow TransformerLens: they act from the right, ``x @ W``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 from einops import rearrange
 from torch import Tensor, nn
+from transformer_lens import FactoredMatrix
 
-from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.wiring import Attention, Projection, Stack
+from tsfm_lens.errors import InputError, WiringError, unknown_name
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """The heads of one attention.
+
+    Rotary embeddings, norms of queries and keys, and scales of the dot product act between the
+    projections and are not part of the matrices.
+
+    Attributes:
+        W_Q, W_K, W_V: (head, d_model, d_head).
+        W_O: (head, d_head, d_model).
+        b_Q, b_K, b_V: (head, d_head); zero where the model has no bias.
+        b_O: (d_model,).
+    """
+
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor
+    b_Q: Tensor
+    b_K: Tensor
+    b_V: Tensor
+    b_O: Tensor
+
+    @property
+    def W_QK(self) -> FactoredMatrix:
+        """(head, d_model, d_model): what a query token looks for in a key token (Elhage et al., 2021)."""
+        return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
+
+    @property
+    def W_OV(self) -> FactoredMatrix:
+        """(head, d_model, d_model): what a head writes for what it attends to (Elhage et al., 2021)."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """One MLP.
+
+    Attributes:
+        W_in: (d_model, d_mlp); of a gated MLP the part that goes through the activation function.
+        W_gate: (d_model, d_mlp) of a gated MLP, else None.
+        W_out: (d_mlp, d_model).
+        b_in, b_gate, b_out: biases, zero where the model has none (b_gate None without a gate).
+    """
+
+    W_in: Tensor
+    W_gate: Tensor | None
+    W_out: Tensor
+    b_in: Tensor
+    b_gate: Tensor | None
+    b_out: Tensor
+
+
+class Weights:
+    """Read-only view of a native model's weights; nothing is copied that torch can show as a view.
+
+    Args:
+        model: the native module.
+        wiring: its table.
+    """
+
+    def __init__(self, model: nn.Module, wiring: Wiring) -> None:
+        self._model = model
+        self._wiring = wiring
+
+    def heads(
+        self, layer: int, kind: str | None = None, stack: str | None = None, *, fold_norm: bool = False
+    ) -> HeadWeights:
+        """The heads of one attention.
+
+        Args:
+            layer: index from 0.
+            kind: "attn", "self_attn", "cross_attn", …; the layer's first attention if None.
+            stack: its stack; the one that is read out if None.
+            fold_norm: multiply the gain of the norm before the branch into W_Q, W_K and W_V (and its bias
+                into their biases), so that they act on the stream divided by its root mean square. Keys and
+                values of a cross-attention read the other stack's last norm.
+
+        Raises:
+            UnknownNameError: no such layer, stack or attention.
+        """
+        column = self._stack(stack)
+        row = self._row(column, layer, kind, Attention)
+        assert isinstance(row, Attention)
+        q, k, v = (self._projection(column, layer, part) for part in (row.q, row.k, row.v))
+        if fold_norm:
+            own = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
+            other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else own
+            q, k, v = _folded(q, own), _folded(k, other), _folded(v, other)
+        return HeadWeights(
+            *(each[0] for each in (q, k, v)),
+            head_output_weights(self._model, column, layer, row.kind),
+            *(each[1] for each in (q, k, v)),
+            self.b_O(layer, row.kind, column.name),
+        )
+
+    def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
+        """(d_model,): what an attention adds whatever its heads do, in the scale of ``hook_out``."""
+        column = self._stack(stack)
+        row = self._row(column, layer, kind, Attention)
+        assert isinstance(row, Attention)
+        module = _linear(self._model, f"{column.block(layer)}.{row.o.module}")
+        factor = 1.0 if row.mix is None else row.mix(self._model.get_submodule(column.block(layer)))[0]
+        return _bias(module, column.d_model) * factor
+
+    def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
+        """One MLP; arguments and errors as in :meth:`heads`."""
+        column = self._stack(stack)
+        row = self._row(column, layer, kind, Mlp)
+        assert isinstance(row, Mlp)
+        norm = self._norm(f"{column.block(layer)}.{row.norm}") if fold_norm and row.norm else None
+        up = _folded(self._input(column, layer, row.i), norm)
+        gate = None if row.gate is None else _folded(self._input(column, layer, row.gate), norm)
+        out = _linear(self._model, f"{column.block(layer)}.{row.o}")
+        return MlpWeights(
+            up[0],
+            None if gate is None else gate[0],
+            _scaled(out.weight, row.o_gain).T,
+            up[1],
+            None if gate is None else gate[1],
+            _bias(out, column.d_model),
+        )
+
+    @property
+    def W_E(self) -> Tensor:
+        """(d_in, d_model): the embedding, where it is one matrix; else see :meth:`embedding`."""
+        module = self._model.get_submodule(self._wiring.embed)
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise self._no_single_matrix("embedding", self._wiring.embed)
+        return weight if isinstance(module, nn.Embedding) else weight.T
+
+    @property
+    def W_U(self) -> Tensor:
+        """(d_model, d_out): the unembedding, where it is one matrix; else see :meth:`unembedding`."""
+        weight = getattr(self._model.get_submodule(self._wiring.unembed.module), "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            raise self._no_single_matrix("unembedding", self._wiring.unembed.module)
+        return weight.T
+
+    def embedding(self) -> dict[str, Tensor]:
+        """Every parameter of the embedding module, by name."""
+        return dict(self._model.get_submodule(self._wiring.embed).named_parameters())
+
+    def unembedding(self) -> dict[str, Tensor]:
+        """Every parameter of the head, by name."""
+        return dict(self._model.get_submodule(self._wiring.unembed.module).named_parameters())
+
+    def _no_single_matrix(self, what: str, path: str) -> InputError:
+        parts = ", ".join(name for name, _ in self._model.get_submodule(path).named_parameters())
+        return InputError(
+            f"the {what} of {self._wiring.architecture!r} is not one matrix but {path!r} with {parts}; "
+            f"lens.weights.{what}() gives them all"
+        )
+
+    def _stack(self, name: str | None) -> Stack:
+        if name is None:
+            return self._wiring.output_stack
+        try:
+            return self._wiring.stack(name)
+        except KeyError as error:
+            raise unknown_name("stack", name, [stack.name for stack in self._wiring.stacks]) from error
+
+    def _row(self, column: Stack, layer: int, kind: str | None, sort: type) -> Attention | Mlp:
+        if not 0 <= layer < column.n_layers:
+            raise unknown_name("layer", str(layer), [str(index) for index in range(column.n_layers)])
+        rows = [row for row in column.rows(layer) if isinstance(row, sort)]
+        for row in rows:
+            if kind is None or row.kind == kind:
+                return row
+        raise unknown_name("branch", str(kind), [row.kind for row in rows])
+
+    def _projection(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
+        module = _linear(self._model, f"{column.block(layer)}.{part.module}")
+        sizes = {"head": column.n_heads, **({"part": part.parts} if part.parts > 1 else {})}
+        axes = "part head" if part.parts > 1 else "head"
+        weight = rearrange(module.weight, f"{part.layout} d_model -> {axes} d_model d_head", **sizes)
+        bias = rearrange(_bias(module, len(module.weight)), f"{part.layout} -> {axes} d_head", **sizes)
+        if part.parts > 1:
+            weight, bias = weight[part.part], bias[part.part]
+        return _scaled(weight, part.gain), bias
+
+    def _input(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
+        module = _linear(self._model, f"{column.block(layer)}.{part.module}")
+        weight, bias = module.weight, _bias(module, len(module.weight))
+        if part.parts > 1:
+            weight = rearrange(weight, f"{part.layout} d_model -> part d_mlp d_model", part=part.parts)[part.part]
+            bias = rearrange(bias, f"{part.layout} -> part d_mlp", part=part.parts)[part.part]
+        return _scaled(weight, part.gain).T, bias
+
+    def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
+        norm = self._model.get_submodule(path)
+        gain = getattr(norm, "weight", None)
+        return (getattr(norm, "scale", None) if gain is None else gain), getattr(norm, "bias", None)
+
+
+def _folded(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None] | None) -> tuple[Tensor, Tensor]:
+    weight, bias = matrix
+    if norm is None:
+        return matrix
+    gain, shift = norm
+    if shift is not None:
+        bias = bias + shift @ weight
+    return (weight if gain is None else weight * gain[:, None]), bias
+
+
+def _scaled(weight: Tensor, gain: float) -> Tensor:
+    return weight if gain == 1.0 else weight * gain
+
+
+def _bias(module: Any, length: int) -> Tensor:
+    bias = getattr(module, "bias", None)
+    return module.weight.new_zeros(length) if bias is None else bias
 
 
 def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -> Tensor:
     """W_O of every head: (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
-    writer = _attention(stack, kind)
-    weight = _linear(model, f"{stack.block(layer)}.{writer.o.module}").weight
-    heads = rearrange(weight, f"d_model {writer.o.layout} -> head d_head d_model", head=stack.n_heads)
-    return heads if writer.o.gain == 1.0 else heads * writer.o.gain
+    try:
+        part = stack.attention(kind, layer).o
+    except KeyError as error:
+        raise WiringError(f"{kind!r} is no attention writer; it has no heads") from error
+    weight = _linear(model, f"{stack.block(layer)}.{part.module}").weight
+    heads = rearrange(weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads)
+    return _scaled(heads, part.gain)
 
 
-def head_input_weights(model: nn.Module, stack: Stack, layer: int, kind: str, which: str) -> Tensor:
-    """W_Q, W_K or W_V of every head: (head, d_model, d_head), so that ``x @ W`` is the head's q, k or v.
-
-    Args:
-        which: "q", "k" or "v".
-    """
-    projection: Projection = getattr(_attention(stack, kind), which)
-    weight = _linear(model, f"{stack.block(layer)}.{projection.module}").weight
-    if projection.parts == 1:
-        return rearrange(weight, f"{projection.layout} d_model -> head d_model d_head", head=stack.n_heads)
-    fused = rearrange(
-        weight,
-        f"{projection.layout} d_model -> part head d_model d_head",
-        head=stack.n_heads,
-        part=projection.parts,
-    )
-    return fused[projection.part]
-
-
-def _attention(stack: Stack, kind: str) -> Attention:
-    writer = stack.writer(kind)
-    if not isinstance(writer, Attention):
-        raise WiringError(f"{kind!r} is no attention writer; it has no heads")
-    return writer
-
-
-def _linear(model: nn.Module, path: str) -> nn.Linear:
+def _linear(model: nn.Module, path: str) -> Any:
     module = model.get_submodule(path)
-    if not isinstance(getattr(module, "weight", None), Tensor):
+    if not isinstance(getattr(module, "weight", None), torch.Tensor):
         raise WiringError(f"module {path!r} has no weight matrix")
-    return module  # type: ignore[return-value]
+    return module

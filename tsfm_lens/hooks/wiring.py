@@ -6,6 +6,7 @@ conformance suite read these rows and know no model by name, so a new architectu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -94,6 +95,11 @@ class Attention:
     norm: str = ""
     post_norm: str = ""
     mix: Mix | None = None
+
+    @property
+    def stream_layout(self) -> str:
+        """Axes of what enters and leaves the projections: those of z with the heads folded into d_model."""
+        return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     @property
     def row_axis(self) -> int:
@@ -209,6 +215,7 @@ class Wiring:
         architecture: name, as listed by ``tsfm-lens models``.
         stacks: in order of execution; the last one's stream is read out as the forecast.
         unembed: the head's raw output.
+        embed: path of the module that makes tokens, or patches, into the stream's first value.
         steps_per_readout: forecast steps that one call of the head yields.
         rollout_tolerance: relative deviation of the library's own cached rollout from its full forward.
         sizes_from: a tensor whose layout names "series" and "variate" once a pass, for models that keep
@@ -220,6 +227,7 @@ class Wiring:
     architecture: str
     stacks: tuple[Stack, ...]
     unembed: Site
+    embed: str
     steps_per_readout: int
     rollout_tolerance: float = 1e-4
     sizes_from: Site | None = None

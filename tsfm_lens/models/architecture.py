@@ -27,34 +27,73 @@ class Encoded:
         spans: by stack, the time steps that each token covers.
         loc, scale: (batch,), so that data = normalised * scale + loc.
         batch: the series.
+        horizon: forecast steps that the forward yields; None if the model's own.
+        ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
+        stats: further tensors that the head needs to return to data units.
     """
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     spans: dict[str, TokenSpans]
     loc: Tensor
     scale: Tensor
     batch: SeriesBatch
+    horizon: int | None = None
+    ids: tuple[str, ...] = ()
+    stats: dict[str, Tensor] = field(default_factory=dict)
 
-    def repeated(self, copies: int) -> dict[str, Tensor]:
+    def repeated(self, copies: int) -> dict[str, Any]:
         """The inputs with all series repeated, copy-major."""
-        return {key: value.repeat(copies, *[1] * (value.ndim - 1)) for key, value in self.inputs.items()}
+        return {key: self._repeat(key, value, copies) for key, value in self.inputs.items()}
+
+    def _repeat(self, key: str, value: Any, copies: int) -> Any:
+        if not isinstance(value, Tensor) or copies == 1:
+            return value
+        tiled = value.repeat(copies, *[1] * (value.ndim - 1))
+        if key not in self.ids:
+            return tiled
+        shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
+        return tiled + shift.reshape(-1, *[1] * (value.ndim - 1)).to(value.dtype)
 
 
 class Adapter(Protocol):
-    """One opened native model behind the common face. Series in, forecasts out."""
+    """One opened native model behind the common face. Series in, forecasts out.
+
+    :class:`tsfm_lens.models.adapter.PatchAdapter` implements all but ``encode``, ``run``, ``predict`` and ``head``.
+
+    Attributes:
+        architecture: name of the wiring.
+        native: the library's own object; ``model`` the torch module in it.
+        readout: what the head emits: "token" logits, "quantile" forecasts, or a "distribution", of which the
+            readout is the mean.
+        rollout: how the library goes on beyond one pass: "tokens" and "cache" append to a key-value cache,
+            "refeed" encodes the extended context anew, "single" never does.
+        multivariate: whether series of one group see each other.
+        context_length, prediction_length: steps.
+        levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
+        package: distribution whose version a result should name.
+    """
 
     architecture: str
     native: Any
     model: Any
     wiring: Wiring
-    readout: Literal["token", "quantile"]
+    readout: Literal["token", "quantile", "distribution"]
+    rollout: Literal["tokens", "cache", "refeed", "single"]
+    multivariate: bool
     context_length: int
     prediction_length: int
+    package: str
 
-    def encode(self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
         """Series to native input, as the library's own pipeline does it."""
 
-    def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """One differentiable native forward: logits, or quantiles in data units."""
 
     def predict(
@@ -88,11 +127,14 @@ class Architecture:
         adapt: native object -> adapter.
         tiny: builds a small random native object for the conformance suite.
         build: size -> native object of published size with random weights.
+        save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
+        extra: name of the optional dependency that it needs, "" if none.
+        claims_tensors: do these names of tensors belong to it? For checkpoints whose config.json does not tell.
     """
 
     name: str
     title: str
-    readout: Literal["token", "quantile"]
+    readout: Literal["token", "quantile", "distribution"]
     published: Mapping[str, str]
     claims: Callable[[Mapping[str, Any]], bool]
     claims_object: Callable[[object], bool]
@@ -101,7 +143,10 @@ class Architecture:
     adapt: Callable[[Any], Adapter]
     tiny: Callable[[], Any]
     build: Callable[[str], Any]
-    notes: str = field(default="")
+    notes: str = ""
+    save: Callable[[Any, Path], None] | None = None
+    extra: str = ""
+    claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
 
 
 @cache

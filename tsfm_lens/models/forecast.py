@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import xarray as xr
+from torch.distributions import Distribution
 
-from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data import SeriesBatch, by_variate
 from tsfm_lens.errors import InputError
 
 
@@ -23,6 +24,8 @@ class Forecast:
         samples: (series, sample, step), or None for a model that draws none.
         context: the series that were shown.
         attrs: provenance.
+        distribution: the predictive distribution in data units, batch shape (series, step), of a model that has
+            one; it is not part of the dataset.
     """
 
     quantiles: np.ndarray
@@ -31,6 +34,7 @@ class Forecast:
     samples: np.ndarray | None
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
+    distribution: Distribution | None = None
 
     @property
     def horizon(self) -> int:
@@ -54,7 +58,10 @@ class Forecast:
         raise InputError(f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}")
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """A labelled dataset of kind "forecast", with the context and, where known, the truth (series, step)."""
+        """A labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
+
+        A multivariate batch has coordinates ``group`` and ``variate`` on dim ``series``.
+        """
         data = context_dataset(self.context, self.horizon, truth)
         data = data.assign_coords(quantile=list(self.levels))
         data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles)
@@ -63,11 +70,25 @@ class Forecast:
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
         return data
 
+    def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
+        """The dataset of a multivariate batch with dims ``series``, its groups, and ``variate``.
+
+        Args:
+            truth: (series, step) or None, as ``to_dataset`` takes it.
+
+        Raises:
+            InputError: the batch is not multivariate.
+        """
+        return by_variate(self.to_dataset(truth))
+
     def to_frame(self) -> pd.DataFrame:
-        """One row a series and step: id, step, timestamp where known, mean, and a column a quantile."""
+        """One row a series and step.
+
+        Columns: id, group and variate if multivariate, step, timestamp where known, mean, and one a quantile.
+        """
         frames = []
         for index, name in enumerate(self.context.ids):
-            frame = pd.DataFrame({"id": name, "step": np.arange(self.horizon)})
+            frame = pd.DataFrame({"id": name, **self.context.labels(index), "step": np.arange(self.horizon)})
             stamps = forecast_timestamps(self.context, index, self.horizon)
             if stamps is not None:
                 frame["timestamp"] = stamps
@@ -87,7 +108,7 @@ def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.Date
 
 
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
-    """The part that all results share: the context, the truth, their times and units.
+    """The part that all results share: the context, the truth, their times, units, groups and variates.
 
     Args:
         batch: the context.
@@ -110,6 +131,8 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
             "units": ("series", list(batch.units)),
         },
     )
+    if batch.multivariate:
+        data = data.assign_coords(group=("series", list(batch.groups)), variate=("series", list(batch.variates)))
     if truth is not None:
         known = np.asarray(truth, dtype=float)
         if known.shape != (len(batch), horizon):

@@ -20,8 +20,10 @@ from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, PatchFrom, Resample, Rows, Zero
 from tsfm_lens.hooks.names import describe, select
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, resolve_filter
-from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.registry import HookRegistry, hang
+from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import Adapter, Encoded
 from tsfm_lens.models.forecast import Forecast
 
@@ -49,7 +51,7 @@ class Lens(HookedRootModule):
         self.revision = revision
         self.__dict__["registry"] = HookRegistry(adapter.model, adapter.wiring)
         for name, point in self.registry.hooked.items():
-            _place(self, name, point)
+            hang(self, name, point)
         self.setup()
         self.adapter.model.eval()
 
@@ -69,6 +71,11 @@ class Lens(HookedRootModule):
     def wiring(self) -> Wiring:
         """The table of the model's modules."""
         return self.adapter.wiring
+
+    @property
+    def weights(self) -> Weights:
+        """Every head's and MLP's matrices."""
+        return Weights(self.adapter.model, self.wiring)
 
     @property
     def d_model(self) -> int:
@@ -103,30 +110,29 @@ class Lens(HookedRootModule):
 
     def provenance(self) -> dict[str, object]:
         """What a result should say about where it comes from."""
-        import chronos
-        import transformers
-
-        import tsfm_lens
-
         return {
             "model": self.model_id,
             "revision": self.revision or "",
             "architecture": self.wiring.architecture,
-            "versions": (
-                f"tsfm-lens-toolbox {tsfm_lens.__version__}, torch {torch.__version__}, "
-                f"transformers {transformers.__version__}, chronos-forecasting {chronos.__version__}"
-            ),
+            "versions": versions(self.adapter.package),
         }
 
     # --- running -------------------------------------------------------------------------------------
 
-    def encode(self, series: Any, *, future: Any = None, tokens: Tensor | None = None) -> Encoded:
+    def encode(
+        self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
+    ) -> Encoded:
         """Series as the native model takes them.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
             future: (series, step) values after the context, to teacher-force a token model's decoder.
             tokens: (series, step) token ids for the same purpose.
+            horizon: forecast steps of the one forward; the model's own if None. Models whose pass always
+                yields the same number of steps yield them all.
+
+        Raises:
+            InputError: the future has another shape, or one pass cannot yield the horizon.
         """
         batch = as_series(series)
         known = None if future is None else torch.as_tensor(np.asarray(future), dtype=torch.float64)
@@ -135,20 +141,31 @@ class Lens(HookedRootModule):
                 raise InputError(
                     f"future values have shape {tuple(given.shape)}, expected (series, step) with {len(batch)} series"
                 )
-        return self.adapter.encode(batch, known, tokens)
+        if horizon is not None and not 1 <= horizon <= self.adapter.prediction_length:
+            raise InputError(
+                f"horizon {horizon} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
+                f"{self.adapter.prediction_length} steps, lens.forecast goes on beyond"
+            )
+        return self.adapter.encode(batch, known, tokens, horizon)
 
-    def forward(self, series: Any, *, future: Any = None, tokens: Tensor | None = None) -> Tensor:
+    def forward(
+        self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
+    ) -> Tensor:
         """One differentiable forward.
 
         Args:
             series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
-            future, tokens: see :meth:`encode`.
+            future, tokens, horizon: see :meth:`encode`.
 
         Returns:
             Token models: logits (series, step, vocabulary). Patch models: quantiles in data units
-            (series, quantile, step).
+            (series, quantile, step); models with a distribution head: its mean, with a single quantile entry.
         """
-        encoded = series if isinstance(series, Encoded) else self.encode(series, future=future, tokens=tokens)
+        encoded = (
+            series
+            if isinstance(series, Encoded)
+            else self.encode(series, future=future, tokens=tokens, horizon=horizon)
+        )
         self.registry.state.restart(len(encoded.batch))
         with self.registry.attach():
             return self.adapter.run(encoded.inputs)
@@ -381,15 +398,3 @@ class Lens(HookedRootModule):
             (…, series, quantile, step).
         """
         return self.adapter.head(self.adapter.final_norm(resid, like), encoded)
-
-
-def _place(root: nn.Module, name: str, point: nn.Module) -> None:
-    """Hang a hook point into a tree of plain modules so that its dotted name is its path."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        child = root._modules[part]
-        assert child is not None
-        root = child
-    root.add_module(last, point)

@@ -10,14 +10,13 @@ from tsfm_lens.testing.oracles import (
     OracleResult,
     accounting,
     example_case,
-    head_order,
     patching,
-    patterns,
     quick_check,
     reading_changes_nothing,
     same_forecast,
     zero_ablation,
 )
+from tsfm_lens.testing.oracles_attention import head_order, patterns
 from tsfm_lens.testing.oracles_runs import (
     fan_out_equals_alone,
     leaves_no_trace,

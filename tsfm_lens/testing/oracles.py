@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,8 +20,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.replay import recorded_inputs
-from tsfm_lens.hooks.weights import head_input_weights
+from tsfm_lens.hooks.stream import carry_factors
 from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -71,9 +70,15 @@ class Case:
     def encoded(self) -> Encoded:
         """The batch for a single forward, with a teacher-forced future where the decoder takes one."""
         if self.lens.adapter.readout != "token":
-            return self.lens.encode(self.batch)
+            return self.lens.encode(self.batch, horizon=self.horizon)
         last = np.stack([series[-self.decoder_steps :] for series in self.batch.values])
         return self.lens.encode(self.batch, future=np.nan_to_num(last, nan=float(np.nanmean(last))))
+
+    def other(self, series: np.ndarray) -> np.ndarray:
+        """Another series of the same length, with its missing values in the same places."""
+        other = series[::-1] if getattr(self.lens.adapter, "integers", False) else series[::-1] * 0.5 + 1.0
+        filled = np.where(np.isnan(other), np.nanmean(series), other)
+        return np.where(np.isnan(series), np.nan, filled)
 
     @cached_property
     def captured(self) -> tuple[Tensor, Activations]:
@@ -86,6 +91,9 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     """A case with series of unequal length and missing values, the same for every model."""
     rng = np.random.default_rng(0)
     longest = min(longest, lens.adapter.context_length)
+    own = getattr(lens.adapter, "example", None)
+    if own is not None:
+        return Case(lens, own(n_series, longest), horizon=min(6, lens.adapter.prediction_length))
     values = []
     for index in range(n_series):
         steps = np.arange(longest - 7 * index)
@@ -94,7 +102,11 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     values[0][5:9] = np.nan
     # one series without NaN reaches back as far as any, so that no token is padding in every row
     values.append(3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest))
-    return Case(lens, as_series(values), horizon=min(6, lens.adapter.prediction_length))
+    if lens.adapter.multivariate:
+        batch = as_series([np.stack([v, np.roll(v, 3) * 0.5 + 1.0]) for v in values])
+    else:
+        batch = as_series(values)
+    return Case(lens, batch, horizon=min(6, lens.adapter.prediction_length))
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -139,14 +151,19 @@ def accounting(case: Case) -> OracleResult:
     found = {}
     for stack in case.lens.wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
-        total = acts[f"{dot}hook_embed"].clone()
+        carried = carry_factors(case.lens.adapter.model, stack)
+        total = acts[f"{dot}hook_embed"] * carried["embed"]
         for layer in range(stack.n_layers):
-            for writer in stack.writers:
+            for writer in stack.rows(layer):
                 at = f"{stack.prefix}.{layer}.{writer.kind}"
-                total += acts[f"{at}.hook_out"]
-                if f"{at}.hook_result" in acts:
-                    heads = acts[f"{at}.hook_result"].sum(dim=-2)
+                total += acts[f"{at}.hook_out"] * carried[layer, writer.kind]
+                if isinstance(writer, Attention) and not writer.post_norm:
+                    heads = acts[f"{at}.hook_result"].sum(dim=-2) + case.lens.weights.b_O(
+                        layer, writer.kind, stack.name
+                    )
                     found[f"{at}: heads"] = relative(heads, acts[f"{at}.hook_out"])
+                elif isinstance(writer, Attention):
+                    found[f"{at}: heads"] = relative(acts[f"{at}.hook_result"].sum(dim=-2), acts[f"{at}.hook_out"])
         last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
         found[f"{stack.name} stream"] = relative(total, last)
     with torch.no_grad():
@@ -184,11 +201,12 @@ def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
 def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[None]:
     """Zero a head's columns of W_O, or an MLP's output matrix, in the native model while the block runs."""
     assert component.kind is not None
-    row = stack.writer(component.kind)
+    row = stack.writer(component.kind, component.layer)
     block = stack.block(component.layer)
     path = row.o.module if isinstance(row, Attention) else row.o
-    weight = lens.adapter.model.get_submodule(f"{block}.{path}").weight
-    kept = weight.detach().clone()
+    layer = lens.adapter.model.get_submodule(f"{block}.{path}")
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    kept, kept_bias = weight.detach().clone(), None if bias is None else bias.detach().clone()
     try:
         if isinstance(row, Attention):
             heads = rearrange(weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads).clone()
@@ -196,31 +214,13 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
             weight.copy_(rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}"))
         else:
             weight.zero_()
+            if bias is not None:
+                bias.zero_()
         yield
     finally:
         weight.copy_(kept)
-
-
-def patterns(case: Case) -> OracleResult:
-    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z."""
-    _, acts = case.captured
-    found = {}
-    for name in acts:
-        if not name.endswith("hook_pattern"):
-            continue
-        at = name.removesuffix(".hook_pattern")
-        pattern, v, z = acts[name], acts[f"{at}.hook_v"], acts[f"{at}.hook_z"]
-        rows = pattern.sum(dim=-1)
-        empty = pattern.abs().sum(dim=-1) == 0
-        found[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
-        found[f"{at}: z"] = relative((pattern @ v.transpose(1, 2)).transpose(1, 2), z)
-        scores = acts[f"{at}.hook_attn_scores"]
-        blocked = scores <= torch.finfo(scores.dtype).min / 2
-        blocked &= ~blocked.all(dim=-1, keepdim=True)
-        found[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
-        if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
-            found[f"{at}: causal"] = float(pattern.triu(1).abs().max())
-    return _worst("5 patterns", 1e-5, found)
+        if bias is not None:
+            bias.copy_(kept_bias)
 
 
 def patching(case: Case) -> OracleResult:
@@ -228,7 +228,7 @@ def patching(case: Case) -> OracleResult:
     lens = case.lens
     found = {}
     raw = "unembed.hook_out"
-    shuffled = as_series([series[::-1] * 0.5 + 1.0 for series in case.batch.values])
+    shuffled = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
     with torch.no_grad():
         _, acts = case.captured
         for name in ("hook_resid_mid", "hook_resid_post"):
@@ -252,30 +252,6 @@ def patching(case: Case) -> OracleResult:
 def _masks(source: Encoded, target: Encoded) -> dict[str, Tensor]:
     """The source's attention mask, where masks are an input of their own."""
     return {key: value for key, value in source.inputs.items() if "mask" in key and key in target.inputs}
-
-
-def head_order(case: Case) -> OracleResult:
-    """10. Each head rebuilt from its pattern and its W_V rows, through the weights view, is its z."""
-    lens = case.lens
-    _, acts = case.captured
-    found = {}
-    for stack in lens.wiring.stacks:
-        for row in stack.attentions():
-            paths = [f"{stack.block(layer)}.{row.v.module}" for layer in range(stack.n_layers)]
-            with torch.no_grad(), recorded_inputs(lens.adapter.model, paths) as inputs:
-                lens.forward(case.encoded)
-            for layer, path in enumerate(paths):
-                found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row.kind, acts, inputs[path])
-    return _worst("10 head order", 1e-5, found)
-
-
-def _rebuilt(lens: Lens, stack: Stack, layer: int, kind: str, acts: Activations, x: Tensor) -> float:
-    at = f"{stack.prefix}.{layer}.{kind}"
-    weights = head_input_weights(lens.adapter.model, stack, layer, kind, "v")
-    with torch.no_grad():
-        v = torch.einsum("bkd,hdc->bhkc", x, weights)
-        z = (acts[f"{at}.hook_pattern"] @ v).transpose(1, 2)
-    return relative(z, acts[f"{at}.hook_z"])
 
 
 QUICK: tuple[Callable[[Case], OracleResult], ...] = (accounting,)

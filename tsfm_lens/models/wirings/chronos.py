@@ -28,7 +28,10 @@ class ChronosAdapter:
     """A ``ChronosPipeline`` of sequence-to-sequence type."""
 
     architecture = "chronos"
-    readout: Literal["token", "quantile"] = "token"
+    readout: Literal["token", "quantile", "distribution"] = "token"
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
+    multivariate = False
+    package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
         if native.model.config.model_type != "seq2seq":
@@ -46,11 +49,18 @@ class ChronosAdapter:
             "chronos",
             _t5.stacks(config, encoder_upstream=("encoder.embed_tokens",), head_upstream=()),
             unembed=Site("lm_head", layout="batch pos d_vocab"),
+            embed="shared",
             steps_per_readout=1,
         )
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
-    def encode(self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
         """Tokens of the context and of the teacher-forced future (start token alone if there is none)."""
         context = self.native._prepare_and_validate_context(_t5.contexts(batch.values))
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)

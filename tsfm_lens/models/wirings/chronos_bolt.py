@@ -25,7 +25,10 @@ class BoltAdapter:
     """A ``ChronosBoltPipeline``."""
 
     architecture = "chronos-bolt"
-    readout: Literal["token", "quantile"] = "quantile"
+    readout: Literal["token", "quantile", "distribution"] = "quantile"
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
+    multivariate = False
+    package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -37,6 +40,7 @@ class BoltAdapter:
             "chronos-bolt",
             _t5.stacks(self.model.config, encoder_upstream=("input_patch_embedding",)),
             unembed=Site("output_patch_embedding", layout="batch pos d_out"),
+            embed="input_patch_embedding",
             steps_per_readout=self.prediction_length,
         )
 
@@ -45,7 +49,13 @@ class BoltAdapter:
         """Quantile levels that the head emits."""
         return tuple(float(level) for level in self.settings.quantiles)
 
-    def encode(self, batch: SeriesBatch, future: Tensor | None = None, tokens: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
         """The context as the pipeline prepares it; the decoder takes no future."""
         if future is not None or tokens is not None:
             raise InputError(

@@ -1,0 +1,285 @@
+"""Multivariate items: how they are read, kept together, checked and parted again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from tsfm_lens.data import SeriesBatch, as_series, by_variate, read_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models.forecast import Forecast, context_dataset
+
+LEVELS = (0.1, 0.5, 0.9)
+ITEMS = npst.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 12)),
+    elements=st.floats(-1e9, 1e9) | st.just(float("nan")),
+).filter(lambda array: not np.isnan(array[..., :-1]).all(axis=-1).any())
+
+
+def forecast(batch: SeriesBatch, horizon: int = 2) -> Forecast:
+    """A forecast whose values tell their row, quantile and step."""
+    rows = np.arange(len(batch), dtype=float)[:, None, None]
+    quantiles = 100 * rows + 10 * np.arange(3.0)[:, None] + np.arange(float(horizon))
+    return Forecast(quantiles, LEVELS, quantiles[:, 1], quantiles[:, :1] + 0.5, batch, {"seed": 3})
+
+
+def uneven() -> SeriesBatch:
+    """A univariate item between two of two and three variates."""
+    return as_series([np.arange(6.0).reshape(2, 3), np.arange(4.0), np.arange(12.0).reshape(3, 4)])
+
+
+@given(ITEMS, st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_arrays_come_back_by_variate(array: np.ndarray, tensor: bool) -> None:
+    given_ = torch.tensor(array) if tensor else array
+    copy = array.copy()
+    batch = as_series(given_)
+    np.testing.assert_array_equal(np.asarray(given_), copy)
+    assert not any(np.shares_memory(series, np.asarray(given_)) for series in batch.values)
+    n_series, n_variates = array.shape[:2]
+    assert (len(batch), batch.n_variates, batch.multivariate) == (n_series * n_variates, n_variates, n_variates > 1)
+    assert batch.group_index.tolist() == [item for item in range(n_series) for _ in range(n_variates)]
+    context, truth = batch.split(1)
+    assert (context.groups, context.variates) == (batch.groups, batch.variates)
+    data = context_dataset(context, 1, truth)
+    if not batch.multivariate:
+        assert "variate" not in data.coords
+        return
+    parted = by_variate(data)
+    assert parted["context"].dims == ("series", "variate", "time")
+    np.testing.assert_array_equal(parted["context"], array[..., :-1])
+    np.testing.assert_array_equal(parted["truth"], array[..., -1:])
+    assert parted["series"].values.tolist() == [f"series-{item}" for item in range(n_series)]
+    assert parted["variate"].values.tolist() == [str(variate) for variate in range(n_variates)]
+
+
+@given(st.lists(ITEMS.map(lambda array: array[0]) | ITEMS.map(lambda array: array[0, 0]), min_size=1, max_size=4))
+@settings(deadline=None, max_examples=40)
+def test_lists_mix_univariate_and_multivariate_items(items: list[np.ndarray]) -> None:
+    batch = as_series(items)
+    assert len(batch) == sum(len(np.atleast_2d(item)) for item in items)
+    for index, item in enumerate(items):
+        rows = [row for row, group in enumerate(batch.groups) if group == f"series-{index}"]
+        np.testing.assert_array_equal([batch.values[row] for row in rows], np.atleast_2d(item))
+        univariate = item.ndim == 1
+        labels = [""] if univariate else [str(variate) for variate in range(len(item))]
+        assert [batch.variates[row] for row in rows] == labels
+        ids = [f"series-{index}" if univariate else f"series-{index}/{label}" for label in labels]
+        assert [batch.ids[row] for row in rows] == ids
+
+
+def test_univariate_rows_are_their_own_groups() -> None:
+    batch = as_series([[1, 2], [3]], ids=["a", "b"])
+    assert (batch.groups, batch.variates, batch.multivariate) == (("a", "b"), ("", ""), False)
+    assert (batch.n_variates, batch.group_index.tolist()) == (1, [0, 1])
+    assert as_series(batch, ids=["c", "d"]).groups == ("c", "d")
+    assert as_series(np.zeros((2, 3))).multivariate is False
+    assert "group" not in batch.to_frame()
+    assert "groups" not in repr(batch)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [np.ones((2, 2, 3)), [np.ones((2, 3)), torch.ones(2, 3)], {"x": np.ones((2, 3)), "y": [[1, 1, 1], [1, 1, 1]]}],
+    ids=["array", "list", "dict"],
+)
+def test_ids_name_items(data: object) -> None:
+    batch = as_series(data, ids=["a", "b"])
+    assert batch.ids == ("a/0", "a/1", "b/0", "b/1")
+    assert batch.groups == ("a", "a", "b", "b")
+    assert as_series(batch, ids=["c", "d"]).ids == ("c/0", "c/1", "d/0", "d/1")
+    assert as_series(batch, ids=batch.ids).groups == batch.groups
+    with pytest.raises(InputError, match="2 series came with 3 ids"):
+        as_series(data, ids=["a", "b", "c"])
+    with pytest.raises(InputError, match="'a' occurs more than once"):
+        as_series(data, ids=["a", "a"])
+
+
+def table() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "id": ["a"] * 3 + ["b"] * 4,
+            "timestamp": [*pd.date_range("2020-01-01", periods=3), *pd.date_range("2021-01-01", periods=4)],
+            "load": np.arange(7.0),
+            "heat": [1, np.nan, 3, 4, 5, 6, 7],
+        }
+    )
+
+
+def test_named_columns_are_read_together(tmp_path: Path) -> None:
+    frame = table()
+    batch = as_series(frame, variates=["load", "heat"])
+    pd.testing.assert_frame_equal(frame, table())
+    assert batch.ids == ("a/load", "a/heat", "b/load", "b/heat")
+    assert (batch.groups, batch.variates) == (("a", "a", "b", "b"), ("load", "heat") * 2)
+    assert batch.freq == "D"
+    np.testing.assert_array_equal(batch.values[1], [1, np.nan, 3])
+    path = tmp_path / "table.csv"
+    frame.to_csv(path, index=False)
+    assert read_series(path, variates=["heat", "load"]).variates == ("heat", "load") * 2
+    assert as_series(path, variates=["load", "heat"]).groups == batch.groups
+    assert not as_series(frame, targets=["load", "heat"]).multivariate
+    wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
+    assert (wide.ids, wide.groups) == (("series-0/load", "series-0/heat"), ("series-0", "series-0"))
+    assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")
+
+
+def test_columns_to_read_together_are_checked() -> None:
+    with pytest.raises(UnknownNameError, match="Closest: load"):
+        as_series(table(), variates=["loads"])
+    with pytest.raises(InputError, match="not both"):
+        as_series(table(), targets=["load"], variates=["heat"])
+    with pytest.raises(InputError, match="names columns of a frame or file, but the data is ndarray"):
+        as_series(np.zeros((2, 2, 2)), variates=["load", "heat"])
+    with pytest.raises(InputError, match="'a/load', 'b/load' occurs more than once"):
+        as_series(table(), variates=["load", "load"])
+
+
+ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": "aba", "variates": "xyz"}, "group 'a' are at positions 0, 2"),
+        ({"groups": "aab", "variates": "xxy"}, "group 'a' has variate 'x' more than once"),
+        ({"groups": "aab"}, "group 'a' has variate '' more than once"),
+        ({"groups": "ab"}, "3 series came with 2 groups"),
+        ({"groups": "abc", "variates": "x"}, "3 series came with 1 variates"),
+        ({"groups": "aab", "variates": "xyz", "freqs": ("h", "D", "h")}, r"different frequencies \(h, D\)"),
+        (
+            {"groups": "abb", "variates": "xyz", "starts": (None, pd.Timestamp(0), pd.Timestamp(1))},
+            "group 'b' have different starts",
+        ),
+        (
+            {"groups": "aab", "variates": "xyz", "values": (np.arange(3.0), np.arange(4.0), np.arange(3.0))},
+            r"different lengths \(3, 4\).*pad with NaN",
+        ),
+    ],
+)
+def test_groups_are_checked(fields: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SeriesBatch(**{"values": ROWS, **fields})
+
+
+def test_times_known_for_one_variate_only_are_no_contradiction() -> None:
+    starts = (pd.Timestamp("2020-01-01"), None, None)
+    assert SeriesBatch(ROWS, groups="aaa", variates="xyz", starts=starts, freqs=("D", None, "D")).n_variates == 3
+
+
+def test_unequal_groups_have_no_number_of_variates() -> None:
+    with pytest.raises(InputError, match=r"'series-0' has 2, unlike 'series-1' \(1\), 'series-2' \(3\)"):
+        _ = uneven().n_variates
+    assert uneven().group_index.tolist() == [0, 0, 1, 2, 2, 2]
+    assert "6 series of 3–4 steps in 3 groups" in repr(uneven())
+
+
+def test_methods_carry_groups_and_variates() -> None:
+    batch = uneven()
+    for other in (
+        batch.tail(2),
+        batch.split(1)[0],
+        SeriesBatch.concat([batch.select([0, 1]), batch.select([2, 3, 4, 5])]),
+    ):
+        assert (other.groups, other.variates) == (batch.groups, batch.variates)
+    assert batch.select("series-2").ids == ("series-2/0", "series-2/1", "series-2/2")
+    assert batch.select(["series-2/2", "series-1"]).variates == ("2", "")
+    assert batch.select("series-0/1").multivariate is False
+    with pytest.raises(InputError, match="'series-0' are at positions 0, 2"):
+        batch.select([0, 2, 1])
+    with pytest.raises(UnknownNameError):
+        batch.select("series-9")
+    frame = batch.to_frame()
+    assert frame.columns[:3].tolist() == ["id", "group", "variate"]
+    labels = frame.drop_duplicates("id")
+    assert (tuple(labels["group"]), tuple(labels["variate"])) == (batch.groups, batch.variates)
+    with_units = as_series(np.ones((1, 2, 3)), units=["kW", "°C"], freq="h", start="2020-01-01", seasonality=4)
+    assert (with_units.units, with_units.seasonality, with_units.variates) == (("kW", "°C"), 4, ("0", "1"))
+
+
+def test_forecast_has_dims_for_group_and_variate() -> None:
+    batch = as_series(np.arange(24.0).reshape(2, 3, 4), freq="h", start="2020-01-01", units=["a", "b", "c"] * 2)
+    made = forecast(batch)
+    flat = made.to_dataset(truth=np.ones((6, 2)))
+    assert flat["quantile_forecast"].dims == ("series", "quantile", "step")
+    assert flat["group"].values.tolist() == list(batch.groups)
+    before = flat.copy(deep=True)
+    parted = by_variate(flat)
+    xr.testing.assert_identical(flat, before)
+    xr.testing.assert_identical(parted, made.by_variate(truth=np.ones((6, 2))))
+    assert parted.attrs == flat.attrs
+    assert dict(parted.sizes) == {**flat.sizes, "series": 2, "variate": 3}
+    assert set(parted.data_vars) == set(flat.data_vars)
+    assert set(parted.coords) == set(flat.coords) - {"group"}
+    for name, array in flat.variables.items():
+        if name not in ("group", "variate", "series"):
+            assert parted[name].dtype == array.dtype
+    assert parted["units"].dims == ("series", "variate")
+    assert parted["units"].sel(variate="2").values.tolist() == ["c", "c"]
+    for row, (group, variate) in enumerate(zip(batch.groups, batch.variates, strict=True)):
+        one = parted.sel(series=group, variate=variate)
+        np.testing.assert_array_equal(one["quantile_forecast"], flat["quantile_forecast"][row])
+        np.testing.assert_array_equal(one["forecast_timestamp"], flat["forecast_timestamp"][row])
+        np.testing.assert_array_equal(one["sample"], flat["sample"][row])
+    frame = made.to_frame()
+    assert frame.columns[:4].tolist() == ["id", "group", "variate", "step"]
+    assert made.distribution is None
+
+
+def test_univariate_forecast_has_no_variates() -> None:
+    made = forecast(as_series([[1, 2], [3, 4]]))
+    assert {"group", "variate"}.isdisjoint(made.to_dataset().coords)
+    assert "group" not in made.to_frame()
+    with pytest.raises(InputError, match="no coordinate 'group'"):
+        made.by_variate()
+
+
+def test_gaps_are_missing_values() -> None:
+    batch = uneven()
+    flat = context_dataset(batch, 2)
+    rows = np.arange(len(batch))
+    flat["single"] = ("series", rows.astype(np.float32))
+    flat["count"] = (("step", "series"), np.stack([rows, rows]))
+    flat["when"] = ("series", pd.date_range("2020-01-01", periods=len(batch)).to_numpy())
+    flat["level"] = ("step", np.array([1, 2], dtype=np.int8), {"unit": "m"})
+    flat["single"].attrs["long_name"] = "number"
+    parted = by_variate(flat)
+    assert parted["variate"].values.tolist() == ["0", "1", "", "2"]
+    gaps = np.array([[False, False, True, True], [True, True, False, True], [False, False, True, False]])
+    np.testing.assert_array_equal(np.isnan(parted["single"]), gaps)
+    np.testing.assert_array_equal(parted["single"].values[~gaps], [0, 1, 2, 3, 4, 5])
+    assert (parted["single"].dtype, parted["single"].attrs) == (np.float32, {"long_name": "number"})
+    assert parted["count"].dims == ("step", "series", "variate")
+    np.testing.assert_array_equal(np.isnan(parted["count"][1]), gaps)
+    np.testing.assert_array_equal(np.isnat(parted["when"]), gaps)
+    assert parted["units"].dtype.kind == "U"
+    xr.testing.assert_identical(parted["level"], flat["level"])
+    np.testing.assert_array_equal(np.isnan(parted["context"]).all("time"), gaps)
+
+
+def test_labels_of_a_dataset_are_checked() -> None:
+    flat = context_dataset(uneven(), 1)
+    with pytest.raises(InputError, match="no coordinate 'variate'"):
+        by_variate(flat.drop_vars("variate"))
+    with pytest.raises(InputError, match="group 'series-0' has variate '0' more than once"):
+        by_variate(flat.isel(series=[0, 0, 1]))
+    holes = np.array(["0", None, "", "0", "1", "2"], dtype=object)
+    with pytest.raises(InputError, match="'variate' has no value at position 1"):
+        by_variate(flat.assign_coords(variate=("series", holes)))
+
+
+def test_distribution_is_kept_beside_the_arrays() -> None:
+    normal = torch.distributions.Normal(torch.zeros(2, 2), torch.ones(2, 2))
+    made = replace(forecast(as_series([[1, 2], [3, 4]])), distribution=normal)
+    assert made.distribution is normal
+    xr.testing.assert_identical(made.to_dataset(), replace(made, distribution=None).to_dataset())

@@ -1,0 +1,74 @@
+"""Labelled datasets of multivariate batches with an axis for the variates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+
+
+def by_variate(dataset: xr.Dataset) -> xr.Dataset:
+    """A dataset with dim ``series`` parted into ``series``, one entry a group, and ``variate``.
+
+    Groups and variates keep the order in which they first occur. Coordinates of ``series`` other than its ids,
+    ``group`` and ``variate`` stay, as (series, variate). Where a group lacks a variate, floats and integers are
+    NaN, times NaT and text "". Variables without dim ``series`` are as they were.
+
+    Args:
+        dataset: with coordinates ``group`` and ``variate`` on dim ``series``; it is not changed.
+
+    Raises:
+        InputError: the coordinates are missing or incomplete, or a group has a variate twice.
+    """
+    for name in ("group", "variate"):
+        if name not in dataset.coords or dataset[name].dims != ("series",):
+            raise InputError(
+                f"the dataset has no coordinate {name!r} on dim 'series', so there are no variates to part; results "
+                "of multivariate input have one"
+            )
+    row, groups = _numbered(dataset["group"])
+    column, variates = _numbered(dataset["variate"])
+    rows = np.full((len(groups), len(variates)), -1)
+    for position, place in enumerate(zip(row, column, strict=True)):
+        if rows[place] >= 0:
+            group, variate = str(groups[place[0]]), str(variates[place[1]])
+            raise InputError(f"group {group!r} has variate {variate!r} more than once")
+        rows[place] = position
+    parted = {name: _parted(array.variable, rows) for name, array in dataset.data_vars.items()}
+    kept = {
+        name: _parted(array.variable, rows)
+        for name, array in dataset.coords.items()
+        if "series" in array.dims and name not in ("series", "group", "variate")
+    }
+    labels = {
+        "series": ("series", groups, dataset["series"].attrs),
+        "variate": ("variate", variates, dataset["variate"].attrs),
+    }
+    # these coordinates bring their indexes along
+    others = dataset.drop_dims("series").coords
+    return xr.Dataset(parted, coords=others, attrs=dataset.attrs).assign_coords({**labels, **kept})
+
+
+def _numbered(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each name in order of first appearance, and the names in that order."""
+    numbers, found = pd.factorize(names.values)
+    if (numbers < 0).any():
+        where = int(np.flatnonzero(numbers < 0)[0])
+        raise InputError(f"coordinate {names.name!r} has no value at position {where} of dim 'series'")
+    return numbers, np.asarray(found, dtype=names.dtype)
+
+
+def _parted(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:
+    """The variable with (series, variate) in the place of ``series``; ``rows`` has -1 where there is none."""
+    if "series" not in variable.dims:
+        return variable
+    axis = variable.get_axis_num("series")
+    dims = (*variable.dims[: axis + 1], "variate", *variable.dims[axis + 1 :])
+    whole = xr.Variable(dims, np.take(variable.values, rows, axis=axis), variable.attrs)
+    if (rows >= 0).all():
+        return whole
+    known = xr.Variable(("series", "variate"), rows >= 0)
+    missing = whole.where(known, "") if whole.dtype.kind == "U" else whole.where(known)
+    return xr.Variable(dims, missing.transpose(*dims).values, variable.attrs)

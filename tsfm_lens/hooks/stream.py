@@ -1,0 +1,33 @@
+"""How much of a write arrives at the end of a residual stream."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tsfm_lens.hooks.wiring import Stack
+
+Place = tuple[int, str] | Literal["embed"]
+"""(layer, kind of branch), or the embedding."""
+
+
+def carry_factors(model: Any, stack: Stack) -> dict[Place, float]:
+    """The factor with which each write reaches the stack's last ``hook_resid_post``.
+
+    It is 1 where blocks add to the stream. Where blocks also rescale it (Toto 2), every later scale is in
+    the factor, so that ``hook_embed`` and all ``hook_out``, each times its factor, sum to the last stream.
+
+    Args:
+        model: the native module.
+        stack: one of its stacks.
+    """
+    places: list[tuple[Place, float]] = [("embed", 1.0)]
+    for layer in range(stack.n_layers):
+        block = model.get_submodule(stack.block(layer))
+        for row in stack.rows(layer):
+            places.append(((layer, row.kind), 1.0 if row.mix is None else row.mix(block)[1]))
+    factors: dict[Place, float] = {}
+    later = 1.0
+    for place, keep in reversed(places):
+        factors[place] = later
+        later *= keep
+    return factors

@@ -1,0 +1,157 @@
+"""The parts of an adapter that a wiring table already determines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.native import rms_scale
+from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.architecture import Encoded
+
+
+class PatchAdapter:
+    """Base of the adapters of models that read patches and emit quantiles or a distribution.
+
+    A subclass sets the attributes and defines ``encode``, ``run``, ``predict`` and ``head``; see
+    :class:`tsfm_lens.models.architecture.Adapter`.
+    """
+
+    architecture: str
+    native: Any
+    model: Any
+    wiring: Wiring
+    readout: Literal["token", "quantile", "distribution"] = "quantile"
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "single"
+    multivariate: bool = False
+    context_length: int
+    prediction_length: int
+    levels: tuple[float, ...]
+    package: str = "torch"
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Series to native input."""
+        raise NotImplementedError
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """One differentiable native forward."""
+        raise NotImplementedError
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The native single forward, cut to the horizon; models that roll out override this.
+
+        Raises:
+            InputError: the horizon is longer than one pass yields, or samples were asked for.
+        """
+        self.no_samples(num_samples)
+        if horizon > self.prediction_length:
+            raise InputError(
+                f"horizon {horizon} is longer than the {self.prediction_length} steps that {self.architecture} "
+                "yields in one pass, and it has no rollout"
+            )
+        with torch.no_grad():
+            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[..., :horizon]
+        values = at_levels(quantiles.transpose(1, 2).cpu(), self.levels, levels)
+        return values, None, at_levels(quantiles.transpose(1, 2).cpu(), self.levels, (0.5,))[..., 0]
+
+    def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
+        """The stack's last norm, if it has one."""
+        path = self.wiring.output_stack.ln_final
+        if not path:
+            return resid
+        norm = self.model.get_submodule(path)
+        return norm(resid) if like is None else resid * rms_scale(norm, like)
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step)."""
+        raise NotImplementedError
+
+    def values(self, encoded: Encoded) -> Tensor:
+        """Not defined without output bins."""
+        raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the native model lives."""
+        return next(self.model.parameters()).device
+
+    def no_teacher(self, future: Tensor | None, tokens: Tensor | None) -> None:
+        """Refuse a teacher-forced future.
+
+        Raises:
+            InputError: one was given.
+        """
+        if future is not None or tokens is not None:
+            raise InputError(f"{self.architecture} takes no future values in a single forward; leave `future` out")
+
+    def no_samples(self, num_samples: int | None) -> None:
+        """Refuse a number of sample paths.
+
+        Raises:
+            InputError: one was given.
+        """
+        if num_samples is not None:
+            raise InputError(f"{self.architecture} emits quantiles and draws no samples; leave num_samples out")
+
+    def longest(self, batch: SeriesBatch) -> int:
+        """Steps of the longest series, cut to the context length."""
+        return min(max(len(series) for series in batch.values), self.context_length)
+
+
+def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -> Tensor:
+    """Quantiles at other levels, by linear interpolation between the neighbouring ones.
+
+    Args:
+        values: (…, quantile) at the levels ``known``.
+        known: ascending levels.
+        wanted: levels between the lowest and the highest known one.
+
+    Raises:
+        InputError: a level lies outside; quantiles are not extrapolated.
+    """
+    low, high = known[0], known[-1]
+    for level in wanted:
+        if not low - 1e-9 <= level <= high + 1e-9:
+            raise InputError(
+                f"quantile {level} was asked for, the model emits {low} to {high} and tails are not extrapolated; "
+                f"the nearest is {low if level < low else high}"
+            )
+    if tuple(wanted) == tuple(known):
+        return values
+    out = []
+    for level in wanted:
+        right = min(int(np.searchsorted(known, level - 1e-9)), len(known) - 1)
+        if abs(known[right] - level) < 1e-9:
+            out.append(values[..., right])
+            continue
+        weight = (level - known[right - 1]) / (known[right] - known[right - 1])
+        out.append(torch.lerp(values[..., right - 1], values[..., right], weight))
+    return torch.stack(out, dim=-1)
+
+
+def versions(package: str) -> str:
+    """Versions that a result should name: this package's, torch's, transformers', and the model library's."""
+    names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))
+    return ", ".join(f"{name} {_version(name)}" for name in names)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "(unknown version)"

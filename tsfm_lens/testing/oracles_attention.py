@@ -1,0 +1,72 @@
+"""Oracles about what happens inside attention: patterns, masks, and the order of heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.names import HEADS, PATTERN, RESIDUAL
+from tsfm_lens.hooks.native import to_native, to_vocabulary
+from tsfm_lens.hooks.replay import recorded_inputs
+from tsfm_lens.hooks.wiring import Attention, Stack
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
+
+
+def patterns(case: Case) -> OracleResult:
+    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z."""
+    _, acts = case.captured
+    found = {}
+    for name in acts:
+        if not name.endswith("hook_pattern"):
+            continue
+        at = name.removesuffix(".hook_pattern")
+        pattern, v, z = acts[name], acts[f"{at}.hook_v"], acts[f"{at}.hook_z"]
+        point = case.lens.registry.points[name]
+        row = case.lens.wiring.stack(point.stack).attention(point.kind, point.layer)
+        rows = pattern.sum(dim=-1)
+        empty = pattern.abs().sum(dim=-1) == 0
+        found[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
+        found[f"{at}: z"] = relative(_attend(case.lens, row, pattern, v), z)
+        scores = acts[f"{at}.hook_attn_scores"]
+        blocked = scores <= torch.finfo(scores.dtype).min / 2
+        blocked &= ~blocked.all(dim=-1, keepdim=True)
+        found[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
+        if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
+            found[f"{at}: causal"] = float(pattern.triu(1).abs().max())
+    return _worst("5 patterns", 1e-5, found)
+
+
+def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
+    """pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
+    sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
+    values = to_native(v, row.qkv_layout, HEADS, sizes)
+    z = to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values
+    return to_vocabulary(z, row.qkv_layout, HEADS, sizes)
+
+
+def head_order(case: Case) -> OracleResult:
+    """10. Each head rebuilt from its pattern and its W_V rows, through the weights view, is its z."""
+    lens = case.lens
+    _, acts = case.captured
+    found = {}
+    for stack in lens.wiring.stacks:
+        places = [(layer, row) for layer in range(stack.n_layers) for row in stack.attentions(layer)]
+        paths = {(layer, row.kind): f"{stack.block(layer)}.{row.v.module}" for layer, row in places}
+        with torch.no_grad(), recorded_inputs(lens.adapter.model, paths.values()) as inputs:
+            lens.forward(case.encoded)
+        for layer, row in places:
+            x = inputs[paths[layer, row.kind]]
+            found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row, acts, x)
+    return _worst("10 head order", 1e-5, found)
+
+
+def _rebuilt(lens: Lens, stack: Stack, layer: int, row: Attention, acts: Activations, native: Tensor) -> float:
+    at = f"{stack.prefix}.{layer}.{row.kind}"
+    x = to_vocabulary(native, row.stream_layout, RESIDUAL, {**lens.registry.state.sizes, "head": stack.n_heads})
+    with torch.no_grad():
+        weights = lens.weights.heads(layer, row.kind, stack.name)
+        v = torch.einsum("bpd,hdc->bphc", x, weights.W_V) + weights.b_V
+        z = _attend(lens, row, acts[f"{at}.hook_pattern"], v)
+    return relative(z, acts[f"{at}.hook_z"])
