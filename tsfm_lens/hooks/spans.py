@@ -43,3 +43,7 @@ class TokenSpans:
             tuple(s + width for s in start) + (end,) * len(special_after),
             ("",) * n + special_after,
         )
+
+    def __add__(self, other: TokenSpans) -> TokenSpans:
+        """The tokens of both, one after the other."""
+        return TokenSpans(self.start + other.start, self.stop + other.stop, self.special + other.special)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
 
 Fire = Callable[[str, str, Tensor], Tensor]
@@ -34,6 +35,7 @@ class AttentionTap(TorchFunctionMode):
         self._fire = fire
         self._wants = wants
         self._inside: list[str] = []
+        self._seen: set[str] = set()
         self._labelled: set[str] = set()
         self._active = False
 
@@ -55,20 +57,32 @@ class AttentionTap(TorchFunctionMode):
 
     @contextmanager
     def _label(self, path: str, module: nn.Module) -> Any:
-        # bound methods cannot carry the path, so two small closures do
+        # bound methods cannot carry the path, so small closures do
         def push(_module: nn.Module, _args: Any) -> None:
             self._inside.append(path)
+            self._seen.discard(path)
+
+        def check(module: nn.Module, _args: Any, _output: Any) -> None:
+            if path not in self._seen:
+                raise WiringError(
+                    f"{path} ({type(module).__name__}) computed attention without torch's scaled_dot_product_attention, "
+                    "so its inside cannot be seen. Load the model with its 'sdpa' attention, without xformers or "
+                    "another fused replacement."
+                )
 
         def pop(_module: nn.Module, _args: Any, _output: Any) -> None:
             self._inside.pop()
 
-        before = module.register_forward_pre_hook(push)
-        after = module.register_forward_hook(pop, always_call=True)
+        handles = [
+            module.register_forward_pre_hook(push),
+            module.register_forward_hook(check),
+            module.register_forward_hook(pop, always_call=True),
+        ]
         try:
             yield
         finally:
-            before.remove()
-            after.remove()
+            for handle in handles:
+                handle.remove()
             self._inside.clear()
 
     def __torch_function__(
@@ -78,6 +92,7 @@ class AttentionTap(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention or not self._inside:
             return func(*args, **kwargs)
+        self._seen.add(self._inside[-1])
         return self._attend(self._inside[-1], *args, **kwargs)
 
     def _attend(

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.hooks.interventions import Noise, PatchFrom, Steer, Zero
+from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
 
 
 def rollout_equals_forward(case: Case) -> OracleResult:
     """7. A rollout with its cache = the full forward without one, hook by hook."""
-    check = _token_rollout if case.lens.adapter.readout == "token" else _quantile_rollout
     with torch.no_grad():
-        found = check(case)
+        found = _ROLLOUTS[case.lens.adapter.rollout](case)
     return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, found)
 
 
@@ -69,28 +70,82 @@ def _join_patterns(parts: list[Tensor]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[-1])) for p in parts], dim=2)
 
 
-def _quantile_rollout(case: Case) -> dict[str, float]:
+def _refeed_rollout(case: Case) -> dict[str, float]:
     """Past the first readout, the passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
-    levels = tuple(lens.adapter.levels)  # type: ignore[attr-defined]
-    kinds = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
-    wanted = [name for name in lens.registry.points if name.endswith(kinds)]
+    levels = tuple(getattr(lens.adapter, "unrolled", lens.adapter.levels))  # type: ignore[attr-defined]
+    wanted = [name for name in lens.registry.points if name.endswith(_STREAM)]
     _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=first + 1)
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
     width = max(len(series) for series in case.batch.values)
-    extended = []
-    for series, quantiles in zip(case.batch.values, paths, strict=True):
-        padded = np.concatenate([np.full(width - len(series), np.nan), series])
-        extended += [np.concatenate([padded, path])[-lens.adapter.context_length :] for path in quantiles]
-    _, second = lens.run_with_cache(as_series(extended), names_filter=wanted)
-    _, whole = lens.run_with_cache(case.batch, names_filter=wanted)
+    extended: list[np.ndarray] = []
+    # paths outermost, so that the variates of a group stay together
+    for path in range(len(levels)):
+        for series, quantiles in zip(case.batch.values, paths, strict=True):
+            padded = np.concatenate([np.full(width - len(series), np.nan), series])
+            extended.append(np.concatenate([padded, quantiles[path]])[-lens.adapter.context_length :])
+    labels = [f"path-{path}-" for path in range(len(levels))]
+    batch = SeriesBatch(
+        values=tuple(extended),
+        ids=tuple(label + name for label in labels for name in case.batch.ids),
+        groups=tuple(label + name for label in labels for name in case.batch.groups),
+        variates=case.batch.variates * len(labels),
+    )
+    _, second = lens.run_with_cache(batch, names_filter=wanted, horizon=1)
+    _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=first)
     found = {}
     for name in wanted:
         calls = steps.calls(name)
+        rows = calls[1].value.unflatten(0, (len(case.batch), len(levels))).transpose(0, 1).flatten(0, 1)
         found[f"{name} step 0"] = relative(calls[0].value, whole[name])
-        found[f"{name} step {calls[1].step}"] = relative(calls[1].value, second[name])
+        found[f"{name} step {calls[1].step}"] = relative(rows, second[name])
     return found
+
+
+def _cache_rollout(case: Case) -> dict[str, float]:
+    """All passes of a cached rollout, joined, are one forward without a cache on the joined input."""
+    lens = case.lens
+    wanted = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
+    horizon = 2 * lens.wiring.steps_per_readout + 1
+    seen = []
+    entry = lens.adapter.model.get_submodule(lens.wiring.output_stack.entry)
+    handle = entry.register_forward_pre_hook(lambda _m, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    try:
+        _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=horizon)
+    finally:
+        handle.remove()
+    if len(seen) < 3:
+        return {"passes": float("inf")}
+    joined = lens.adapter.joined(seen)  # type: ignore[attr-defined]
+    acts = Activations(lens.registry.points, False, case.batch.ids)
+    with record(lens.registry, wanted, acts), lens.registry.attach():
+        entry(*joined[0], **joined[1])
+    found = {}
+    for name in wanted:
+        parts = torch.cat([call.value for call in steps.calls(name)], dim=1)
+        found[name] = relative(parts, acts[name])
+    return found
+
+
+def _single_rollout(case: Case) -> dict[str, float]:
+    """A forecast is one pass, and hooks see in it what they see in a forward of the same horizon."""
+    lens = case.lens
+    wanted = [name for name in lens.registry.points if name.endswith(_STREAM)]
+    _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=case.horizon)
+    _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=case.horizon)
+    found = {name: relative(steps.calls(name)[0].value, whole[name]) for name in wanted}
+    found["one pass"] = float(max(len(steps.calls(name)) for name in wanted) - 1)
+    return found
+
+
+_STREAM = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
+_ROLLOUTS = {
+    "tokens": _token_rollout,
+    "refeed": _refeed_rollout,
+    "cache": _cache_rollout,
+    "single": _single_rollout,
+}
 
 
 def leaves_no_trace(case: Case) -> OracleResult:

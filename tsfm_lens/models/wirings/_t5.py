@@ -9,59 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsfm_lens.errors import WiringError
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
+from tsfm_lens.models.wirings._checks import refuse_unknown
 
 KNOWN_KEYS = frozenset(
-    [
-        "architectures",
-        "chronos_config",
-        "chronos_pipeline_class",
-        "classifier_dropout",
-        "d_ff",
-        "d_kv",
-        "d_model",
-        "decoder_start_token_id",
-        "dense_act_fn",
-        "dropout_rate",
-        "dtype",
-        "eos_token_id",
-        "feed_forward_proj",
-        "initializer_factor",
-        "is_encoder_decoder",
-        "is_gated_act",
-        "layer_norm_epsilon",
-        "model_type",
-        "n_positions",
-        "num_decoder_layers",
-        "num_heads",
-        "num_layers",
-        "output_past",
-        "pad_token_id",
-        "reg_token_id",
-        "relative_attention_max_distance",
-        "relative_attention_num_buckets",
-        "scale_decoder_outputs",
-        "task_specific_params",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "vocab_size",
-        "is_decoder",
-        "bos_token_id",
-        "generation_config",
-        "tie_encoder_decoder",
-        "output_hidden_states",
-        "output_attentions",
-        "return_dict",
-        "chunk_size_feed_forward",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "_name_or_path",
-        "name_or_path",
-    ]
+    """
+    bos_token_id chronos_config chronos_pipeline_class classifier_dropout d_ff d_kv d_model decoder_start_token_id
+    dense_act_fn dropout_rate eos_token_id feed_forward_proj initializer_factor is_decoder is_encoder_decoder
+    is_gated_act layer_norm_epsilon n_positions num_decoder_layers num_heads num_layers output_past pad_token_id
+    reg_token_id relative_attention_max_distance relative_attention_num_buckets scale_decoder_outputs
+    task_specific_params tie_encoder_decoder tie_word_embeddings use_cache vocab_size
+    """.split()
 )
 
 PUBLISHED_SIZES = {
@@ -74,23 +33,9 @@ PUBLISHED_SIZES = {
 
 
 def check_keys(config: Mapping[str, Any], where: str, settings: frozenset[str]) -> None:
-    """Refuse a configuration with keys that this wiring does not understand.
-
-    Args:
-        config: the checkpoint's config.json.
-        where: name of the checkpoint, for the message.
-        settings: known keys of its ``chronos_config``.
-
-    Raises:
-        WiringError: a key is unknown, so activations could be slightly wrong.
-    """
-    inner = config.get("chronos_config", {})
-    unknown = sorted(set(config) - KNOWN_KEYS) + [f"chronos_config.{key}" for key in sorted(set(inner) - settings)]
-    if unknown:
-        raise WiringError(
-            f"{where} has configuration keys that the wiring does not know: {', '.join(unknown)}. It may compute "
-            "something else than the wiring says; refusing rather than showing wrong activations."
-        )
+    """Refuse unknown keys in a T5 configuration and in its ``chronos_config``."""
+    refuse_unknown(config, where, KNOWN_KEYS)
+    refuse_unknown(config.get("chronos_config", {}), where, settings, inside="chronos_config")
 
 
 def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tuple[str, ...] = ()) -> tuple[Stack, ...]:
@@ -166,10 +111,15 @@ def rms_norm(norm: Any, resid: Tensor, like: Tensor | None) -> Tensor:
     return norm.weight * (resid * scale.to(resid.dtype))
 
 
-def spread_weights(model: Any, seed: int = 0, std: float = 1.0) -> Any:
+def spread_weights(model: Any, seed: int = 0, std: float = 1.0, head: float = 1.0) -> Any:
     """Redraw a tiny model's weights so large that every head and MLP moves the forecast.
 
     With the library's own initialisation, zeroing a head moves a forecast by 1e-7, and any check passes.
+
+    Args:
+        model: a T5-like native model.
+        seed, std: of the draw; std is relative to 1/sqrt(fan_in).
+        head: further factor on the output layer.
     """
     generator = torch.Generator().manual_seed(seed)
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
@@ -179,6 +129,7 @@ def spread_weights(model: Any, seed: int = 0, std: float = 1.0) -> Any:
             if weight.ndim > 1:
                 fan_in = weight.shape[1] if "embed" not in name and "shared" not in name else 1
                 gain = dot_product if name.endswith((".q.weight", ".k.weight")) else std
+                gain = gain * head if name.startswith("output_patch_embedding") else gain
                 weight.copy_(torch.randn(weight.shape, generator=generator) * gain * fan_in**-0.5)
             elif "norm" in name:
                 weight.copy_(1.0 + 0.2 * torch.randn(weight.shape, generator=generator))
@@ -224,3 +175,23 @@ def deep(value: Mapping[str, Any]) -> dict[str, Any]:
 def contexts(values: Iterable[Any]) -> list[Tensor]:
     """Series as the list of 1-D tensors that the pipelines take; copied, so that nobody writes to the caller's."""
     return [torch.tensor(series, dtype=torch.float64) for series in values]
+
+
+def items(batch: SeriesBatch) -> list[Tensor]:
+    """One copied tensor an item: (time,), or (variate, time) where an item has several variates."""
+    rows = contexts(batch.values)
+    found: list[list[Tensor]] = []
+    for row, group in zip(rows, batch.group_index, strict=True):
+        if group == len(found):
+            found.append([])
+        found[group].append(row)
+    return [item[0] if len(item) == 1 else torch.stack(item) for item in found]
+
+
+def padded(batch: SeriesBatch, length: int) -> Tensor:
+    """(batch, length), float32; shorter series are padded with NaN on the left, longer ones cut there."""
+    out = torch.full((len(batch), length), float("nan"))
+    for row, series in zip(out, contexts(batch.values), strict=True):
+        tail = series[-length:]
+        row[length - len(tail) :] = tail.float()
+    return out

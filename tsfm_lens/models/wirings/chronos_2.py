@@ -1,0 +1,212 @@
+"""Chronos-2: an encoder that attends over time and, at each token, over the series of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.wirings import _t5
+from tsfm_lens.models.wirings._checks import refuse_unknown
+
+KEYS = _t5.KNOWN_KEYS | {"attn_implementation", "rope_theta"}
+SETTINGS = frozenset(
+    """
+    context_length input_patch_size input_patch_stride max_output_patches output_patch_size quantiles
+    time_encoding_scale use_arcsinh use_reg_token
+    """.split()
+)
+DECILES = tuple(level / 10 for level in range(1, 10))
+
+
+def _attention(kind: str, sublayer: int, *, grouped: bool) -> Attention:
+    at = f"layer.{sublayer}.self_attention"
+    q, k, v, o = (Projection(f"{at}.{letter}") for letter in "qkvo")
+    return Attention(
+        kind,
+        at,
+        # the attention between series has the tokens as rows and the series as positions
+        Site(at, layout="pos batch d_model" if grouped else "batch pos d_model"),
+        Site(f"layer.{sublayer}", "in", 0),
+        q,
+        k,
+        v,
+        o,
+        z_layout="pos batch (head d_head)" if grouped else "batch pos (head d_head)",
+        over="variate" if grouped else "time",
+        qkv_layout="pos head batch d_head" if grouped else "batch head pos d_head",
+        pattern_layout="pos head query key" if grouped else "batch head query key",
+        norm=f"layer.{sublayer}.layer_norm",
+    )
+
+
+def _wiring(config: Any, patch: int) -> Wiring:
+    mlp = "layer.2.mlp"
+    hidden = "batch pos d_mlp"
+    stack = Stack(
+        "",
+        "encoder.block",
+        config.num_layers,
+        config.num_heads,
+        config.d_model,
+        config.d_kv,
+        config.d_ff,
+        writers=(
+            _attention("time_attn", 0, grouped=False),
+            _attention("group_attn", 1, grouped=True),
+            Mlp(
+                Site(mlp),
+                Site("layer.2", "in", 0),
+                Site(f"{mlp}.wi", layout=hidden),
+                Site(f"{mlp}.wo", "in", 0, hidden),
+                f"{mlp}.wo",
+                Projection(f"{mlp}.wi", "d_mlp"),
+                norm="layer.2.layer_norm",
+            ),
+        ),
+        ln_final="encoder.final_layer_norm",
+    )
+    unembed = Site("output_patch_embedding", layout="batch pos d_out")
+    return Wiring("chronos-2", (stack,), unembed, "input_patch_embedding", patch)
+
+
+class Chronos2Adapter(PatchAdapter):
+    """A ``Chronos2Pipeline``; the variates of an item are rows with one group id."""
+
+    architecture = "chronos-2"
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
+    multivariate = True
+    package = "chronos-forecasting"
+    unrolled = DECILES
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.model: Any = native.model
+        self.settings = self.model.chronos_config
+        self.patch = int(self.settings.output_patch_size)
+        self.context_length = int(self.settings.context_length)
+        self.prediction_length = int(self.settings.max_output_patches) * self.patch
+        self.levels = tuple(float(level) for level in self.settings.quantiles)
+        self.wiring = _wiring(self.model.config, self.prediction_length)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Left-padded contexts with their group ids, and the patches to forecast."""
+        self.no_teacher(future, tokens)
+        context = _t5.padded(batch, self.longest(batch)).to(self.device)
+        steps = self.prediction_length if horizon is None else horizon
+        n_future = -(-steps // self.patch)
+        width = int(self.settings.input_patch_size)
+        n_patches = -(-context.shape[1] // width)
+        special = ("REG",) if self.settings.use_reg_token else ()
+        spans = TokenSpans.patches(-n_patches * width, n_patches, width, special)
+        spans += TokenSpans.patches(0, n_future, self.patch)
+        _, (loc, scale) = self.model.instance_norm(context)
+        inputs = {
+            "context": context,
+            "group_ids": torch.as_tensor(batch.group_index, device=self.device),
+            "num_output_patches": n_future,
+        }
+        ids = ("group_ids",)
+        return Encoded(inputs, {"": spans}, loc[:, 0], scale[:, 0], batch, horizon=n_future * self.patch, ids=ids)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Quantiles in data units, (batch, quantile, step)."""
+        return self.model(**inputs).quantile_preds
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The pipeline's own quantiles, all items in one native batch."""
+        self.no_samples(num_samples)
+        rows = max(256, len(batch))
+        items = self.native.predict(_t5.items(batch), prediction_length=horizon, batch_size=rows)
+        quantiles = torch.cat(items).transpose(1, 2)
+        return at_levels(quantiles, self.levels, levels), None, at_levels(quantiles, self.levels, (0.5,))[..., 0]
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step)."""
+        n_future = encoded.inputs["num_output_patches"]
+        flat = self.model.output_patch_embedding(normalized[..., -n_future:, :])
+        raw = rearrange(flat, "... n (q p) -> ... q (n p)", q=len(self.levels))
+        scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
+        return (torch.sinh(raw) if self.settings.use_arcsinh else raw) * scale + loc
+
+
+def _adapt(thing: Any) -> Chronos2Adapter:
+    if type(thing).__name__ == "Chronos2Pipeline":
+        return Chronos2Adapter(thing)
+    from chronos import Chronos2Pipeline
+
+    return Chronos2Adapter(Chronos2Pipeline(thing))
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from chronos import Chronos2Pipeline
+
+    return Chronos2Pipeline.from_pretrained(folder, dtype=dtype, device_map=device)
+
+
+def _check(config: Mapping[str, Any], where: str) -> None:
+    refuse_unknown(config, where, KEYS)
+    refuse_unknown(config.get("chronos_config", {}), where, SETTINGS, inside="chronos_config")
+
+
+def _native(sizes: Mapping[str, int], context: int, patch: int, patches: int, levels: tuple[float, ...]) -> Any:
+    from chronos.chronos2 import Chronos2Model
+    from chronos.chronos2.config import Chronos2CoreConfig
+
+    settings = {
+        "context_length": context,
+        "input_patch_size": patch,
+        "input_patch_stride": patch,
+        "output_patch_size": patch,
+        "max_output_patches": patches,
+        "quantiles": list(levels),
+        "use_reg_token": True,
+        "use_arcsinh": True,
+        "time_encoding_scale": context,
+    }
+    names = {"architectures": ["Chronos2Model"], "chronos_pipeline_class": "Chronos2Pipeline"}
+    config = Chronos2CoreConfig(**sizes, **names, vocab_size=2, pad_token_id=0, reg_token_id=1, chronos_config=settings)
+    return Chronos2Model(config).eval()
+
+
+def _tiny() -> Any:
+    sizes = {"d_model": 36, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    return _t5.spread_weights(_native(sizes, 64, 4, 4, DECILES), head=0.3)
+
+
+def _build(_size: str) -> Any:
+    sizes = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+    levels = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
+    return _t5.spread_weights(_native(sizes, 8192, 16, 64, levels), std=0.5, head=0.3)
+
+
+ARCHITECTURE = Architecture(
+    name="chronos-2",
+    title="Chronos-2",
+    readout="quantile",
+    published={"base": "amazon/chronos-2"},
+    claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",
+    claims_object=lambda thing: type(thing).__name__ in ("Chronos2Pipeline", "Chronos2Model"),
+    check=_check,
+    open=_open,
+    adapt=_adapt,
+    tiny=_tiny,
+    build=_build,
+)
