@@ -20,7 +20,6 @@ from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
 from benchmarks.timing import ratios
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.wirings._t5 import spread_weights
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
@@ -29,7 +28,7 @@ Row = tuple[str, str, str, str, bool | None]
 def published(name: str, size: str) -> Lens:
     """A model of published size with random weights, so large that every head matters."""
     # with the library's initialisation a head moves a forecast by 1e-7, and comparing results would mean nothing
-    return load(spread_weights(architectures()[name].build(size), std=0.5), check=False)
+    return load(architectures()[name].build(size), check=False)
 
 
 def series(count: int, length: int) -> list[np.ndarray]:

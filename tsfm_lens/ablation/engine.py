@@ -120,7 +120,7 @@ def _start(lens: Lens, variant: Variant) -> Start:
 def _unchanged(wiring: Wiring, start: Start) -> tuple[str, ...]:
     """Modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
-    paths = [*stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
+    paths = [*wiring.unread, *stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
     earlier = {other.name for other in wiring.stacks[: start.stack]}
     for layer in range(max(start.layer, 0), stack.n_layers):
         for row in stack.attentions(layer):

@@ -32,6 +32,7 @@ class Point:
         stack, layer, kind: the place in the model; layer -1 and kind "" outside the blocks.
         over: "variate" for the inside of attention between series.
         row_axis: the axis that counts series.
+        aside: name of the write that must carry an edit made here, "" where the stream itself is edited.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Point:
     kind: str = ""
     over: Literal["time", "variate"] = "time"
     row_axis: int = 0
+    aside: str = ""
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
@@ -64,8 +66,10 @@ def _stack_points(stack: Stack) -> list[Point]:
         prefix = f"{stack.prefix}.{layer}"
         for index, writer in enumerate(stack.rows(layer)):
             reads = writer.reads.within(block)
-            points.append(Point(f"{prefix}.{_RESIDUAL_NAMES[index]}", RESIDUAL, "site", reads, stack.name, layer))
             at = f"{prefix}.{writer.kind}"
+            aside = f"{at}.hook_out" if writer.aside else ""
+            name = f"{prefix}.{_RESIDUAL_NAMES[index]}"
+            points.append(Point(name, RESIDUAL, "site", reads, stack.name, layer, aside=aside))
             here = (stack.name, layer, writer.kind)
             if isinstance(writer, Attention):
                 points += _attention_points(writer, block, at, here)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from einops import rearrange
@@ -149,17 +150,30 @@ def softmax_rows(scores: Tensor) -> Tensor:
     return torch.where(empty, torch.zeros_like(pattern), pattern)
 
 
+_RMS_NORMS: WeakSet[Any] = WeakSet()
+
+
 def rms_scale(norm: Any, x: Tensor) -> Tensor:
     """The factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1).
 
     Raises:
         WiringError: the norm is of another kind, so freezing its scale is not defined.
     """
+    if norm not in _RMS_NORMS:
+        probe = torch.linspace(-2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)[None] * 1.7
+        with torch.no_grad():
+            # forward itself, not the module: hooks must not see this
+            if not torch.allclose(probe * _rms_scale(norm, probe), norm.forward(probe), rtol=1e-3, atol=1e-5):
+                raise WiringError(
+                    f"{type(norm).__name__} is no root-mean-square norm with a plain gain; its scale cannot be frozen"
+                )
+        _RMS_NORMS.add(norm)
+    return _rms_scale(norm, x)
+
+
+def _rms_scale(norm: Any, x: Tensor) -> Tensor:
     weight = next((w for name in ("weight", "scale") if (w := getattr(norm, name, None)) is not None), None)
     names = ("variance_epsilon", "epsilon", "eps")
     eps = next((e for name in names if (e := getattr(norm, name, None)) is not None), torch.finfo(x.dtype).eps)
     scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
-    factor = scale if weight is None else scale * weight
-    if not torch.allclose(x * factor, norm(x), rtol=1e-3, atol=1e-4 * float(factor.abs().max())):
-        raise WiringError(f"{type(norm).__name__} is no root-mean-square norm with a plain gain; its scale is unknown")
-    return factor
+    return scale if weight is None else scale * weight

@@ -73,6 +73,7 @@ class HookRegistry:
         self._factors = {p.name: f for p in self.points.values() if (f := self._factor(p)) != 1.0}
         self._live: set[str] = set()
         self._tracked = False
+        self._edits: dict[str, Tensor] = {}
         self._inside_attention = {(p.site.module, p.how): p for p in self.points.values() if p.how in _TAPPED}
         self._tap = AttentionTap(self._fire_tapped, self._wants)
 
@@ -105,7 +106,10 @@ class HookRegistry:
 
         Nested calls connect only what is not connected yet. With no hook set, nothing is installed.
         """
-        fresh = [p for name, p in self.points.items() if name not in self._live and _in_use(self.hooked[name])]
+        used = {name for name in self.points if _in_use(self.hooked[name])}
+        # a write that carries edits of the stream is shown first, as it is without them
+        used |= {self.points[name].aside for name in used if self.points[name].aside}
+        fresh = [p for name, p in self.points.items() if name in used and name not in self._live]
         if not fresh:
             yield
             return
@@ -127,6 +131,9 @@ class HookRegistry:
                     stack.callback(module.register_forward_pre_hook(self._on_input(point), with_kwargs=True).remove)
                 else:
                     stack.callback(module.register_forward_hook(self._on_output(point)).remove)
+            for point in fresh:
+                if point.aside:
+                    self._carry_edits(stack, point)
             if tapped:
                 stack.enter_context(self._tap.labelled(tapped))
             yield
@@ -177,6 +184,24 @@ class HookRegistry:
 
         return hook
 
+    def _carry_edits(self, stack: ExitStack, point: Point) -> None:
+        """Add what was edited on the way into a branch to what the branch writes, so that the stream has it too."""
+        write = self.points[point.aside]
+        row = self.stack_of(point).writer(write.kind, write.layer)
+        native = self.model.get_submodule(self.stack_of(point).block(point.layer))
+        write_gain, keep = (1.0, 1.0) if row.mix is None else row.mix(native)
+
+        def after(_module: nn.Module, _args: Any, output: Any) -> Any:
+            change = self._edits.pop(point.name, None)
+            if change is None:
+                return None
+            sizes = {**self.state.sizes, "head": self.stack_of(point).n_heads}
+            own = to_native(change * (keep / write_gain), write.site.layout, RESIDUAL, sizes)
+            return put_output(output, write.site.arg, get_output(output, write.site.arg) + own)
+
+        stack.callback(self._edits.pop, point.name, None)
+        stack.callback(self._modules[write.site.module].register_forward_hook(after).remove)
+
     def _hook_result(self, stack: ExitStack, point: Point, module: nn.Module) -> None:
         """Each head's write, computed from what enters the output projection; only an edit changes the sum.
 
@@ -223,6 +248,8 @@ class HookRegistry:
         new = self._through(point, value)
         if new is value:
             return native
+        if point.aside:
+            self._edits[point.name] = new - value
         return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes)
 
     def _through(self, point: Point, value: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class AttentionTap(TorchFunctionMode):
         def check(module: nn.Module, _args: Any, _output: Any) -> None:
             if path not in self._seen:
                 raise WiringError(
-                    f"{path} ({type(module).__name__}) computed attention without torch's scaled_dot_product_attention, "
-                    "so its inside cannot be seen. Load the model with its 'sdpa' attention, without xformers or "
+                    f"{path} ({type(module).__name__}) computed attention without torch's "
+                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its 'sdpa' attention, without xformers or "
                     "another fused replacement."
                 )
 

@@ -77,6 +77,8 @@ class Attention:
         norm: path of the norm that the branch reads through, "" if there is none.
         post_norm: path of a norm between ``o`` and the stream, "" if there is none.
         mix: factors of a block that rescales the stream, None for a plain sum.
+        aside: whether ``reads`` is on the way into the branch only, past the stream itself. An edit there
+            is then added to ``write`` too, so that it acts on the stream.
     """
 
     kind: str
@@ -95,6 +97,7 @@ class Attention:
     norm: str = ""
     post_norm: str = ""
     mix: Mix | None = None
+    aside: bool = False
 
     @property
     def stream_layout(self) -> str:
@@ -120,7 +123,7 @@ class Mlp:
         gate: the other input matrix of a gated MLP.
         o_gain: factor that the output layer puts on its weights.
         kind: its name in the vocabulary.
-        norm, post_norm, mix: as in :class:`Attention`.
+        norm, post_norm, mix, aside: as in :class:`Attention`.
     """
 
     write: Site
@@ -135,6 +138,7 @@ class Mlp:
     norm: str = ""
     post_norm: str = ""
     mix: Mix | None = None
+    aside: bool = False
 
 
 Writer = Attention | Mlp
@@ -221,6 +225,7 @@ class Wiring:
         sizes_from: a tensor whose layout names "series" and "variate" once a pass, for models that keep
             them apart.
         sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
+        unread: modules whose output the readout does not use, so that variants need not compute it.
         true_gradients: False if the library rescales its backward pass.
     """
 
@@ -232,6 +237,7 @@ class Wiring:
     rollout_tolerance: float = 1e-4
     sizes_from: Site | None = None
     sample_major: bool = False
+    unread: tuple[str, ...] = ()
     true_gradients: bool = True
 
     def stack(self, name: str) -> Stack:

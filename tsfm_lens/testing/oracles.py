@@ -238,14 +238,16 @@ def patching(case: Case) -> OracleResult:
             found[f"self: {at}"] = relative(patched, lens.forward(case.encoded))
         other = Case(lens, shuffled, case.horizon, case.decoder_steps).encoded
         other.inputs.update(_masks(case.encoded, other))
-        for layer in (0, 1):
-            targets = [f"{s.prefix}.{min(layer, s.n_layers - 1)}.hook_resid_pre" for s in lens.wiring.stacks]
-            with lens.patch(acts, *targets):
-                _, swapped = lens.run_with_cache(other, names_filter=raw)
-            _, own = lens.run_with_cache(other, names_filter=raw)
-            if relative(own[raw], acts[raw]) < 1e-3:
-                found["A and B differ"] = float("inf")
-            found[f"A into B at layer {layer}"] = relative(swapped[raw], acts[raw])
+        _, own = lens.run_with_cache(other, names_filter=raw)
+        if relative(own[raw], acts[raw]) < 1e-3:
+            found["A and B differ"] = float("inf")
+        *before, last = lens.wiring.stacks
+        for layer in (0, min(1, last.n_layers - 1)):
+            for stream in ("hook_resid_pre", "hook_resid_mid"):
+                targets = [f"{stack.prefix}.0.hook_resid_pre" for stack in before]
+                with lens.patch(acts, *targets, f"{last.prefix}.{layer}.{stream}"):
+                    _, swapped = lens.run_with_cache(other, names_filter=raw)
+                found[f"A into B at {last.prefix}.{layer}.{stream}"] = relative(swapped[raw], acts[raw])
     return _worst("6 patching", 1e-5, found)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
+from tsfm_lens.models.wirings import _random
 from tsfm_lens.models.wirings._checks import refuse_unknown
 
 KNOWN_KEYS = frozenset(
@@ -111,31 +112,12 @@ def rms_norm(norm: Any, resid: Tensor, like: Tensor | None) -> Tensor:
     return norm.weight * (resid * scale.to(resid.dtype))
 
 
-def spread_weights(model: Any, seed: int = 0, std: float = 1.0, head: float = 1.0) -> Any:
-    """Redraw a tiny model's weights so large that every head and MLP moves the forecast.
-
-    With the library's own initialisation, zeroing a head moves a forecast by 1e-7, and any check passes.
-
-    Args:
-        model: a T5-like native model.
-        seed, std: of the draw; std is relative to 1/sqrt(fan_in).
-        head: further factor on the output layer.
-    """
-    generator = torch.Generator().manual_seed(seed)
+def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
+    """Random weights under which every head and MLP matters; ``head`` is a factor on the output layer."""
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
     dot_product = (3.0 / model.config.d_kv**0.5) ** 0.5
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim > 1:
-                fan_in = weight.shape[1] if "embed" not in name and "shared" not in name else 1
-                gain = dot_product if name.endswith((".q.weight", ".k.weight")) else std
-                gain = gain * head if name.startswith("output_patch_embedding") else gain
-                weight.copy_(torch.randn(weight.shape, generator=generator) * gain * fan_in**-0.5)
-            elif "norm" in name:
-                weight.copy_(1.0 + 0.2 * torch.randn(weight.shape, generator=generator))
-            else:
-                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
-    return model.eval()
+    gains = {".q.weight": dot_product, ".k.weight": dot_product, "output_patch_embedding": std * head}
+    return _random.spread_weights(model, gains, std=std)
 
 
 def t5_kwargs(size: str) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _tiny() -> Any:
 
 def _build(size: str) -> Any:
     kwargs = {**_t5.t5_kwargs(size), "vocab_size": 4096, "chronos_config": _settings(4096, 15.0, 512, 64)}
-    return _native(kwargs)
+    return _t5.spread_weights(_native(kwargs), std=0.5)
 
 
 ARCHITECTURE = Architecture(

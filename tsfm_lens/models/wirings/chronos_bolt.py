@@ -154,5 +154,5 @@ ARCHITECTURE = Architecture(
     open=_open,
     adapt=_adapt,
     tiny=lambda: _t5.spread_weights(_native(_t5.tiny_kwargs(decoder_layers=3), 64, 16, 4)),
-    build=lambda size: _native(_t5.t5_kwargs(size), 2048, 64, 16),
+    build=lambda size: _t5.spread_weights(_native(_t5.t5_kwargs(size), 2048, 64, 16), std=0.5),
 )

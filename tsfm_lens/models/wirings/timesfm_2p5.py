@@ -1,0 +1,276 @@
+"""TimesFM 2.5 in Google's own package: a decoder over patches whose branches end in a norm of their own."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "timesfm-2.5"
+DECILES = tuple(level / 10 for level in range(1, 10))
+GAINS = {"output_projection": 0.5}
+
+
+def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    caches = args[2] if len(args) > 2 else kwargs.get("decode_caches")
+    return 0 if caches is None else int(caches[0].next_index[0])
+
+
+def _wiring(model: Any) -> Wiring:
+    fused = "(part head d_head)"
+    hidden = "batch pos d_mlp"
+    attention = Attention(
+        "attn",
+        "attn",
+        Site("post_attn_ln"),
+        Site("", "in", 0),
+        Projection("attn.qkv_proj", fused, 0, 3),
+        Projection("attn.qkv_proj", fused, 1, 3),
+        Projection("attn.qkv_proj", fused, 2, 3),
+        Projection("attn.out"),
+        norm="pre_attn_ln",
+        post_norm="post_attn_ln",
+    )
+    mlp = Mlp(
+        Site("post_ff_ln"),
+        Site("pre_ff_ln", "in", 0),
+        Site("ff0", layout=hidden),
+        Site("ff1", "in", 0, hidden),
+        "ff1",
+        Projection("ff0", "d_mlp"),
+        norm="pre_ff_ln",
+        post_norm="post_ff_ln",
+        aside=True,
+    )
+    d_mlp = model.stacked_xf[0].ff0.out_features
+    sizes = (model.x, model.h, model.md, model.hd, d_mlp)
+    stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cached)
+    unembed = Site("output_projection_point", layout="batch pos d_out")
+    unread = ("output_projection_quantiles",)
+    return Wiring(NAME, (stack,), unembed, "tokenizer", steps_per_readout=model.o, unread=unread)
+
+
+class TimesFmAdapter(PatchAdapter):
+    """A ``TimesFM_2p5_200M_torch``. A single forward reads the point head: deciles of the next patch."""
+
+    architecture = NAME
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
+    levels = DECILES
+    package = "timesfm"
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.model = native.model
+        if "forward" in self.model.__dict__:
+            raise WiringError(
+                "this TimesFM was compiled with torch.compile, under which hooks silently do nothing. Load it with "
+                "from_pretrained(..., torch_compile=False), or run `del model.model.__dict__['forward']`."
+            )
+        self.context_length = int(self.model.config.context_limit) - self.model.o
+        self.prediction_length = int(self.model.o)
+        self.wiring = _wiring(self.model)
+
+    @property
+    def passes(self) -> int:
+        """Forwards that one forecast runs: two under the library's flip invariance (x and -x)."""
+        config = getattr(self.native, "forecast_config", None)
+        return 2 if config is not None and config.force_flip_invariance else 1
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Patches normalised by the running statistics, as ``decode`` prefills them."""
+        from timesfm.torch import util
+
+        self.no_teacher(future, tokens)
+        patch = self.model.p
+        n_patches = -(-self.longest(batch) // patch)
+        values = torch.zeros(len(batch), n_patches * patch)
+        masks = torch.ones_like(values, dtype=torch.bool)
+        for row, mask, series in zip(values, masks, _cleaned(batch), strict=True):
+            tail = torch.as_tensor(series[-n_patches * patch :], dtype=torch.float32)
+            row[len(row) - len(tail) :] = tail
+            mask[len(row) - len(tail) :] = False
+        patches = values.reshape(len(batch), n_patches, patch).to(self.device)
+        masks = masks.reshape(len(batch), n_patches, patch).to(self.device)
+        mu, sigma = _running_statistics(patches, masks)
+        normed = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
+        spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
+        return Encoded(
+            {"inputs": normed, "masks": masks, "mu": mu[:, -1], "sigma": sigma[:, -1]},
+            spans,
+            mu[:, -1],
+            sigma[:, -1],
+            batch,
+        )
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Deciles of the patch after the last one, in data units, (batch, quantile, step)."""
+        (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
+        return self._deciles(output[:, -1], inputs["mu"], inputs["sigma"])
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Deciles in data units, (…, batch, quantile, step)."""
+        return self._deciles(self.model.output_projection_point(normalized[..., -1, :]), encoded.loc, encoded.scale)
+
+    def _deciles(self, flat: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
+        # entry 0 of the last axis is the mean
+        raw = flat.reshape(*flat.shape[:-1], self.model.o, self.model.q)[..., 1:].transpose(-1, -2)
+        return raw * sigma.to(raw)[:, None, None] + mu.to(raw)[:, None, None]
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
+        self.no_samples(num_samples)
+        compiled = copy.copy(self.native)
+        compiled.compile(self._forecast_config(batch, horizon))
+        _, values = compiled.forecast(horizon=horizon, inputs=_cleaned(batch))
+        quantiles = torch.from_numpy(np.ascontiguousarray(values))
+        return at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0]
+
+    def _forecast_config(self, batch: SeriesBatch, horizon: int) -> Any:
+        import timesfm
+
+        own = getattr(self.native, "forecast_config", None)
+        if own is not None:
+            if horizon > own.max_horizon:
+                raise InputError(
+                    f"horizon {horizon} is longer than the max_horizon {own.max_horizon} that this model was "
+                    "compiled for; compile it with a larger ForecastConfig.max_horizon"
+                )
+            return dataclasses.replace(own, per_core_batch_size=len(batch), return_backcast=False)
+        limit = int(self.model.config.context_limit)
+        if horizon > limit - self.model.p:
+            raise InputError(f"horizon {horizon} is longer than the model's context limit of {limit} steps allows")
+        steps = -(-horizon // self.model.o) * self.model.o
+        longest = -(-max(len(series) for series in batch.values) // self.model.p) * self.model.p
+        return timesfm.ForecastConfig(
+            max_context=min(longest, (limit - steps) // self.model.p * self.model.p),
+            max_horizon=steps,
+            normalize_inputs=True,
+            use_continuous_quantile_head=steps <= self.model.os,
+            force_flip_invariance=False,
+            infer_is_positive=True,
+            fix_quantile_crossing=True,
+            per_core_batch_size=len(batch),
+        )
+
+    def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of all passes of a rollout as those of one pass without a cache."""
+        return tuple(torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)), {}
+
+
+def _cleaned(batch: SeriesBatch) -> list[np.ndarray]:
+    """Leading NaN stripped, inner ones interpolated, as ``forecast`` does; a fresh list, to which it may append."""
+    from timesfm.timesfm_2p5 import timesfm_2p5_base as base
+
+    return [base.linear_interpolation(base.strip_leading_nans(np.array(series))) for series in batch.values]
+
+
+def _running_statistics(patches: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation up to each patch, (batch, patch) each."""
+    from timesfm.torch import util
+
+    n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
+    means, deviations = [], []
+    for index in range(patches.shape[1]):
+        (n, mu, sigma), _ = util.update_running_stats(n, mu, sigma, patches[:, index], masks[:, index])
+        means.append(mu)
+        deviations.append(sigma)
+    return torch.stack(means, dim=1), torch.stack(deviations, dim=1)
+
+
+def _claims_object(thing: object) -> bool:
+    names = {base.__name__ for base in type(thing).__mro__}
+    return bool(names & {"TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"})
+
+
+def _adapt(thing: Any) -> TimesFmAdapter:
+    return TimesFmAdapter(_wrapped(thing) if isinstance(thing, torch.nn.Module) else thing)
+
+
+def _wrapped(module: Any) -> Any:
+    """The library's forecaster around a module, without building another 200 million weights."""
+    from timesfm import TimesFM_2p5_200M_torch
+
+    native = TimesFM_2p5_200M_torch.__new__(TimesFM_2p5_200M_torch)
+    native.model, native.torch_compile = module, False
+    return native
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from timesfm import TimesFM_2p5_200M_torch
+
+    native = TimesFM_2p5_200M_torch.from_pretrained(folder, torch_compile=False)
+    native.model.to(device=device, dtype=dtype).device = torch.device(device)
+    return native
+
+
+def _tiny() -> Any:
+    from timesfm.timesfm_2p5 import timesfm_2p5_base as base
+    from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
+
+    full = base.TimesFM_2p5_200M_Definition()
+    d, patch, out, out_quantiles, change = 40, 8, 16, 32, dataclasses.replace
+    n_out = len(full.quantiles) + 1
+    layer = change(full.stacked_transformers.transformer, model_dims=d, hidden_dims=24, num_heads=4)
+    definition = change(
+        full,
+        input_patch_len=patch,
+        output_patch_len=out,
+        output_quantile_len=out_quantiles,
+        tokenizer=change(full.tokenizer, input_dims=2 * patch, hidden_dims=d, output_dims=d),
+        stacked_transformers=change(full.stacked_transformers, num_layers=3, transformer=layer),
+        output_projection_point=change(
+            full.output_projection_point, input_dims=d, hidden_dims=d, output_dims=out * n_out
+        ),
+        output_projection_quantiles=change(
+            full.output_projection_quantiles, input_dims=d, hidden_dims=d, output_dims=out_quantiles * n_out
+        ),
+    )
+    object.__setattr__(definition, "context_limit", 2048)
+    module = type("TinyTimesFM", (TimesFM_2p5_200M_torch_module,), {"config": definition})()
+    return _wrapped(spread_weights(module.to("cpu"), GAINS))
+
+
+def _build(_size: str) -> Any:
+    from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
+
+    return _wrapped(spread_weights(TimesFM_2p5_200M_torch_module(), GAINS))
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="TimesFM 2.5 (timesfm)",
+    readout="quantile",
+    published={"200m": "google/timesfm-2.5-200m-pytorch"},
+    claims=lambda config: False,
+    claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
+    claims_object=_claims_object,
+    # the loader is strict, and the library has no configuration beside its code
+    check=lambda config, where: None,
+    open=_open,
+    adapt=_adapt,
+    tiny=_tiny,
+    build=_build,
+    extra="timesfm",
+)
