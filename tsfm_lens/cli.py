@@ -17,6 +17,7 @@ from tsfm_lens.errors import LensError
 
 if TYPE_CHECKING:
     import xarray as xr
+    from rich.table import Table
 
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
@@ -270,14 +271,44 @@ def data(as_json: AsJson = False) -> None:
     _table(["name", "title", "field", "freq", "steps", "unit", "licence"], rows)
 
 
-def _open(model: str) -> Lens:
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"{_MODEL_HELP} Check it too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
+    from tsfm_lens.doctor import examine, plain_oracles, render, render_oracles
+
+    facts = examine()
+    if not as_json:
+        for table in render(facts):
+            _print(table)
+    results = None
+    if model is not None:
+        from tsfm_lens.testing import check_lens
+
+        with _progress() as bar:
+            row = bar.add_task("conformance", total=1)
+            # its own quick check would refuse what the table is there to show
+            results = check_lens(_open(model, check=False))
+            bar.update(row, completed=1)
+    if as_json:
+        checked = results and {"model": model, "oracles": plain_oracles(results)}
+        typer.echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
+    elif results is not None:
+        _print(render_oracles(results))
+    if results and not all(result.passed for result in results):
+        raise typer.Exit(1)
+
+
+def _open(model: str, *, check: bool = True) -> Lens:
     """The lens, without the progress display of the library that reads the weights."""
     from transformers.utils import logging
 
     from tsfm_lens import load
 
     logging.disable_progress_bar()
-    return load(model)
+    return load(model, check=check)
 
 
 def _read(sources: Sequence[str]) -> SeriesBatch:
@@ -294,7 +325,7 @@ def _emit(result: xr.Dataset) -> None:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table to stdout; as wide as it needs to be when piped, so no name is ever cut."""
+    """A table of results to stdout."""
     from rich.table import Table
 
     numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
@@ -303,6 +334,11 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         table.add_column(escape(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else escape(str(cell)) for cell in row))
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    """To stdout; as wide as it needs to be when piped, so no name is ever cut."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPED_WIDTH)

@@ -66,7 +66,8 @@ class AttentionTap(TorchFunctionMode):
             if path not in self._seen:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without torch's "
-                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its 'sdpa' attention, without xformers or "
+                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its "
+                    "'sdpa' attention, without xformers or "
                     "another fused replacement."
                 )
 

@@ -59,11 +59,7 @@ class PatchAdapter:
             InputError: the horizon is longer than one pass yields, or samples were asked for.
         """
         self.no_samples(num_samples)
-        if horizon > self.prediction_length:
-            raise InputError(
-                f"horizon {horizon} is longer than the {self.prediction_length} steps that {self.architecture} "
-                "yields in one pass, and it has no rollout"
-            )
+        self.within_one_pass(horizon)
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[..., :horizon]
         values = at_levels(quantiles.transpose(1, 2).cpu(), self.levels, levels)
@@ -107,6 +103,18 @@ class PatchAdapter:
         """
         if num_samples is not None:
             raise InputError(f"{self.architecture} emits quantiles and draws no samples; leave num_samples out")
+
+    def within_one_pass(self, horizon: int) -> None:
+        """Refuse a horizon that would need a rollout.
+
+        Raises:
+            InputError: it is longer than one pass yields.
+        """
+        if horizon > self.prediction_length:
+            raise InputError(
+                f"horizon {horizon} is longer than the {self.prediction_length} steps that {self.architecture} "
+                "yields in one pass, and it has no rollout"
+            )
 
     def longest(self, batch: SeriesBatch) -> int:
         """Steps of the longest series, cut to the context length."""

@@ -15,14 +15,14 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.wirings import _timesfm
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-2.5"
 DECILES = tuple(level / 10 for level in range(1, 10))
-GAINS = {"output_projection": 0.5}
 
 
 def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -31,31 +31,9 @@ def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _wiring(model: Any) -> Wiring:
-    fused = "(part head d_head)"
-    hidden = "batch pos d_mlp"
-    attention = Attention(
-        "attn",
-        "attn",
-        Site("post_attn_ln"),
-        Site("", "in", 0),
-        Projection("attn.qkv_proj", fused, 0, 3),
-        Projection("attn.qkv_proj", fused, 1, 3),
-        Projection("attn.qkv_proj", fused, 2, 3),
-        Projection("attn.out"),
-        norm="pre_attn_ln",
-        post_norm="post_attn_ln",
-    )
-    mlp = Mlp(
-        Site("post_ff_ln"),
-        Site("pre_ff_ln", "in", 0),
-        Site("ff0", layout=hidden),
-        Site("ff1", "in", 0, hidden),
-        "ff1",
-        Projection("ff0", "d_mlp"),
-        norm="pre_ff_ln",
-        post_norm="post_ff_ln",
-        aside=True,
-    )
+    q, k, v = (Projection("attn.qkv_proj", "(part head d_head)", part, 3) for part in range(3))
+    attention = _timesfm.attention("attn", "attn", ("pre_attn_ln", "post_attn_ln"), (q, k, v, Projection("attn.out")))
+    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"))
     d_mlp = model.stacked_xf[0].ff0.out_features
     sizes = (model.x, model.h, model.md, model.hd, d_mlp)
     stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cached)
@@ -102,16 +80,11 @@ class TimesFmAdapter(PatchAdapter):
 
         self.no_teacher(future, tokens)
         patch = self.model.p
-        n_patches = -(-self.longest(batch) // patch)
-        values = torch.zeros(len(batch), n_patches * patch)
-        masks = torch.ones_like(values, dtype=torch.bool)
-        for row, mask, series in zip(values, masks, _cleaned(batch), strict=True):
-            tail = torch.as_tensor(series[-n_patches * patch :], dtype=torch.float32)
-            row[len(row) - len(tail) :] = tail
-            mask[len(row) - len(tail) :] = False
-        patches = values.reshape(len(batch), n_patches, patch).to(self.device)
-        masks = masks.reshape(len(batch), n_patches, patch).to(self.device)
-        mu, sigma = _running_statistics(patches, masks)
+        values, masks = _timesfm.patched(batch, self.longest(batch), patch)
+        patches = values.unflatten(1, (-1, patch)).to(self.device)
+        masks = masks.unflatten(1, (-1, patch)).to(self.device)
+        n_patches = patches.shape[1]
+        mu, sigma = _timesfm.running_statistics(patches, masks, lambda *state: util.update_running_stats(*state)[0])
         normed = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
         spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
         return Encoded(
@@ -125,16 +98,12 @@ class TimesFmAdapter(PatchAdapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Deciles of the patch after the last one, in data units, (batch, quantile, step)."""
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
-        return self._deciles(output[:, -1], inputs["mu"], inputs["sigma"])
+        return _timesfm.deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Deciles in data units, (…, batch, quantile, step)."""
-        return self._deciles(self.model.output_projection_point(normalized[..., -1, :]), encoded.loc, encoded.scale)
-
-    def _deciles(self, flat: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
-        # entry 0 of the last axis is the mean
-        raw = flat.reshape(*flat.shape[:-1], self.model.o, self.model.q)[..., 1:].transpose(-1, -2)
-        return raw * sigma.to(raw)[:, None, None] + mu.to(raw)[:, None, None]
+        flat = self.model.output_projection_point(normalized[..., -1, :])
+        return _timesfm.deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
@@ -143,7 +112,7 @@ class TimesFmAdapter(PatchAdapter):
         self.no_samples(num_samples)
         compiled = copy.copy(self.native)
         compiled.compile(self._forecast_config(batch, horizon))
-        _, values = compiled.forecast(horizon=horizon, inputs=_cleaned(batch))
+        _, values = compiled.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
         return at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0]
 
@@ -177,26 +146,6 @@ class TimesFmAdapter(PatchAdapter):
     def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of all passes of a rollout as those of one pass without a cache."""
         return tuple(torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)), {}
-
-
-def _cleaned(batch: SeriesBatch) -> list[np.ndarray]:
-    """Leading NaN stripped, inner ones interpolated, as ``forecast`` does; a fresh list, to which it may append."""
-    from timesfm.timesfm_2p5 import timesfm_2p5_base as base
-
-    return [base.linear_interpolation(base.strip_leading_nans(np.array(series))) for series in batch.values]
-
-
-def _running_statistics(patches: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation up to each patch, (batch, patch) each."""
-    from timesfm.torch import util
-
-    n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
-    means, deviations = [], []
-    for index in range(patches.shape[1]):
-        (n, mu, sigma), _ = util.update_running_stats(n, mu, sigma, patches[:, index], masks[:, index])
-        means.append(mu)
-        deviations.append(sigma)
-    return torch.stack(means, dim=1), torch.stack(deviations, dim=1)
 
 
 def _claims_object(thing: object) -> bool:
@@ -249,13 +198,13 @@ def _tiny() -> Any:
     )
     object.__setattr__(definition, "context_limit", 2048)
     module = type("TinyTimesFM", (TimesFM_2p5_200M_torch_module,), {"config": definition})()
-    return _wrapped(spread_weights(module.to("cpu"), GAINS))
+    return _wrapped(spread_weights(module.to("cpu"), _timesfm.GAINS))
 
 
 def _build(_size: str) -> Any:
     from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
 
-    return _wrapped(spread_weights(TimesFM_2p5_200M_torch_module(), GAINS))
+    return _wrapped(spread_weights(TimesFM_2p5_200M_torch_module(), _timesfm.GAINS))
 
 
 ARCHITECTURE = Architecture(

@@ -1,0 +1,169 @@
+"""TimesFM 2.5 as ported to transformers: separate projections, one pass, no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.wirings import _timesfm
+from tsfm_lens.models.wirings._checks import refuse_unknown, refuse_values
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "timesfm-2.5-transformers"
+KEYS = frozenset(
+    """
+    activation attention_bias attention_dropout context_length decode_index force_flip_invariance head_dim
+    hidden_size horizon_length infer_is_positive initializer_range intermediate_size is_encoder_decoder
+    max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads output_quantile_len
+    patch_length quantiles rms_norm_eps rope_parameters use_bias use_cache use_continuous_quantile_head
+    tie_word_embeddings
+    """.split()
+)
+
+
+def _wiring(config: Any) -> Wiring:
+    q, k, v, o = (Projection(f"self_attn.{letter}_proj") for letter in "qkvo")
+    attention = _timesfm.attention("attn", "self_attn", ("input_layernorm", "post_attention_layernorm"), (q, k, v, o))
+    mlp = _timesfm.mlp(("pre_feedforward_layernorm", "post_feedforward_layernorm"), ("mlp.fc1", "mlp.fc2"))
+    stack = Stack(
+        "",
+        "model.layers",
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.hidden_size,
+        config.head_dim,
+        config.intermediate_size,
+        writers=(attention, mlp),
+        upstream=("model.input_ff_layer",),
+    )
+    unembed = Site("output_projection_point", layout="batch pos d_out")
+    return Wiring(NAME, (stack,), unembed, "model.input_ff_layer", steps_per_readout=config.horizon_length)
+
+
+class TimesFmPortAdapter(PatchAdapter):
+    """A ``TimesFm2_5ModelForPrediction``. A single forward reads the point head: deciles of the next patch.
+
+    Forecasts run without flip invariance, under which the library runs x and -x, and clamp series by series,
+    where the library clamps all of a batch or none.
+    """
+
+    architecture = NAME
+    package = "transformers"
+
+    def __init__(self, native: Any) -> None:
+        self.native = self.model = native
+        config = native.config
+        self.context_length = int(config.context_length)
+        self.prediction_length = int(config.horizon_length)
+        self.levels = tuple(float(level) for level in config.quantiles)
+        self.wiring = _wiring(config)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """The padded context, normalised as the library normalises it."""
+        self.no_teacher(future, tokens)
+        core, patch = self.model.model, self.model.config.patch_length
+        values, masks = (part.to(self.device) for part in _timesfm.patched(batch, self.longest(batch), patch))
+        loc, scale = values.mean(dim=1), values.std(dim=1)
+        normalized = core._revin(values, loc[:, None], scale[:, None])
+        mu, sigma = _timesfm.running_statistics(
+            normalized.unflatten(1, (-1, patch)), masks.unflatten(1, (-1, patch)), core._update_running_stats
+        )
+        loc, scale = loc + scale * mu[:, -1], scale * sigma[:, -1]
+        spans = {"": TokenSpans.patches(-values.shape[1], values.shape[1] // patch, patch)}
+        inputs = {"values": normalized, "padding_masks": masks.float(), "loc": loc, "scale": scale}
+        return Encoded(inputs, spans, loc, scale, batch)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Deciles of the patch after the last one, in data units, (batch, quantile, step)."""
+        states = self.model.model(past_values=inputs["values"], past_values_padding=inputs["padding_masks"])
+        flat = self.model.output_projection_point(states.last_hidden_state)[:, -1]
+        return _timesfm.deciles(flat, self.prediction_length, inputs["loc"], inputs["scale"])
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Deciles in data units, (…, batch, quantile, step)."""
+        flat = self.model.output_projection_point(normalized[..., -1, :])
+        return _timesfm.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The library's own forward; one pass, at most its horizon."""
+        self.no_samples(num_samples)
+        self.within_one_pass(horizon)
+        past = [torch.as_tensor(series, dtype=torch.float32, device=self.device) for series in _timesfm.cleaned(batch)]
+        patch = self.model.config.patch_length
+        length = -(-self.longest(batch) // patch) * patch
+        with torch.no_grad():
+            output = self.model(
+                past_values=past, forecast_context_len=length, force_flip_invariance=False, truncate_negative=False
+            )
+        values = output.full_predictions[:, :horizon].cpu()
+        if self.model.config.infer_is_positive:
+            positive = torch.tensor([bool((series[-length:] >= 0).all()) for series in past])
+            values = torch.where(positive[:, None, None], values.clamp(min=0.0), values)
+        return at_levels(values[..., 1:], self.levels, levels), None, values[..., 0]
+
+
+def _check(config: Mapping[str, Any], where: str) -> None:
+    refuse_unknown(config, where, KEYS)
+    heads = config.get("num_attention_heads")
+    refuse_values(config, where, {"num_key_value_heads": heads} if heads is not None else {})
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from transformers import TimesFm2_5ModelForPrediction
+
+    return TimesFm2_5ModelForPrediction.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device)
+
+
+def _native(**sizes: Any) -> Any:
+    from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
+
+    config = TimesFm2_5Config(**sizes)
+    model = TimesFm2_5ModelForPrediction._from_config(config, attn_implementation="sdpa")
+    return spread_weights(model, {**_timesfm.GAINS, "self_attn.scaling": 0.1})
+
+
+def _tiny() -> Any:
+    return _native(
+        patch_length=8,
+        context_length=512,
+        horizon_length=16,
+        num_hidden_layers=3,
+        hidden_size=36,
+        intermediate_size=24,
+        head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        output_quantile_len=32,
+    )
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="TimesFM 2.5 (transformers)",
+    readout="quantile",
+    published={"200m": "google/timesfm-2.5-200m-transformers"},
+    claims=lambda config: config.get("model_type") == "timesfm2_5",
+    claims_object=lambda thing: type(thing).__name__ == "TimesFm2_5ModelForPrediction",
+    check=_check,
+    open=_open,
+    adapt=TimesFmPortAdapter,
+    tiny=_tiny,
+    build=lambda size: _native(),
+)
