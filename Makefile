@@ -10,12 +10,13 @@ STAMP := .venv/.installed
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt requirements-nodeps.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -c constraints.txt -e ".[static,notebook,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[static,notebook,dev,all]"
+	$(BIN)/python -m pip install --no-deps -r requirements-nodeps.txt
 	@touch $@
 
 report: $(STAMP)

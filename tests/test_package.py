@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "report": {"errors", "viz"},
     "zoo": {"errors", "data", "hooks", "models", "ablation", "probes"},
     "pipeline": {"errors", "data", "hooks", "models", "probes"},
-    "cli": {"errors", "data", "models", "probes", "report", "zoo", "pipeline"},
+    "doctor": {"errors", "models", "testing", "zoo"},
+    "cli": {"errors", "data", "models", "testing", "probes", "report", "zoo", "pipeline", "doctor"},
     "__init__": {"data", "hooks", "models"},
 }
 # imports inside functions that would point upwards: opening a model by name and checking it on load

@@ -293,7 +293,7 @@ def doctor(
             results = check_lens(_open(model, check=False))
             bar.update(row, completed=1)
     if as_json:
-        checked = results and {"model": model, "oracles": plain_oracles(results)}
+        checked = None if results is None else {"model": model, "oracles": plain_oracles(results)}
         typer.echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
     elif results is not None:
         _print(render_oracles(results))

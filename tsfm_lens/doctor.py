@@ -230,7 +230,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
     from rich.table import Table
 
     table = Table(
-        title=title,
+        title=f"\n{title}",
         title_justify="left",
         title_style="bold",
         box=None,
@@ -271,7 +271,7 @@ def _devices() -> Iterator[Device]:
             card = torch.cuda.get_device_properties(index)
             yield Device(f"cuda:{index}", card.name, card.total_memory)
     if torch.backends.mps.is_available():
-        yield Device("mps", "Apple GPU, which shares the memory of the processor", None)
+        yield Device("mps", "Apple GPU", None)
 
 
 def _memory() -> int | None:

@@ -92,7 +92,8 @@ def _side_by_side(lens: Lens, encoded: Encoded, variants: Sequence[Variant], sto
         for intervention in variant.interventions
     ]
     registry = lens.registry
-    with replayed(lens.adapter.model, stored, rows=rows, copies=copies), lens.edit(*placed):
+    items = rows if encoded.items is None else encoded.items
+    with replayed(lens.adapter.model, stored, rows=items, copies=copies), lens.edit(*placed):
         registry.state.restart(rows * copies)
         output = lens.adapter.run(encoded.repeated(copies))
     return output.reshape(copies, rows, *output.shape[1:])

@@ -50,8 +50,8 @@ def replayed(model: nn.Module, outputs: Mapping[str, Any], *, rows: int, copies:
     Args:
         model: the native module.
         outputs: module path -> stored output, from :func:`recorded_outputs`.
-        rows: batch rows of the recorded run.
-        copies: how many variants run side by side; tensors whose first axis has ``rows`` entries are
+        rows: items in the batch of the recorded run.
+        copies: how many variants run side by side; tensors whose first axis is a multiple of ``rows`` are
             repeated, variant-major: row ``v * rows + r`` is row r of variant v.
     """
     modules = {path: model.get_submodule(path) for path in outputs}
@@ -78,9 +78,9 @@ def _hand_back(output: Any, rows: int, copies: int) -> Callable[..., Any]:
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
     """Repeat a tensor variant-major along its first axis if that axis is the batch."""
-    if copies == 1 or tensor.ndim == 0 or tensor.shape[0] != rows:
+    if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
-    return tensor.unsqueeze(0).expand(copies, *tensor.shape).reshape(copies * rows, *tensor.shape[1:])
+    return tensor.unsqueeze(0).expand(copies, *tensor.shape).reshape(copies * len(tensor), *tensor.shape[1:])
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -74,6 +74,7 @@ class Attention:
         over: "time" if tokens attend to tokens of their own series, "variate" if to other series.
         qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over variates keep
             their native rows (one a token); their query and key count variates.
+        x_layout: axes of what enters the projections of q, k and v; "" for those of z with the heads folded.
         norm: path of the norm that the branch reads through, "" if there is none.
         post_norm: path of a norm between ``o`` and the stream, "" if there is none.
         mix: factors of a block that rescales the stream, None for a plain sum.
@@ -94,6 +95,7 @@ class Attention:
     over: Literal["time", "variate"] = "time"
     qkv_layout: str = "batch head pos d_head"
     pattern_layout: str = "batch head query key"
+    x_layout: str = ""
     norm: str = ""
     post_norm: str = ""
     mix: Mix | None = None
@@ -101,7 +103,7 @@ class Attention:
 
     @property
     def stream_layout(self) -> str:
-        """Axes of what enters and leaves the projections: those of z with the heads folded into d_model."""
+        """Axes of what leaves the output projection: those of z with the heads folded into d_model."""
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     @property

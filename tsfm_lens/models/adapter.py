@@ -14,7 +14,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.native import rms_scale
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.architecture import Encoded, Prediction
 
 
 class PatchAdapter:
@@ -52,7 +52,7 @@ class PatchAdapter:
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> Prediction:
         """The native single forward, cut to the horizon; models that roll out override this.
 
         Raises:
@@ -62,8 +62,9 @@ class PatchAdapter:
         self.within_one_pass(horizon)
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[..., :horizon]
-        values = at_levels(quantiles.transpose(1, 2).cpu(), self.levels, levels)
-        return values, None, at_levels(quantiles.transpose(1, 2).cpu(), self.levels, (0.5,))[..., 0]
+        known = quantiles.transpose(1, 2).cpu()
+        median = at_levels(known, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(known, self.levels, levels), None, median)
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """The stack's last norm, if it has one."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
@@ -28,6 +29,7 @@ class Encoded:
         loc, scale: (batch,), so that data = normalised * scale + loc.
         batch: the series.
         horizon: forecast steps that the forward yields; None if the model's own.
+        items: first axis of the native input, where it is not one a series (variates as an axis of their own).
         ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
         stats: further tensors that the head needs to return to data units.
     """
@@ -38,6 +40,7 @@ class Encoded:
     scale: Tensor
     batch: SeriesBatch
     horizon: int | None = None
+    items: int | None = None
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
 
@@ -53,6 +56,22 @@ class Encoded:
             return tiled
         shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
         return tiled + shift.reshape(-1, *[1] * (value.ndim - 1)).to(value.dtype)
+
+
+class Prediction(NamedTuple):
+    """A native forecast.
+
+    Attributes:
+        quantiles: (series, step, quantile), data units.
+        samples: (series, sample, step), or None.
+        mean: (series, step); the median where a library gives no mean.
+        distribution: of batch shape (series, step), in data units, where one pass gives it.
+    """
+
+    quantiles: Tensor
+    samples: Tensor | None
+    mean: Tensor
+    distribution: Distribution | None = None
 
 
 class Adapter(Protocol):
@@ -98,8 +117,8 @@ class Adapter(Protocol):
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The library's own forecast: quantiles (series, step, quantile), samples or None, mean."""
+    ) -> Prediction:
+        """The library's own forecast."""
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """The norm before the head; with ``like`` its scale is frozen to that of another stream."""

@@ -204,14 +204,15 @@ class Lens(HookedRootModule):
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), self.registry.attach():
             torch.manual_seed(seed)
-            values, samples, mean = self.adapter.predict(batch, int(steps), levels, num_samples)
+            found = self.adapter.predict(batch, int(steps), levels, num_samples)
         return Forecast(
-            values.permute(0, 2, 1).numpy().astype(float),
+            found.quantiles.permute(0, 2, 1).numpy().astype(float),
             levels,
-            mean.numpy().astype(float),
-            None if samples is None else samples.numpy().astype(float),
+            found.mean.numpy().astype(float),
+            None if found.samples is None else found.samples.numpy().astype(float),
             batch,
             {**self.provenance(), "seed": seed},
+            found.distribution,
         )
 
     # --- TransformerLens's methods ----------------------------------------------------------------------

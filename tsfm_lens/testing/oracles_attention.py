@@ -64,7 +64,9 @@ def head_order(case: Case) -> OracleResult:
 
 def _rebuilt(lens: Lens, stack: Stack, layer: int, row: Attention, acts: Activations, native: Tensor) -> float:
     at = f"{stack.prefix}.{layer}.{row.kind}"
-    x = to_vocabulary(native, row.stream_layout, RESIDUAL, {**lens.registry.state.sizes, "head": stack.n_heads})
+    x = to_vocabulary(
+        native, row.x_layout or row.stream_layout, RESIDUAL, {**lens.registry.state.sizes, "head": stack.n_heads}
+    )
     with torch.no_grad():
         weights = lens.weights.heads(layer, row.kind, stack.name)
         v = torch.einsum("bpd,hdc->bphc", x, weights.W_V) + weights.b_V

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,11 +109,12 @@ def _cache_rollout(case: Case) -> dict[str, float]:
     lens = case.lens
     wanted = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
     horizon = 2 * lens.wiring.steps_per_readout + 1
-    seen = []
+    draws = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     entry = lens.adapter.model.get_submodule(lens.wiring.output_stack.entry)
     handle = entry.register_forward_pre_hook(lambda _m, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
     try:
-        _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=horizon)
+        _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=horizon, **draws)
     finally:
         handle.remove()
     if len(seen) < 3:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tsfm_lens.errors import WiringError
 
@@ -47,3 +52,45 @@ def refuse_values(config: Mapping[str, Any], where: str, expected: Mapping[str, 
     for key, value in expected.items():
         if key in config and config[key] != value:
             raise WiringError(f"{where} has {key}={config[key]!r}; the wiring describes models with {value!r} only")
+
+
+def refuse_tensors(found: Iterable[str], model: Any, where: str, *, optional: str = "") -> None:
+    """Refuse a checkpoint that lacks a tensor of the model or holds one that the model has not.
+
+    For libraries whose loader skips what does not fit.
+
+    Args:
+        found: names in the checkpoint.
+        model: the loaded module.
+        where: name of the checkpoint, for the message.
+        optional: part of the names of tensors that may be absent.
+
+    Raises:
+        WiringError: names the tensors that differ.
+    """
+    have, need = set(found), set(model.state_dict())
+    missing = sorted(name for name in need - have if not (optional and optional in name))
+    unknown = sorted(name for name in have - need if not (optional and optional in name))
+    if missing or unknown:
+        raise WiringError(
+            f"{where} does not fit {type(model).__name__}: it lacks {', '.join(missing[:3]) or 'nothing'} and has "
+            f"{', '.join(unknown[:3]) or 'nothing'} besides. The library would load it all the same, with random "
+            "weights in the gaps."
+        )
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Names of all tensors in a checkpoint's safetensors files."""
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names.update(file.keys())
+    return frozenset(names)
+
+
+def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> None:
+    """Write config.json and model.safetensors, for libraries that can read but not write them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))

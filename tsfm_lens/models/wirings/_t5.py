@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
 from tsfm_lens.models.wirings import _random
 from tsfm_lens.models.wirings._checks import refuse_unknown
@@ -152,28 +151,3 @@ def tiny_kwargs(decoder_layers: int = 2) -> dict[str, Any]:
 def deep(value: Mapping[str, Any]) -> dict[str, Any]:
     """A copy that a library may change."""
     return copy.deepcopy(dict(value))
-
-
-def contexts(values: Iterable[Any]) -> list[Tensor]:
-    """Series as the list of 1-D tensors that the pipelines take; copied, so that nobody writes to the caller's."""
-    return [torch.tensor(series, dtype=torch.float64) for series in values]
-
-
-def items(batch: SeriesBatch) -> list[Tensor]:
-    """One copied tensor an item: (time,), or (variate, time) where an item has several variates."""
-    rows = contexts(batch.values)
-    found: list[list[Tensor]] = []
-    for row, group in zip(rows, batch.group_index, strict=True):
-        if group == len(found):
-            found.append([])
-        found[group].append(row)
-    return [item[0] if len(item) == 1 else torch.stack(item) for item in found]
-
-
-def padded(batch: SeriesBatch, length: int) -> Tensor:
-    """(batch, length), float32; shorter series are padded with NaN on the left, longer ones cut there."""
-    out = torch.full((len(batch), length), float("nan"))
-    for row, series in zip(out, contexts(batch.values), strict=True):
-        tail = series[-length:]
-        row[length - len(tail) :] = tail.float()
-    return out

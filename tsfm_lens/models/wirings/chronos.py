@@ -13,8 +13,8 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.architecture import Architecture, Encoded
-from tsfm_lens.models.wirings import _t5
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.wirings import _series, _t5
 
 SETTINGS = frozenset(
     """
@@ -62,7 +62,7 @@ class ChronosAdapter:
         horizon: int | None = None,
     ) -> Encoded:
         """Tokens of the context and of the teacher-forced future (start token alone if there is none)."""
-        context = self.native._prepare_and_validate_context(_t5.contexts(batch.values))
+        context = self.native._prepare_and_validate_context(_series.contexts(batch.values))
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)
         start = torch.full((len(batch), 1), self.model.config.decoder_start_token_id)
         if future is not None and tokens is not None:
@@ -116,12 +116,14 @@ class ChronosAdapter:
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> Prediction:
         """Sample paths, and their empirical quantiles as ``ChronosPipeline.predict_quantiles`` takes them."""
-        samples = self.native.predict(_t5.contexts(batch.values), prediction_length=horizon, num_samples=num_samples)
+        samples = self.native.predict(
+            _series.contexts(batch.values), prediction_length=horizon, num_samples=num_samples
+        )
         wanted = torch.tensor(levels, dtype=samples.dtype)
         quantiles = torch.quantile(samples.swapaxes(1, 2), q=wanted, dim=-1).permute(1, 2, 0)
-        return quantiles, samples, samples.mean(dim=1)
+        return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """The decoder's last RMS norm."""

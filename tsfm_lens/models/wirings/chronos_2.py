@@ -14,8 +14,8 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded
-from tsfm_lens.models.wirings import _t5
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.wirings import _series, _t5
 from tsfm_lens.models.wirings._checks import refuse_unknown
 
 KEYS = _t5.KNOWN_KEYS | {"attn_implementation", "rope_theta"}
@@ -107,7 +107,7 @@ class Chronos2Adapter(PatchAdapter):
     ) -> Encoded:
         """Left-padded contexts with their group ids, and the patches to forecast."""
         self.no_teacher(future, tokens)
-        context = _t5.padded(batch, self.longest(batch)).to(self.device)
+        context = _series.padded(batch, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
         width = int(self.settings.input_patch_size)
@@ -130,13 +130,14 @@ class Chronos2Adapter(PatchAdapter):
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> Prediction:
         """The pipeline's own quantiles, all items in one native batch."""
         self.no_samples(num_samples)
         rows = max(256, len(batch))
-        items = self.native.predict(_t5.items(batch), prediction_length=horizon, batch_size=rows)
+        items = self.native.predict(_series.items(batch), prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
-        return at_levels(quantiles, self.levels, levels), None, at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Quantiles in data units, (…, batch, quantile, step)."""

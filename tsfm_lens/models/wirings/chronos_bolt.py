@@ -13,8 +13,8 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.architecture import Architecture, Encoded
-from tsfm_lens.models.wirings import _t5
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.wirings import _series, _t5
 
 SETTINGS = frozenset(
     "context_length prediction_length input_patch_size input_patch_stride quantiles use_reg_token".split()
@@ -62,7 +62,7 @@ class BoltAdapter:
                 "Chronos-Bolt emits all steps from one decoder token and takes no future values; leave `future` out"
             )
         device = next(self.model.parameters()).device
-        context = self.native._prepare_and_validate_context(_t5.contexts(batch.values))
+        context = self.native._prepare_and_validate_context(_series.contexts(batch.values))
         context = context[..., -self.context_length :].to(device=device, dtype=torch.float32)
         width = self.settings.input_patch_size
         n_patches = -(-context.shape[-1] // width)
@@ -80,14 +80,14 @@ class BoltAdapter:
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> Prediction:
         """The pipeline's own quantiles; it draws no samples."""
         if num_samples is not None:
             raise InputError("Chronos-Bolt forecasts quantiles and draws no samples; leave num_samples out")
         quantiles, mean = self.native.predict_quantiles(
-            _t5.contexts(batch.values), prediction_length=horizon, quantile_levels=list(levels)
+            _series.contexts(batch.values), prediction_length=horizon, quantile_levels=list(levels)
         )
-        return quantiles, None, mean
+        return Prediction(quantiles, None, mean)
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """The decoder's last RMS norm."""

@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _timesfm
 from tsfm_lens.models.wirings._random import spread_weights
 
@@ -107,14 +107,14 @@ class TimesFmAdapter(PatchAdapter):
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> Prediction:
         """``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
         self.no_samples(num_samples)
         compiled = copy.copy(self.native)
         compiled.compile(self._forecast_config(batch, horizon))
         _, values = compiled.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
-        return at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0]
+        return Prediction(at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0])
 
     def _forecast_config(self, batch: SeriesBatch, horizon: int) -> Any:
         import timesfm

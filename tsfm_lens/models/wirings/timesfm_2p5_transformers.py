@@ -13,7 +13,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _timesfm
 from tsfm_lens.models.wirings._checks import refuse_unknown, refuse_values
 from tsfm_lens.models.wirings._random import spread_weights
@@ -101,7 +101,7 @@ class TimesFmPortAdapter(PatchAdapter):
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    ) -> Prediction:
         """The library's own forward; one pass, at most its horizon."""
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
@@ -116,7 +116,7 @@ class TimesFmPortAdapter(PatchAdapter):
         if self.model.config.infer_is_positive:
             positive = torch.tensor([bool((series[-length:] >= 0).all()) for series in past])
             values = torch.where(positive[:, None, None], values.clamp(min=0.0), values)
-        return at_levels(values[..., 1:], self.levels, levels), None, values[..., 0]
+        return Prediction(at_levels(values[..., 1:], self.levels, levels), None, values[..., 0])
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:

@@ -1,0 +1,132 @@
+"""Optional libraries: found without an import, asked for in clear words, and never confused with an empty folder."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import tsfm_lens
+from tsfm_lens.errors import MissingExtraError, UnknownNameError
+from tsfm_lens.models import extras
+from tsfm_lens.models.extras import EXTRAS, require, status
+
+ROOT = Path(tsfm_lens.__file__).parent.parent
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {requirement.split(">=")[0].split("[")[0] for requirement in requirements}
+
+
+def pins(file: str) -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+    return dict(line.split("==") for line in lines if line)
+
+
+def test_project_files_say_the_same_as_the_table() -> None:
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra in EXTRAS.values():
+        stated = set(extra.needs) if extra.alone else set(extra.distributions)
+        assert names(optional[extra.name]) == stated
+        assert extra.name in optional["all"][0]
+        assert extra.distributions.items() <= pins("constraints.txt").items()
+    alone = {name: version for e in EXTRAS.values() if e.alone for name, version in e.distributions.items()}
+    assert pins("requirements-nodeps.txt") == alone
+    readme = (ROOT / "README.md").read_text()
+    assert all(e.install[-1].replace("tsfm-lens-toolbox", ".") in readme.replace("-e ", "") for e in EXTRAS.values())
+
+
+@pytest.mark.parametrize("name", sorted(EXTRAS))
+def test_the_library_that_is_there_is_the_real_one(name: str) -> None:
+    if not status()[name].importable:
+        pytest.skip(f"{name} is not installed")
+    assert require(name).__name__ == EXTRAS[name].imports[0]
+
+
+def test_a_module_inside_the_library_can_be_asked_for() -> None:
+    if not status()["moirai"].importable:
+        pytest.skip("moirai is not installed")
+    assert {"MoiraiForecast", "MoiraiModule"} <= set(dir(require("moirai", "uni2ts.model.moirai")))
+
+
+@pytest.mark.parametrize("name", sorted(EXTRAS))
+def test_a_missing_library_is_named_with_the_commands_that_install_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in EXTRAS[name].imports:
+        monkeypatch.setitem(sys.modules, module, None)
+        for known in [known for known in sys.modules if known.startswith(f"{module}.")]:
+            monkeypatch.setitem(sys.modules, known, None)
+    with pytest.raises(MissingExtraError, match="doctor") as caught:
+        require(name)
+    assert f'pip install "tsfm-lens-toolbox[{name}]"' in str(caught.value)
+    for command in EXTRAS[name].install:
+        assert command in str(caught.value)
+    assert not status()[name].importable
+    assert set(EXTRAS[name].imports) <= set(status()[name].missing)
+
+
+def test_the_commands_of_moirai_leave_its_dependencies_out() -> None:
+    assert EXTRAS["moirai"].install == (
+        'pip install "tsfm-lens-toolbox[moirai]"',
+        "pip install --no-deps timecopilot-uni2ts==0.1.3",
+    )
+    assert EXTRAS["timesfm"].install == ('pip install "tsfm-lens-toolbox[timesfm]"',)
+
+
+def test_an_empty_folder_is_not_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The wheel of Toto leaves ``toto2/toto2``, with which ``import toto2`` succeeds and gives nothing."""
+    (tmp_path / "toto2" / "toto2").mkdir(parents=True)
+    for known in [known for known in sys.modules if known.split(".")[0] == "toto2"]:
+        monkeypatch.delitem(sys.modules, known)
+    neighbour = ModuleType("dd_unit_scaling")
+    neighbour.LinearReadout = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dd_unit_scaling", neighbour)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    importlib.invalidate_caches()
+    try:
+        assert importlib.import_module("toto2").__file__ is None
+        assert "toto2" in status()["toto2"].missing
+        with pytest.raises(MissingExtraError, match="toto2 has no Toto2Model"):
+            require("toto2")
+    finally:
+        sys.modules.pop("toto2", None)
+
+
+def test_status_imports_nothing() -> None:
+    modules = {module for extra in EXTRAS.values() for module in extra.imports} | {"lightning", "hydra"}
+    code = f"import sys; from tsfm_lens.models.extras import status; status(); print({modules} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_package_that_the_library_needs_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = extras.installed
+    monkeypatch.setattr(extras, "installed", lambda package: None if package == "hydra-core" else real(package))
+    assert "hydra-core" in status()["moirai"].missing
+    assert "hydra-core" not in status()["toto"].missing
+
+
+def test_pytree_is_stood_in_for_only_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_jax(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'jax'")
+
+    poor, rich = ModuleType("jaxtyping"), ModuleType("jaxtyping")
+    poor.__getattr__ = without_jax  # type: ignore[method-assign]
+    rich.PyTree = marker = object()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jaxtyping", poor)
+    extras._stand_in_for_pytree()
+    assert poor.PyTree[int, "T"] is poor.PyTree
+    monkeypatch.setitem(sys.modules, "jaxtyping", rich)
+    extras._stand_in_for_pytree()
+    assert rich.PyTree is marker
+
+
+def test_unknown_extra_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="toto"):
+        require("toto3")

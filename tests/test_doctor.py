@@ -1,0 +1,150 @@
+"""``tsfm-lens doctor``: what it finds, what it says is missing, and when it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from typer.testing import CliRunner, Result
+
+import tsfm_lens.testing
+from tsfm_lens import doctor
+from tsfm_lens.cli import app
+from tsfm_lens.doctor import examine, render
+from tsfm_lens.models import architectures
+from tsfm_lens.models.extras import EXTRAS
+from tsfm_lens.testing import ORACLES, OracleResult
+from tsfm_lens.zoo import checkpoint_names
+
+HELD = "amazon/chronos-bolt-tiny"
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *args])
+
+
+def strict(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("checkpoint") / "bolt"
+    architectures()["chronos-bolt"].tiny().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache with one published model, the settings alone of another, and a model of no family known."""
+    for hub_id, file in ((HELD, "model.safetensors"), ("amazon/chronos-t5-tiny", "config.json"), ("a/b", "x.bin")):
+        kept = tmp_path / f"models--{hub_id.replace('/', '--')}"
+        (kept / "refs").mkdir(parents=True)
+        (kept / "refs" / "main").write_text("c0ffee")
+        (kept / "snapshots" / "c0ffee").mkdir(parents=True)
+        (kept / "snapshots" / "c0ffee" / file).write_bytes(b"x" * 1000)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_text_and_json_tell_the_same() -> None:
+    shown, facts = run(), strict(run("--json").stdout)
+    assert shown.exit_code == 0, shown.output
+    assert facts["conformance"] is None
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["embedded"] == list(checkpoint_names())
+    assert [extra["name"] for extra in facts["extras"]] == list(EXTRAS)
+    assert facts["devices"][0]["name"] == "cpu"
+    for word in (facts["python"], torch.__version__, facts["hub"]["folder"], *EXTRAS, *facts["embedded"]):
+        assert word in shown.stdout
+
+
+def test_a_missing_library_comes_with_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uni2ts", None)
+    (found,) = [extra for extra in examine().extras if extra.name == "moirai"]
+    assert "uni2ts" in found.missing
+    shown = run()
+    assert shown.exit_code == 0
+    for command in EXTRAS["moirai"].install:
+        assert command in shown.stdout
+
+
+def test_hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub = examine().hub
+    assert hub.folder == str(cache)
+    assert hub.size >= 3000
+    assert list(hub.models) == [HELD]
+    assert hub.offline
+    assert hub.flags["HF_HUB_OFFLINE"] == "1"
+    assert HELD in run().stdout
+
+
+def test_no_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
+    hub = examine().hub
+    assert not hub.exists
+    assert (hub.size, hub.models) == (0, {})
+    assert "not there" in run().stdout
+
+
+def test_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chromium = pytest.importorskip("choreographer.browsers.chromium")
+    monkeypatch.setattr(chromium, "get_chrome_download_path", lambda **_: None)
+    browser = tmp_path / "chrome"
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    assert "no file" in examine().static.missing
+    browser.touch()
+    assert examine().static.browser == str(browser)
+    assert not examine().static.missing
+    monkeypatch.setattr(chromium.Chromium, "find_browser", lambda **_: None)
+    assert "apt install chromium" in examine().static.missing
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
+    assert "[static]" in examine().static.missing
+
+
+def test_graphics_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="Card", total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    facts = examine()
+    assert [each.name for each in facts.devices][:3] == ["cpu", "cuda:0", "cuda:1"]
+    (devices,) = [table for table in render(facts) if "Devices" in str(table.title)]
+    assert "80.0 GiB" in list(devices.columns[2].cells)
+
+
+def test_a_model_that_conforms(folder: str) -> None:
+    result = run(folder, "--json")
+    assert result.exit_code == 0, result.output
+    checked = strict(result.stdout)["conformance"]
+    assert checked["model"] == folder
+    assert len(checked["oracles"]) == len(ORACLES)
+    assert all(oracle["passed"] for oracle in checked["oracles"])
+
+
+def test_a_model_that_fails_an_oracle(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [OracleResult("1 first", 0.0, 1e-5), OracleResult("2 second", float("nan"), 1e-5, "layer [0]")]
+    monkeypatch.setattr(tsfm_lens.testing, "check_lens", lambda lens: results)
+    shown = run(folder)
+    assert shown.exit_code == 1
+    assert "FAILED  2 second" in shown.stdout
+    assert "layer [0]" in shown.stdout
+    told = run(folder, "--json")
+    assert told.exit_code == 1
+    last = strict(told.stdout)["conformance"]["oracles"][-1]
+    assert last == {"oracle": "2 second", "error": None, "bound": 1e-5, "detail": "layer [0]", "passed": False}
+
+
+def test_an_unknown_model_is_an_error_after_the_facts() -> None:
+    result = run("chronos-nanno")
+    assert result.exit_code == 1
+    assert "Embedded checkpoints" in result.stdout
+    assert "chronos-nano" in result.stderr

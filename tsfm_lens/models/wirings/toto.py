@@ -1,0 +1,301 @@
+"""Toto 1.0: a decoder over patches, time-wise in most layers and across variates in a few, with a Student-t mixture."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, StudentT
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import WiringError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.wirings import _checks, _series
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "toto-1"
+STREAM = "series variate pos d_model"
+KEYS = frozenset(
+    """
+    dropout embed_dim mlp_hidden_dim num_heads num_layers output_distribution_classes output_distribution_kwargs
+    patch_size scale_factor_exponent scaler_cls spacewise_every_n_layers spacewise_first stabilize_with_global stride
+    use_memory_efficient_attention
+    """.split()
+)
+SAMPLES = 100
+# v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the slowest
+FUSED = "(part d_head head)"
+GAINS = {"output_distribution": 0.5}
+
+
+def _attention(*, across: bool) -> Attention:
+    q, k, v = (Projection("attention.wQKV", FUSED, part, 3) for part in range(3))
+    return Attention(
+        "attn",
+        "attention",
+        Site("attention", layout=STREAM),
+        Site("", "in", 1, STREAM),
+        q,
+        k,
+        v,
+        Projection("attention.wO"),
+        z_layout="series variate pos (head d_head)",
+        over="variate" if across else "time",
+        qkv_layout="(series pos) head variate d_head" if across else "(series variate) head pos d_head",
+        x_layout="(series pos) variate d_model" if across else "(series variate) pos d_model",
+        norm="norm1",
+    )
+
+
+def _wiring(model: Any) -> Wiring:
+    layers = model.transformer.layers
+    hidden = "series variate pos d_mlp"
+    mlp = Mlp(
+        Site("mlp", layout=STREAM),
+        Site("norm2", "in", 0, STREAM),
+        # both halves of the gated layer, the one that goes through the activation first
+        Site("mlp.0", layout=hidden),
+        Site("mlp.2", "in", 0, hidden),
+        "mlp.2",
+        Projection("mlp.0", "(part d_mlp)", 0, 2),
+        Projection("mlp.0", "(part d_mlp)", 1, 2),
+        norm="norm2",
+        aside=True,
+    )
+    across = {index for index, layer in enumerate(layers) if layer.attention_axis.name == "SPACE"}
+    n_heads = layers[0].num_heads
+    stack = Stack(
+        "",
+        "transformer.layers",
+        len(layers),
+        n_heads,
+        model.embed_dim,
+        model.embed_dim // n_heads,
+        layers[0].mlp[2].in_features,
+        writers=(_attention(across=False), mlp),
+        upstream=("patch_embed",),
+        cached=_cached,
+        exceptions={layer: (_attention(across=True), mlp) for layer in across},
+    )
+    return Wiring(
+        NAME,
+        (stack,),
+        Site("unembed", layout="series variate pos d_out"),
+        "patch_embed.projection",
+        steps_per_readout=model.patch_embed.patch_size,
+        # xPos is centred anew at every step while cached keys are not, so cached and full runs differ
+        rollout_tolerance=2e-3,
+        sizes_from=Site("patch_embed", "in", 0, "series variate time"),
+        sample_major=True,
+    )
+
+
+def _cached(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    cache = kwargs.get("kv_cache")
+    return 0 if cache is None else int(cache.current_len(0))
+
+
+class TotoAdapter(PatchAdapter):
+    """A ``Toto``. A single forward reads the mean of the mixture for the next patch."""
+
+    architecture = NAME
+    readout: Literal["token", "quantile", "distribution"] = "distribution"
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
+    multivariate = True
+    levels = (0.5,)
+    package = "timecopilot-toto"
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.model = getattr(native, "model", native) if not hasattr(native, "patch_embed") else native
+        if self.model.use_memory_efficient_attention:
+            raise WiringError(
+                "this Toto runs xformers' attention, whose inside cannot be seen; load it with "
+                "Toto.from_pretrained(..., use_memory_efficient_attention=False)"
+            )
+        if self.model.fusion is not None:
+            raise WiringError(
+                "this Toto was fine-tuned with labels of exogenous variates, which the wiring does not know"
+            )
+        self.context_length = 4096
+        self.prediction_length = int(self.model.patch_embed.patch_size)
+        self.wiring = _wiring(self.model)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Items with their variates, missing values as 0 under the mask, padded to whole patches on the left."""
+        self.no_teacher(future, tokens)
+        inputs, length = self._native_input(batch)
+        patch = self.prediction_length
+        _, loc, scale = self.model.scaler(
+            inputs["inputs"],
+            weights=torch.ones_like(inputs["inputs"]),
+            padding_mask=inputs["input_padding_mask"],
+            prefix_length=length,
+        )
+        loc, scale = (part[..., -patch:].flatten(0, 1) for part in (loc, scale))
+        spans = {"": TokenSpans.patches(-length, length // patch, patch)}
+        return Encoded(inputs, spans, loc[:, -1], scale[:, -1], batch, items=len(inputs["inputs"]))
+
+    def _native_input(self, batch: SeriesBatch) -> tuple[dict[str, Any], int]:
+        patch = self.prediction_length
+        length = -(-self.longest(batch) // patch) * patch
+        values = _series.by_item(batch, length).to(self.device)
+        observed = ~torch.isnan(values)
+        values = torch.where(observed, values, 0.0)
+        inputs = {"inputs": values, "input_padding_mask": observed, "id_mask": torch.zeros_like(values)}
+        return {**inputs, "scaling_prefix_length": length}, length
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Mean of the mixture for the patch after the last one, in data units, (batch, 1, step)."""
+        mixture, loc, scale = self.model(**inputs)
+        patch = self.prediction_length
+        mean = mixture.mean[..., -patch:] * scale[..., -patch:] + loc[..., -patch:]
+        return mean.flatten(0, 1)[:, None]
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Mean in data units, (…, batch, 1, step)."""
+        flat = self.model.unembed(normalized[..., -1, :])
+        per_step = flat.unflatten(-1, (self.prediction_length, self.model.embed_dim))
+        mean = self.model.output_distribution(per_step).mean
+        scale, loc = (part.to(mean)[:, None] for part in (encoded.scale, encoded.loc))
+        return (mean * scale + loc)[..., None, :]
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> Prediction:
+        """``TotoForecaster.forecast``, all sample paths in one batch; their empirical quantiles."""
+        from toto.data.util.dataset import MaskedTimeseries
+        from toto.inference.forecaster import TotoForecaster
+
+        inputs, _ = self._native_input(batch)
+        series = inputs["inputs"]
+        shown = MaskedTimeseries(
+            series,
+            inputs["input_padding_mask"],
+            inputs["id_mask"],
+            torch.zeros_like(series),
+            torch.zeros(series.shape[:2], dtype=torch.int),
+        )
+        draws = SAMPLES if num_samples is None else num_samples
+        first: list[Any] = []
+        # the distribution of the first patch is what the first pass emits, with whatever hooks are set
+        handle = self.model.register_forward_hook(lambda _module, _args, output: first.append(output))
+        try:
+            forecast = TotoForecaster(self.model).forecast(
+                shown, prediction_length=horizon, num_samples=draws, samples_per_batch=draws
+            )
+        finally:
+            handle.remove()
+        samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
+        quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
+        distribution = (
+            self._distribution(*first[0], len(series), horizon) if horizon <= self.prediction_length else None
+        )
+        return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
+
+    def _distribution(self, mixture: Any, loc: Tensor, scale: Tensor, items: int, horizon: int) -> MixtureSameFamily:
+        """The mixture of the next patch in data units, batch shape (batch, step)."""
+        patch = self.prediction_length
+        first, parts = slice(-patch, None if horizon == patch else horizon - patch), mixture.component_distribution
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[:items, :, first].flatten(0, 1).cpu()
+
+        shift, width = cut(loc)[..., None], cut(scale)[..., None]
+        weights = Categorical(probs=cut(mixture.mixture_distribution.probs))
+        components = StudentT(cut(parts.df), cut(parts.loc) * width + shift, cut(parts.scale) * width)
+        return MixtureSameFamily(weights, components)
+
+    def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of all passes of a rollout as those of one pass without a cache."""
+        # the library hands the whole series to every pass and skips what the cache holds
+        return (), {**calls[-1][1], "kv_cache": None}
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from toto.model.toto import Toto
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        native = Toto.from_pretrained(folder, map_location=device, use_memory_efficient_attention=False)
+    names = dict.fromkeys(_checks.tensor_names(folder))
+    _checks.refuse_tensors(Toto._map_state_dict_keys(names, False), native, str(folder), optional="rotary_emb")
+    return native.to(device=device, dtype=dtype)
+
+
+def _save(native: Any, folder: Path) -> None:
+    _checks.write_checkpoint(native, native.saved_config, folder)
+
+
+def _native(**sizes: Any) -> Any:
+    from toto.model.toto import Toto
+
+    config = {
+        "dropout": 0.1,
+        "spacewise_first": False,
+        "scaler_cls": "<class 'model.scaler.CausalPatchStdMeanScaler'>",
+        "output_distribution_classes": ["<class 'model.distribution.MixtureOfStudentTsOutput'>"],
+        "use_memory_efficient_attention": False,
+        "stabilize_with_global": True,
+        "scale_factor_exponent": 10.0,
+        **sizes,
+    }
+    native = spread_weights(Toto(**config), GAINS)
+    native.saved_config = config
+    return native
+
+
+def _tiny() -> Any:
+    return _native(
+        patch_size=8,
+        stride=8,
+        embed_dim=32,
+        num_layers=4,
+        num_heads=4,
+        mlp_hidden_dim=48,
+        spacewise_every_n_layers=2,
+        output_distribution_kwargs={"k_components": 3},
+    )
+
+
+def _build(_size: str) -> Any:
+    return _native(
+        patch_size=64,
+        stride=64,
+        embed_dim=768,
+        num_layers=12,
+        num_heads=12,
+        mlp_hidden_dim=3072,
+        spacewise_every_n_layers=12,
+        output_distribution_kwargs={"k_components": 24},
+    )
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="Toto 1.0",
+    readout="distribution",
+    published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
+    claims=lambda config: "spacewise_every_n_layers" in config and "embed_dim" in config,
+    claims_object=lambda thing: type(thing).__name__ in ("Toto", "TotoBackbone", "TotoForecaster"),
+    check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
+    open=_open,
+    adapt=TotoAdapter,
+    tiny=_tiny,
+    build=_build,
+    save=_save,
+    extra="toto",
+)
