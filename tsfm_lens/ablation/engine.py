@@ -73,7 +73,7 @@ def run_variants(
         with recorded_outputs(lens.adapter.model, {path for group in paths.values() for path in group}) as stored:
             plain = lens.forward(encoded)
         outputs = plain.new_empty(len(variants), *plain.shape)
-        rows = len(encoded.batch)
+        rows = len(encoded.rows)
         abreast = max(1, max_rows // rows)
         for start, members in sorted(groups.items()):
             kept = {path: stored[path] for path in paths[start]}
@@ -85,7 +85,7 @@ def run_variants(
 
 def _side_by_side(lens: Lens, encoded: Encoded, variants: Sequence[Variant], stored: dict) -> Tensor:
     """Variants as blocks of rows of one batch: (variant, series, …)."""
-    rows, copies = len(encoded.batch), len(variants)
+    rows, copies = len(encoded.rows), len(variants)
     placed = [
         _on_block(intervention, block, rows)
         for block, variant in enumerate(variants)
@@ -96,7 +96,7 @@ def _side_by_side(lens: Lens, encoded: Encoded, variants: Sequence[Variant], sto
     with replayed(lens.adapter.model, stored, rows=items, copies=copies), lens.edit(*placed):
         registry.state.restart(rows * copies)
         output = lens.adapter.run(encoded.repeated(copies))
-    return output.reshape(copies, rows, *output.shape[1:])
+    return output.reshape(copies, len(encoded.batch), *output.shape[1:])
 
 
 def _on_block(intervention: Intervention, block: int, rows: int) -> Intervention:

@@ -95,6 +95,12 @@ def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) 
     return rearrange(tensor, f"{side} -> {layout}", **_folded(side, sizes))
 
 
+def fold_leading(tensor: Tensor, layout: str) -> Tensor:
+    """Axes in front of those of the layout (quantile paths of a rollout) become part of its first axis."""
+    extra = tensor.ndim - len(re.findall(r"\([^)]*\)|\S+", layout))
+    return tensor.flatten(0, extra) if extra > 0 else tensor
+
+
 def _unit_free(tensor: Tensor, layout: str) -> list[int]:
     return [size for size, axis in zip(tensor.shape, layout.split(), strict=True) if axis != "1"]
 

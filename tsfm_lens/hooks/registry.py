@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.names import RESIDUAL, Point, hook_points
+from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points
 from tsfm_lens.hooks.native import (
+    fold_leading,
     get_input,
     get_output,
     put_input,
@@ -197,7 +198,8 @@ class HookRegistry:
                 return None
             sizes = {**self.state.sizes, "head": self.stack_of(point).n_heads}
             own = to_native(change * (keep / write_gain), write.site.layout, RESIDUAL, sizes)
-            return put_output(output, write.site.arg, get_output(output, write.site.arg) + own)
+            written = get_output(output, write.site.arg)
+            return put_output(output, write.site.arg, written + own.reshape(written.shape))
 
         stack.callback(self._edits.pop, point.name, None)
         stack.callback(self._modules[write.site.module].register_forward_hook(after).remove)
@@ -220,18 +222,18 @@ class HookRegistry:
 
         def after(norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             sizes = {**self.state.sizes, "head": row.n_heads}
-            z = to_vocabulary(entered.pop(), point.site.layout, _HEADS, sizes)
+            z = to_vocabulary(fold_leading(entered.pop(), point.site.layout), point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
             if writer.post_norm:
                 scale = rms_scale(norm, get_input(args, {}, 0))
-                wide = scale.expand_as(output)
+                wide = fold_leading(scale.expand_as(output), layout)
                 result = result * to_vocabulary(wide, layout, RESIDUAL, sizes).unsqueeze(-2)
             result = result * factor if factor != 1.0 else result
             new = self._through(point, result)
             if new is result:
                 return None
-            change = (new - result).sum(dim=-2) / factor
-            return output + to_native(change, layout, RESIDUAL, sizes)
+            change = to_native((new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes)
+            return output + change.reshape(output.shape)
 
         at = f"{row.block(point.layer)}.{writer.post_norm}" if writer.post_norm else point.site.module
         stack.callback(module.register_forward_pre_hook(before).remove)
@@ -241,7 +243,7 @@ class HookRegistry:
         """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
         layout, axes = point.site.layout, point.axes
         sizes = {**self.state.sizes, "head": self.stack_of(point).n_heads}
-        value = to_vocabulary(native, layout, axes, sizes)
+        value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
         factor = self._factors.get(point.name, 1.0)
         if factor != 1.0:
             value = value * factor
@@ -250,7 +252,7 @@ class HookRegistry:
             return native
         if point.aside:
             self._edits[point.name] = new - value
-        return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes)
+        return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes).reshape(native.shape)
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         hooked = self.hooked[point.name]
@@ -281,7 +283,6 @@ class HookRegistry:
 
 
 _TAPPED = ("q", "k", "v", "scores", "pattern")
-_HEADS = ("batch", "pos", "head", "d_head")
 
 
 def _in_use(hook_point: HookPoint) -> bool:

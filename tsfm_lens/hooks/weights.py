@@ -107,12 +107,8 @@ class Weights:
             own = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
             other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else own
             q, k, v = _folded(q, own), _folded(k, other), _folded(v, other)
-        return HeadWeights(
-            *(each[0] for each in (q, k, v)),
-            head_output_weights(self._model, column, layer, row.kind),
-            *(each[1] for each in (q, k, v)),
-            self.b_O(layer, row.kind, column.name),
-        )
+        out = head_output_weights(self._model, column, layer, row.kind)
+        return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], self.b_O(layer, row.kind, column.name))
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
         """(d_model,): what an attention adds whatever its heads do, in the scale of ``hook_out``."""

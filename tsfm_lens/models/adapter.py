@@ -31,6 +31,7 @@ class PatchAdapter:
     readout: Literal["token", "quantile", "distribution"] = "quantile"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "single"
     multivariate: bool = False
+    packed: bool = False
     context_length: int
     prediction_length: int
     levels: tuple[float, ...]
@@ -83,6 +84,11 @@ class PatchAdapter:
         raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
 
     @property
+    def longest_pass(self) -> int:
+        """Longest horizon of a single forward."""
+        return self.prediction_length
+
+    @property
     def device(self) -> torch.device:
         """Where the native model lives."""
         return next(self.model.parameters()).device
@@ -111,9 +117,9 @@ class PatchAdapter:
         Raises:
             InputError: it is longer than one pass yields.
         """
-        if horizon > self.prediction_length:
+        if horizon > self.longest_pass:
             raise InputError(
-                f"horizon {horizon} is longer than the {self.prediction_length} steps that {self.architecture} "
+                f"horizon {horizon} is longer than the {self.longest_pass} steps that {self.architecture} "
                 "yields in one pass, and it has no rollout"
             )
 

@@ -30,6 +30,7 @@ class Encoded:
         batch: the series.
         horizon: forecast steps that the forward yields; None if the model's own.
         items: first axis of the native input, where it is not one a series (variates as an axis of their own).
+        packed: whether the variates of an item share one token sequence, so that hooks see a row an item.
         ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
         stats: further tensors that the head needs to return to data units.
     """
@@ -41,8 +42,14 @@ class Encoded:
     batch: SeriesBatch
     horizon: int | None = None
     items: int | None = None
+    packed: bool = False
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the rows that hooks see: the series, or the items whose variates share one sequence."""
+        return rows_of(self.batch, self.packed)
 
     def repeated(self, copies: int) -> dict[str, Any]:
         """The inputs with all series repeated, copy-major."""
@@ -56,6 +63,11 @@ class Encoded:
             return tiled
         shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
         return tiled + shift.reshape(-1, *[1] * (value.ndim - 1)).to(value.dtype)
+
+
+def rows_of(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
+    """Names of the rows that hooks see; see :class:`Encoded`."""
+    return tuple(dict.fromkeys(batch.groups)) if packed else batch.ids
 
 
 class Prediction(NamedTuple):
@@ -87,7 +99,9 @@ class Adapter(Protocol):
         rollout: how the library goes on beyond one pass: "tokens" and "cache" append to a key-value cache,
             "refeed" encodes the extended context anew, "single" never does.
         multivariate: whether series of one group see each other.
-        context_length, prediction_length: steps.
+        packed: whether they do so in one token sequence.
+        context_length, prediction_length: steps; the latter is the default horizon.
+        longest_pass: longest horizon of a single forward.
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
         package: distribution whose version a result should name.
     """
@@ -96,12 +110,17 @@ class Adapter(Protocol):
     native: Any
     model: Any
     wiring: Wiring
+    package: str
     readout: Literal["token", "quantile", "distribution"]
     rollout: Literal["tokens", "cache", "refeed", "single"]
     multivariate: bool
+    packed: bool
     context_length: int
     prediction_length: int
-    package: str
+
+    @property
+    def longest_pass(self) -> int:
+        """Longest horizon of a single forward."""
 
     def encode(
         self,

@@ -24,7 +24,7 @@ from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.adapter import versions
-from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
 from tsfm_lens.models.forecast import Forecast
 
 DECILES = tuple(level / 10 for level in range(1, 10))
@@ -141,10 +141,10 @@ class Lens(HookedRootModule):
                 raise InputError(
                     f"future values have shape {tuple(given.shape)}, expected (series, step) with {len(batch)} series"
                 )
-        if horizon is not None and not 1 <= horizon <= self.adapter.prediction_length:
+        if horizon is not None and not 1 <= horizon <= self.adapter.longest_pass:
             raise InputError(
                 f"horizon {horizon} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
-                f"{self.adapter.prediction_length} steps, lens.forecast goes on beyond"
+                f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
             )
         return self.adapter.encode(batch, known, tokens, horizon)
 
@@ -161,14 +161,11 @@ class Lens(HookedRootModule):
             Token models: logits (series, step, vocabulary). Patch models: quantiles in data units
             (series, quantile, step); models with a distribution head: its mean, with a single quantile entry.
         """
-        encoded = (
-            series
-            if isinstance(series, Encoded)
-            else self.encode(series, future=future, tokens=tokens, horizon=horizon)
-        )
-        self.registry.state.restart(len(encoded.batch))
+        if not isinstance(series, Encoded):
+            series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
+        self.registry.state.restart(len(series.rows))
         with self.registry.attach():
-            return self.adapter.run(encoded.inputs)
+            return self.adapter.run(series.inputs)
 
     def forecast(
         self,
@@ -200,7 +197,7 @@ class Lens(HookedRootModule):
             raise InputError(f"quantiles {list(quantiles)} are not levels between 0 and 1 (exclusive)")
         if num_samples is not None and num_samples < 1:
             raise InputError(f"num_samples {num_samples} is not a number of sample paths; expected 1 or more")
-        self.registry.state.restart(len(batch))
+        self.registry.state.restart(len(rows_of(batch, self.adapter.packed)))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), self.registry.attach():
             torch.manual_seed(seed)
@@ -308,7 +305,8 @@ class Lens(HookedRootModule):
         if names_filter is None:
             names = [name for name in names if not name.endswith("hook_result")]
         batch = series.batch if isinstance(series, Encoded) else as_series(series)
-        acts = Activations(self.registry.points, rollout, batch.ids, attrs=self.provenance())
+        rows = rows_of(batch, self.adapter.packed)
+        acts = Activations(self.registry.points, rollout, rows, attrs=self.provenance())
         with record(self.registry, names, acts, device=device, reduce=reduce, gradients=incl_bwd):
             if rollout:
                 return self.forecast(batch, **run), acts

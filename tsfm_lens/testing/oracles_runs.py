@@ -75,7 +75,7 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     """Past the first readout, the passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
-    levels = tuple(getattr(lens.adapter, "unrolled", lens.adapter.levels))  # type: ignore[attr-defined]
+    levels = tuple(getattr(lens.adapter, "unrolled", None) or lens.adapter.levels)  # type: ignore[attr-defined]
     wanted = [name for name in lens.registry.points if name.endswith(_STREAM)]
     _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=first + 1)
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
@@ -109,7 +109,7 @@ def _cache_rollout(case: Case) -> dict[str, float]:
     lens = case.lens
     wanted = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
     horizon = 2 * lens.wiring.steps_per_readout + 1
-    draws = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
+    draws: dict[str, Any] = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     entry = lens.adapter.model.get_submodule(lens.wiring.output_stack.entry)
     handle = entry.register_forward_pre_hook(lambda _m, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
@@ -228,7 +228,7 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
     swapped = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
     variants.append(Variant("patched", (PatchFrom(swapped, acts), Zero(str(chosen[-1])))))
     variants.append(Variant("nothing", ()))
-    together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.batch))
+    together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows))
     unreplayed = run_variants(lens, case.encoded, variants, replay=False)
     found = {}
     with torch.no_grad():

@@ -6,9 +6,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
 from tsfm_lens.models.wirings import _random
 from tsfm_lens.models.wirings._checks import refuse_unknown
@@ -101,14 +98,6 @@ def _mlp(sublayer: int, gated: bool) -> Mlp:
     gate = Projection(f"{at}.wi_1", "d_mlp") if gated else None
     reads = Site(f"layer.{sublayer}", "in", 0)
     return Mlp(Site(at), reads, pre, post, f"{at}.wo", hidden, gate, norm=f"layer.{sublayer}.layer_norm")
-
-
-def rms_norm(norm: Any, resid: Tensor, like: Tensor | None) -> Tensor:
-    """T5's final norm; with ``like``, the root mean square is taken from that stream instead."""
-    if like is None:
-        return norm(resid)
-    scale = torch.rsqrt(like.float().pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
-    return norm.weight * (resid * scale.to(resid.dtype))
 
 
 def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:

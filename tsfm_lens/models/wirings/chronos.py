@@ -13,6 +13,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _series, _t5
 
@@ -24,13 +25,12 @@ SETTINGS = frozenset(
 )
 
 
-class ChronosAdapter:
+class ChronosAdapter(PatchAdapter):
     """A ``ChronosPipeline`` of sequence-to-sequence type."""
 
     architecture = "chronos"
     readout: Literal["token", "quantile", "distribution"] = "token"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
-    multivariate = False
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
@@ -124,10 +124,6 @@ class ChronosAdapter:
         wanted = torch.tensor(levels, dtype=samples.dtype)
         quantiles = torch.quantile(samples.swapaxes(1, 2), q=wanted, dim=-1).permute(1, 2, 0)
         return Prediction(quantiles, samples, samples.mean(dim=1))
-
-    def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """The decoder's last RMS norm."""
-        return _t5.rms_norm(self.model.decoder.final_layer_norm, resid, like)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Logits (…, batch, step, vocabulary)."""

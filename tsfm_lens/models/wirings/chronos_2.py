@@ -189,13 +189,13 @@ def _native(sizes: Mapping[str, int], context: int, patch: int, patches: int, le
 
 def _tiny() -> Any:
     sizes = {"d_model": 36, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    return _t5.spread_weights(_native(sizes, 64, 4, 4, DECILES), head=0.3)
+    return _t5.spread_weights(_native(sizes, 64, 4, 4, DECILES), head=0.1)
 
 
 def _build(_size: str) -> Any:
     sizes = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
     levels = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
-    return _t5.spread_weights(_native(sizes, 8192, 16, 64, levels), std=0.5, head=0.3)
+    return _t5.spread_weights(_native(sizes, 8192, 16, 64, levels), std=0.5, head=0.1)
 
 
 ARCHITECTURE = Architecture(

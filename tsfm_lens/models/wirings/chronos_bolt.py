@@ -13,6 +13,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _series, _t5
 
@@ -21,13 +22,12 @@ SETTINGS = frozenset(
 )
 
 
-class BoltAdapter:
+class BoltAdapter(PatchAdapter):
     """A ``ChronosBoltPipeline``."""
 
     architecture = "chronos-bolt"
     readout: Literal["token", "quantile", "distribution"] = "quantile"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
-    multivariate = False
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
@@ -36,6 +36,7 @@ class BoltAdapter:
         self.settings = self.model.chronos_config
         self.context_length = int(self.settings.context_length)
         self.prediction_length = int(self.settings.prediction_length)
+        self.levels = tuple(float(level) for level in self.settings.quantiles)
         self.wiring = Wiring(
             "chronos-bolt",
             _t5.stacks(self.model.config, encoder_upstream=("input_patch_embedding",)),
@@ -43,11 +44,6 @@ class BoltAdapter:
             embed="input_patch_embedding",
             steps_per_readout=self.prediction_length,
         )
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """Quantile levels that the head emits."""
-        return tuple(float(level) for level in self.settings.quantiles)
 
     def encode(
         self,
@@ -89,20 +85,12 @@ class BoltAdapter:
         )
         return Prediction(quantiles, None, mean)
 
-    def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """The decoder's last RMS norm."""
-        return _t5.rms_norm(self.model.decoder.final_layer_norm, resid, like)
-
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Quantiles in data units, (…, batch, quantile, step)."""
         flat = self.model.output_patch_embedding(normalized[..., -1, :])
         shape = (*flat.shape[:-1], len(self.levels), self.prediction_length)
         scale, loc = (part.to(flat)[:, None, None] for part in (encoded.scale, encoded.loc))
         return flat.reshape(shape) * scale + loc
-
-    def values(self, encoded: Encoded) -> Tensor:
-        """Not defined for patch models."""
-        raise InputError("Chronos-Bolt has no output bins: its head emits quantiles in data units")
 
 
 def _claims_object(thing: object) -> bool:

@@ -203,12 +203,13 @@ class TotoAdapter(PatchAdapter):
         samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
         quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
         distribution = (
-            self._distribution(*first[0], len(series), horizon) if horizon <= self.prediction_length else None
+            self._distribution(first[0], len(series), horizon) if horizon <= self.prediction_length else None
         )
         return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
-    def _distribution(self, mixture: Any, loc: Tensor, scale: Tensor, items: int, horizon: int) -> MixtureSameFamily:
+    def _distribution(self, output: Any, items: int, horizon: int) -> MixtureSameFamily:
         """The mixture of the next patch in data units, batch shape (batch, step)."""
+        mixture, loc, scale = output
         patch = self.prediction_length
         first, parts = slice(-patch, None if horizon == patch else horizon - patch), mixture.component_distribution
 
