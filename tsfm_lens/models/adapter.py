@@ -32,6 +32,7 @@ class PatchAdapter:
     rollout: Literal["tokens", "cache", "refeed", "single"] = "single"
     multivariate: bool = False
     packed: bool = False
+    joint_rollout: bool = True
     context_length: int
     prediction_length: int
     levels: tuple[float, ...]

@@ -100,6 +100,7 @@ class Adapter(Protocol):
             "refeed" encodes the extended context anew, "single" never does.
         multivariate: whether series of one group see each other.
         packed: whether they do so in one token sequence.
+        joint_rollout: whether forecasts beyond one pass take several variates.
         context_length, prediction_length: steps; the latter is the default horizon.
         longest_pass: longest horizon of a single forward.
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
@@ -115,6 +116,7 @@ class Adapter(Protocol):
     rollout: Literal["tokens", "cache", "refeed", "single"]
     multivariate: bool
     packed: bool
+    joint_rollout: bool
     context_length: int
     prediction_length: int
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.hooks.interventions import Noise, PatchFrom, Steer, Zero
@@ -76,16 +77,16 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = tuple(getattr(lens.adapter, "unrolled", None) or lens.adapter.levels)  # type: ignore[attr-defined]
+    if not lens.adapter.joint_rollout:
+        case = replace(case, batch=as_series(list(case.batch.values)))
     wanted = [name for name in lens.registry.points if name.endswith(_STREAM)]
     _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=first + 1)
     paths = lens.forecast(case.batch, first, quantiles=levels).quantiles
-    width = max(len(series) for series in case.batch.values)
     extended: list[np.ndarray] = []
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
         for series, quantiles in zip(case.batch.values, paths, strict=True):
-            padded = np.concatenate([np.full(width - len(series), np.nan), series])
-            extended.append(np.concatenate([padded, quantiles[path]])[-lens.adapter.context_length :])
+            extended.append(np.concatenate([series, quantiles[path]])[-lens.adapter.context_length :])
     labels = [f"path-{path}-" for path in range(len(levels))]
     batch = SeriesBatch(
         values=tuple(extended),
@@ -99,7 +100,9 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     for name in wanted:
         calls = steps.calls(name)
         rows = calls[1].value.unflatten(0, (len(case.batch), len(levels))).transpose(0, 1).flatten(0, 1)
-        found[f"{name} step 0"] = relative(calls[0].value, whole[name])
+        # a longer horizon may have further masked tokens at the end, which no earlier one sees
+        n_tokens = whole[name].shape[1]
+        found[f"{name} step 0"] = relative(calls[0].value[:, :n_tokens], whole[name])
         found[f"{name} step {calls[1].step}"] = relative(rows, second[name])
     return found
 

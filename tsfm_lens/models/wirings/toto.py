@@ -202,9 +202,7 @@ class TotoAdapter(PatchAdapter):
             handle.remove()
         samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
         quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
-        distribution = (
-            self._distribution(first[0], len(series), horizon) if horizon <= self.prediction_length else None
-        )
+        distribution = self._distribution(first[0], len(series), horizon) if horizon <= self.prediction_length else None
         return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
     def _distribution(self, output: Any, items: int, horizon: int) -> MixtureSameFamily:

@@ -1,0 +1,217 @@
+"""Moirai 1.1-R: a bidirectional encoder over all variates of an item, with a mixture of four distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.utils._pytree import tree_map
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.extras import require
+from tsfm_lens.models.wirings import _moirai
+from tsfm_lens.models.wirings._checks import refuse_unknown
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "moirai-1.1"
+KEYS = frozenset("attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling".split())
+SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}
+SAMPLES = 100
+PATCH = 32
+
+
+class MoiraiAdapter(PatchAdapter):
+    """A ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size.
+
+    The library's ``patch_size="auto"`` runs every size twice and picks by validation loss; here one size is
+    kept: that of the forecast object, else 32 or the nearest that the model has. Set ``lens.adapter.patch`` to
+    another.
+    """
+
+    architecture = NAME
+    readout: Literal["token", "quantile", "distribution"] = "distribution"
+    multivariate = True
+    packed = True
+    levels = (0.5,)
+    package = "timecopilot-uni2ts"
+    context_length = 4096
+    prediction_length = 64
+    longest_pass = 1024
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.model = getattr(native, "module", native)
+        given = getattr(getattr(native, "hparams", None), "patch_size", None)
+        nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
+        self.patch = given if isinstance(given, int) else nearest
+        mixture = Site("param_proj", "out", "weights_logits", "batch pos step component")
+        self.wiring = Wiring(NAME, (_moirai.stack(self.model),), mixture, "in_proj", self.prediction_length)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """One packed sequence an item: the context of every variate, then its masked future."""
+        self.no_teacher(future, tokens)
+        if self.patch not in self.model.patch_sizes:
+            raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
+        steps = self.prediction_length if horizon is None else horizon
+        forecast, shown = self._forecast(batch, steps)
+        packed = dict(zip(_moirai.PACKED, forecast._convert(self.patch, *shown.values()), strict=True))
+        packed["patch_size"] = torch.full_like(packed["time_id"], self.patch)
+        loc, scale = self.model.scaler(
+            packed["target"],
+            packed["observed_mask"] * ~packed["prediction_mask"].unsqueeze(-1),
+            packed["sample_id"],
+            packed["variate_id"],
+        )
+        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
+        spans = {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)}
+        first = slice(batch.n_variates * n_context, None, n_future)
+        each = loc[:, first, 0].flatten(), scale[:, first, 0].flatten()
+        stats = {"loc": loc, "scale": scale, "variates": torch.tensor(batch.n_variates)}
+        items = len(packed["target"])
+        return Encoded(packed, spans, *each, batch, horizon=steps, items=items, packed=True, stats=stats)
+
+    def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """The library's forecast object for these sizes, and its arguments."""
+        length = self.longest(batch)
+        forecast = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
+            prediction_length=horizon,
+            target_dim=batch.n_variates,
+            feat_dynamic_real_dim=0,
+            past_feat_dynamic_real_dim=0,
+            context_length=length,
+            module=self.model,
+            patch_size=self.patch,
+            num_samples=SAMPLES,
+        )
+        return forecast.eval(), _moirai.native_input(batch, length, self.device)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Mean of the mixture in data units, (batch, 1, step), with whole patches of steps."""
+        mean = self.model(**inputs).mean
+        n_variates = int(inputs["variate_id"].max()) + 1
+        return self._future(mean, n_variates, int(inputs["prediction_mask"][0].sum()))
+
+    def _future(self, per_token: Tensor, n_variates: int, n_future: int) -> Tensor:
+        """(…, item, pos, patch) to (…, item · variate, 1, step)."""
+        future = per_token[..., -n_future:, : self.patch]
+        return future.unflatten(-2, (n_variates, -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Mean in data units, (…, batch, 1, step)."""
+        sizes = encoded.inputs["patch_size"].expand(normalized.shape[:-1])
+        parameters = self.model.param_proj(normalized, sizes)
+        loc, scale = encoded.stats["loc"], encoded.stats["scale"]
+        mean = self.model.distr_output.distribution(parameters, loc=loc, scale=scale).mean
+        n_future = int(encoded.inputs["prediction_mask"][0].sum())
+        return self._future(mean, encoded.batch.n_variates, n_future)
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> Prediction:
+        """``MoiraiForecast.forward``: sample paths from one masked pass; their empirical quantiles."""
+        self.within_one_pass(horizon)
+        forecast, shown = self._forecast(batch, horizon)
+        seen: list[Any] = []
+        handle = self.model.param_proj.register_forward_hook(lambda _module, _args, output: seen.append(output))
+        try:
+            with torch.no_grad():
+                drawn = forecast(**shown, num_samples=SAMPLES if num_samples is None else num_samples).cpu()
+        finally:
+            handle.remove()
+        # the library drops the axis of a single variate
+        samples = (drawn if drawn.ndim == 4 else drawn.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
+        quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
+        distribution = self._distribution(seen[0], self.encode(batch, horizon=horizon), horizon)
+        return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
+
+    def _distribution(self, parameters: Any, encoded: Encoded, horizon: int) -> Distribution:
+        """The mixture in data units, batch shape (batch, step)."""
+        n_variates = encoded.batch.n_variates
+        n_future = int(encoded.inputs["prediction_mask"][0].sum())
+
+        def cut(tensor: Tensor) -> Tensor:
+            if tensor.ndim < 3:
+                # a constant of the distribution, such as a fixed scale
+                return tensor
+            future = tensor[:, -n_future:, : self.patch].detach().unflatten(1, (n_variates, -1)).flatten(2, 3)
+            return future[:, :, :horizon].flatten(0, 1).cpu()
+
+        loc, scale = (part.to("cpu")[:, None] for part in (encoded.loc, encoded.scale))
+        return self.model.distr_output.distribution(tree_map(cut, parameters), loc=loc, scale=scale)
+
+
+def _check(config: Mapping[str, Any], where: str) -> None:
+    refuse_unknown(config, where, KEYS)
+    # the loader calls whatever class a _target_ names
+    for target in _targets(config.get("distr_output")):
+        if not str(target).startswith("uni2ts.distribution."):
+            raise WiringError(
+                f"{where} names {target!r} as output distribution; expected a class of uni2ts.distribution"
+            )
+
+
+def _targets(node: Any) -> list[Any]:
+    if isinstance(node, Mapping):
+        own = [node["_target_"]] if "_target_" in node else []
+        return own + [target for value in node.values() for target in _targets(value)]
+    return [target for value in node for target in _targets(value)] if isinstance(node, list) else []
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = require("moirai", "uni2ts.model.moirai").MoiraiModule.from_pretrained(folder, strict=True)
+    return native.to(device=device, dtype=dtype)
+
+
+def _native(d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq_len: int) -> Any:
+    module = require("moirai", "uni2ts.model.moirai").MoiraiModule
+    parts = require("moirai", "uni2ts.distribution")
+    mixture = parts.MixtureOutput(
+        [
+            parts.StudentTOutput(),
+            parts.NormalFixedScaleOutput(),
+            parts.NegativeBinomialOutput(),
+            parts.LogNormalOutput(),
+        ]
+    )
+    native = module(
+        distr_output=mixture,
+        d_model=d_model,
+        num_layers=num_layers,
+        patch_sizes=patch_sizes,
+        max_seq_len=max_seq_len,
+        attn_dropout_p=0.0,
+        dropout_p=0.0,
+        scaling=True,
+    )
+    return spread_weights(native, {"param_proj": 0.3, "var_attn_bias": 1.0, "mask_encoding": 3.0})
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="Moirai 1.1-R",
+    readout="distribution",
+    published={size: f"Salesforce/moirai-1.1-R-{size}" for size in SIZES},
+    claims=lambda config: "patch_sizes" in config and "distr_output" in config,
+    claims_object=lambda thing: type(thing).__name__ in ("MoiraiModule", "MoiraiForecast"),
+    check=_check,
+    open=_open,
+    adapt=MoiraiAdapter,
+    # the library has d_model // 64 heads
+    tiny=lambda: _native(192, 2, (8, 16), 64),
+    build=lambda size: _native(*SIZES[size], (8, 16, 32, 64, 128), 512),
+    extra="moirai",
+)

@@ -1,0 +1,175 @@
+"""Moirai 2: a causal decoder over all variates of an item, emitting quantiles of several patches at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.extras import require
+from tsfm_lens.models.wirings import _moirai
+from tsfm_lens.models.wirings._checks import refuse_unknown
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "moirai-2"
+KEYS = frozenset(
+    """
+    attn_dropout_p d_ff d_model dropout_p max_seq_len num_layers num_predict_token patch_size quantile_levels scaling
+    """.split()
+)
+DECILES = tuple(level / 10 for level in range(1, 10))
+
+
+class Moirai2Adapter(PatchAdapter):
+    """A ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
+
+    architecture = NAME
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
+    multivariate = True
+    packed = True
+    joint_rollout = False
+    package = "timecopilot-uni2ts"
+    context_length = 4096
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.model = getattr(native, "module", native)
+        self.patch = int(self.model.patch_size)
+        self.prediction_length = self.patch * int(self.model.num_predict_token)
+        self.levels = tuple(float(level) for level in self.model.quantile_levels)
+        unembed = Site("out_proj", layout="batch pos d_out")
+        self.wiring = Wiring(NAME, (_moirai.stack(self.model),), unembed, "in_proj", self.prediction_length)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """One packed sequence an item: the context of every variate, then places for its future."""
+        self.no_teacher(future, tokens)
+        steps = self.prediction_length if horizon is None else horizon
+        forecast, shown = self._forecast(batch, steps)
+        packed = dict(zip(_moirai.PACKED, forecast._convert(self.patch, *shown.values()), strict=True))
+        loc, scale = self.model.scaler(
+            packed["target"],
+            packed["observed_mask"] * ~packed["prediction_mask"].unsqueeze(-1),
+            packed["sample_id"],
+            packed["variate_id"],
+        )
+        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
+        last = torch.arange(n_context - 1, batch.n_variates * n_context, n_context)
+        each = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
+        return Encoded(
+            {**packed, "last": last},
+            {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)},
+            *each,
+            batch,
+            horizon=steps,
+            items=len(packed["target"]),
+            packed=True,
+        )
+
+    def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """The library's forecast object for these sizes, and its arguments."""
+        length = self.longest(batch)
+        forecast = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast(
+            prediction_length=horizon,
+            target_dim=batch.n_variates,
+            feat_dynamic_real_dim=0,
+            past_feat_dynamic_real_dim=0,
+            context_length=length,
+            module=self.model,
+        )
+        return forecast.eval(), _moirai.native_input(batch, length, self.device, causal_fill=True)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Quantiles in data units, (batch, quantile, step): what the last context token of each variate emits."""
+        native = {name: inputs[name] for name in _moirai.PACKED}
+        # a fanned-out batch repeats every tensor along its first axis
+        last = torch.unique(inputs["last"])
+        return self._quantiles(self.model(**native, training_mode=False)[:, last])
+
+    def _quantiles(self, emitted: Tensor) -> Tensor:
+        """(…, item, variate, raw output) to (…, item · variate, quantile, step)."""
+        return rearrange(
+            emitted,
+            "... item variate (token quantile patch) -> ... (item variate) quantile (token patch)",
+            quantile=len(self.levels),
+            patch=self.patch,
+        )
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step)."""
+        raw = self._quantiles(self.model.out_proj(normalized[..., encoded.inputs["last"], :]))
+        scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
+        return raw * scale + loc
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> Prediction:
+        """``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only.
+
+        Raises:
+            InputError: a longer horizon was asked of items with several variates.
+        """
+        self.no_samples(num_samples)
+        if horizon > self.prediction_length and batch.n_variates > 1:
+            raise InputError(
+                f"horizon {horizon} is longer than the {self.prediction_length} steps of one pass, and uni2ts rolls "
+                "out items with one variate only; shorten the horizon or forecast the variates one by one"
+            )
+        forecast, shown = self._forecast(batch, horizon)
+        with torch.no_grad():
+            emitted = forecast(**shown).cpu()
+        # (item, quantile, step[, variate]): the library drops the axis of a single variate
+        full = emitted if emitted.ndim == 4 else emitted.unsqueeze(-1)
+        quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
+        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = require("moirai", "uni2ts.model.moirai2").Moirai2Module.from_pretrained(folder, strict=True)
+    return native.to(device=device, dtype=dtype)
+
+
+def _native(**sizes: int) -> Any:
+    module = require("moirai", "uni2ts.model.moirai2").Moirai2Module
+    native = module(**sizes, attn_dropout_p=0.0, dropout_p=0.0, scaling=True, quantile_levels=DECILES)
+    return spread_weights(native, {"out_proj.output_layer": 0.3, "out_proj.residual_layer": 0.3})
+
+
+def _tiny() -> Any:
+    # the library has d_model // 64 heads
+    return _native(d_model=192, d_ff=48, num_layers=2, patch_size=4, max_seq_len=64, num_predict_token=2)
+
+
+def _build(_size: str) -> Any:
+    return _native(d_model=384, d_ff=1024, num_layers=6, patch_size=16, max_seq_len=512, num_predict_token=4)
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="Moirai 2.0-R",
+    readout="quantile",
+    published={"small": "Salesforce/moirai-2.0-R-small"},
+    claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,
+    claims_object=lambda thing: type(thing).__name__ in ("Moirai2Module", "Moirai2Forecast"),
+    check=lambda config, where: refuse_unknown(config, where, KEYS),
+    open=_open,
+    adapt=Moirai2Adapter,
+    tiny=_tiny,
+    build=_build,
+    extra="moirai",
+)
