@@ -80,7 +80,8 @@ def _stack_points(stack: Stack) -> list[Point]:
         post = Site(block, "out", 0, stack.rows(layer)[0].reads.layout)
         points.append(Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer))
     if stack.ln_final:
-        last = Site(stack.ln_final, layout=stack.rows(stack.n_layers - 1)[0].reads.layout)
+        layout = stack.final_layout or stack.rows(stack.n_layers - 1)[0].reads.layout
+        last = Site(stack.ln_final, layout=layout)
         points.append(Point(f"{dot}ln_final.hook_normalized", RESIDUAL, "site", last, stack.name))
     return points
 

@@ -117,7 +117,7 @@ class Weights:
         assert isinstance(row, Attention)
         module = _linear(self._model, f"{column.block(layer)}.{row.o.module}")
         factor = 1.0 if row.mix is None else row.mix(self._model.get_submodule(column.block(layer)))[0]
-        return _bias(module, column.d_model) * factor
+        return _scaled(_bias(module, column.d_model), row.o.gain * factor)
 
     def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
         """One MLP; arguments and errors as in :meth:`heads`."""
@@ -134,7 +134,7 @@ class Weights:
             _scaled(out.weight, row.o_gain).T,
             up[1],
             None if gate is None else gate[1],
-            _bias(out, column.d_model),
+            _scaled(_bias(out, column.d_model), row.o_gain),
         )
 
     @property
@@ -194,7 +194,7 @@ class Weights:
         bias = rearrange(_bias(module, len(module.weight)), f"{part.layout} -> {axes} d_head", **sizes)
         if part.parts > 1:
             weight, bias = weight[part.part], bias[part.part]
-        return _scaled(weight, part.gain), bias
+        return _scaled(weight, part.gain), _scaled(bias, part.gain)
 
     def _input(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
         module = _linear(self._model, f"{column.block(layer)}.{part.module}")
@@ -202,7 +202,7 @@ class Weights:
         if part.parts > 1:
             weight = rearrange(weight, f"{part.layout} d_model -> part d_mlp d_model", part=part.parts)[part.part]
             bias = rearrange(bias, f"{part.layout} -> part d_mlp", part=part.parts)[part.part]
-        return _scaled(weight, part.gain).T, bias
+        return _scaled(weight, part.gain).T, _scaled(bias, part.gain)
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         norm = self._model.get_submodule(path)

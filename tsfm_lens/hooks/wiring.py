@@ -45,7 +45,7 @@ class Projection:
         layout: einops axes of the side that holds the heads, e.g. "(head d_head)" or "(part d_head head)".
         part: index along the axis "part" of a fused projection.
         parts: length of that axis.
-        gain: factor that the layer puts on its weights (a unit-scaled layer has 1/sqrt(fan_in)).
+        gain: factor that the layer puts on its weights and bias (a unit-scaled one has 1/sqrt(fan_in)).
     """
 
     module: str
@@ -123,7 +123,7 @@ class Mlp:
         o: path of the output matrix; zero weights there (and a zero bias) mean a zero write.
         i: the input matrix; of a gated MLP, the part that goes through the activation function.
         gate: the other input matrix of a gated MLP.
-        o_gain: factor that the output layer puts on its weights.
+        o_gain: factor that the output layer puts on its weights and bias.
         kind: its name in the vocabulary.
         norm, post_norm, mix, aside: as in :class:`Attention`.
     """
@@ -156,6 +156,7 @@ class Stack:
         n_layers, n_heads, d_model, d_head, d_mlp: sizes.
         writers: the block's writers in the order in which they write.
         ln_final: path of the norm after the last block, "" if there is none.
+        final_layout: axes of what that norm returns; "" for those of the last layer's stream.
         upstream: modules whose outputs this stack's input comes from, in order of execution.
         entry: path of the module that is called once per pass through the stack.
         cached: inputs of ``entry`` -> positions that the key-value cache holds before the call; None
@@ -172,6 +173,7 @@ class Stack:
     d_mlp: int
     writers: tuple[Writer, ...]
     ln_final: str = ""
+    final_layout: str = ""
     upstream: tuple[str, ...] = ()
     entry: str = ""
     cached: Callable[[tuple[Any, ...], dict[str, Any]], int] | None = None

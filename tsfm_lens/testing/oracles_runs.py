@@ -136,7 +136,7 @@ def _cache_rollout(case: Case) -> dict[str, float]:
 def _single_rollout(case: Case) -> dict[str, float]:
     """A forecast is one pass, and hooks see in it what they see in a forward of the same horizon."""
     lens = case.lens
-    wanted = [name for name in lens.registry.points if name.endswith(_STREAM)]
+    wanted = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
     _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=case.horizon)
     _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=case.horizon)
     found = {name: relative(steps.calls(name)[0].value, whole[name]) for name in wanted}

@@ -1,0 +1,211 @@
+"""TimesFM 3: attention over time and then over variates in every layer, all branches between two norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import WiringError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.extras import require
+from tsfm_lens.models.wirings import _checks, _series, _timesfm
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "timesfm-3"
+STREAM = "series variate pos d_model"
+KEYS = frozenset(
+    """
+    input_patch_len input_transform linear_detrending_threshold output_patch_len quantiles residual_block_config
+    transformer_config use_frozen_running_stats use_iterative_cpm_revin use_linear_detrending use_stitching
+    use_variate_attention value_clip
+    """.split()
+)
+
+
+def _attention(kind: str, module: str, short: str, *, across: bool) -> Attention:
+    q, k, v, o = (Projection(f"{module}.{name}_proj") for name in ("query", "key", "value", "out"))
+    z = "(series pos) variate (head d_head)" if across else "(series variate) pos (head d_head)"
+    inside = "(series pos) head variate d_head" if across else "(series variate) head pos d_head"
+    return _timesfm.attention(
+        kind,
+        module,
+        (f"pre_{short}_attn_ln", f"post_{short}_attn_ln"),
+        (q, k, v, o),
+        stream=STREAM,
+        inside=(z, inside, "batch head query key"),
+        over="variate" if across else "time",
+        aside=across,
+    )
+
+
+def _wiring(model: Any) -> Wiring:
+    config = model.transformer_config
+    sizes = config.transformer
+    if getattr(sizes, "v_norm", "none") not in ("none", None):
+        raise WiringError(f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the wiring does not know")
+    time = _attention("time_attn", "seq_attn", "seq", across=False)
+    across = (_attention("variate_attn", "var_attn", "var", across=True),) if model.use_variate_attention else ()
+    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), STREAM)
+    stack = Stack(
+        "",
+        "transformer_stack.layers",
+        config.num_layers,
+        sizes.num_heads,
+        sizes.model_dims,
+        sizes.model_dims // sizes.num_heads,
+        sizes.hidden_dims,
+        writers=(time, *across, mlp),
+        upstream=("pre_transformer_resblock",),
+    )
+    return Wiring(
+        NAME,
+        (stack,),
+        Site("output_head", layout="series variate pos d_out"),
+        "pre_transformer_resblock",
+        steps_per_readout=model.output_patch_len,
+        sizes_from=Site("transformer_stack", "in", 0, STREAM),
+    )
+
+
+class TimesFm3Adapter(PatchAdapter):
+    """A ``TimesFM3Torch``; a forward is its ``decode``, one pass for any horizon."""
+
+    architecture = NAME
+    multivariate = True
+    package = "timesfm"
+    context_length = 16384
+    longest_pass = 1024
+
+    def __init__(self, native: Any) -> None:
+        self.native = self.model = native
+        self.patch = int(native.input_patch_len)
+        self.prediction_length = int(native.output_patch_len)
+        self.levels = tuple(float(level) for level in native.quantiles)
+        self.wiring = _wiring(native)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Items with their variates; missing values are 0 under the mask."""
+        self.no_teacher(future, tokens)
+        steps = self.prediction_length if horizon is None else horizon
+        length = -(-self.longest(batch) // self.patch) * self.patch
+        values = _series.by_item(batch, length).to(self.device)
+        missing = torch.isnan(values)
+        inputs = {"target": torch.where(missing, 0.0, values), "target_mask": missing, "horizon": steps}
+        spans = TokenSpans.patches(-length, length // self.patch + self._future_patches(steps), self.patch)
+        flat = _series.padded(batch, length)
+        loc, scale = flat.nanmean(dim=1), torch.ones(len(flat))
+        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values))
+
+    def _future_patches(self, horizon: int) -> int:
+        """Masked patches that ``decode`` appends: with stitching, predictions of neighbouring patches overlap."""
+        if not self.model.use_stitching:
+            return -(-horizon // self.prediction_length) * self.model.rolls
+        overlap = self.model._stitching_extract_len - self.patch
+        return max(math.ceil((horizon - overlap) / self.patch), 1) + self.model.rolls - 1
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Quantiles in data units, (batch, quantile, step)."""
+        # the undecorated function: the library's own runs without gradients
+        emitted = type(self.model).decode.__wrapped__(self.model, **inputs)
+        return emitted.flatten(0, 1).transpose(1, 2)
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step): ``decode`` with its transformer's output replaced."""
+        leading = normalized.shape[:-3]
+        copies = math.prod(leading)
+        items = encoded.inputs["target"].shape[:2]
+        stream = normalized.reshape(copies * items[0], items[1], *normalized.shape[-2:])
+        with _stack_returns(self.model.transformer_stack, stream):
+            quantiles = self.run(encoded.repeated(copies))
+        return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> Prediction:
+        """``TimesFM3Torch.decode``."""
+        self.no_samples(num_samples)
+        self.within_one_pass(horizon)
+        emitted = self.model.decode(**self.encode(batch, horizon=horizon).inputs).cpu()
+        quantiles = emitted.flatten(0, 1)
+        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+
+
+@contextmanager
+def _stack_returns(stack: Any, stream: Tensor) -> Iterator[None]:
+    """Let the transformer hand back a given stream while the block runs."""
+    before = stack.__dict__.get("forward")
+    stack.__dict__["forward"] = lambda *_args, **_kwargs: (stream, None, None)
+    try:
+        yield
+    finally:
+        stack.__dict__.pop("forward")
+        if before is not None:
+            stack.__dict__["forward"] = before
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = require("timesfm", "timesfm3.torch").TimesFM3Torch.from_pretrained(folder, strict=True)
+    return native.to(device=device, dtype=dtype)
+
+
+def _native(**sizes: Any) -> Any:
+    return spread_weights(require("timesfm", "timesfm3.torch").TimesFM3Torch(**sizes), _timesfm.GAINS)
+
+
+def _tiny() -> Any:
+    configs = require("timesfm", "timesfm3.torch.configs")
+    layer = configs.TransformerConfig(
+        model_dims=40,
+        hidden_dims=24,
+        num_heads=4,
+        attention_norm="rms",
+        feedforward_norm="rms",
+        qk_norm="rms",
+        use_rope_seq=True,
+        use_rope_var=False,
+        use_bias=False,
+        ff_activation="relu",
+        deterministic=True,
+    )
+    return _native(
+        input_patch_len=8,
+        output_patch_len=16,
+        residual_block_config=configs.ResidualBlockConfig(
+            hidden_dims=40, output_dims=40, use_bias=False, activation="relu"
+        ),
+        transformer_config=configs.StackedTransformersConfig(num_layers=2, transformer=layer),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="TimesFM 3",
+    readout="quantile",
+    published={"default": "google/timesfm-3.0-pytorch"},
+    claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
+    claims_object=lambda thing: type(thing).__name__ == "TimesFM3Torch",
+    check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
+    open=_open,
+    adapt=TimesFm3Adapter,
+    tiny=_tiny,
+    build=lambda size: _native(),
+    notes="The published configuration is not verified; the library's default is used.",
+    extra="timesfm",
+)

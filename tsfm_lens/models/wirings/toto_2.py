@@ -1,0 +1,258 @@
+"""Toto 2.0: unit-scaled layers, a stream that every branch rescales, one layer in each group across variates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import WiringError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.extras import require
+from tsfm_lens.models.wirings import _checks, _series
+from tsfm_lens.models.wirings._random import spread_weights
+
+NAME = "toto-2"
+DECILES = tuple(level / 10 for level in range(1, 10))
+KEYS = frozenset(
+    """
+    attn_bias d_ff d_model dropout_p heads_per_group layer_group_size mlp_bias norm_eps norm_include_weight num_groups
+    num_heads num_layers num_output_patches num_variate_layers_per_group patch_size per_dim_scale pre_norm qk_dim
+    qk_norm qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim variate_layer_first
+    """.split()
+)
+SIZES = {"4m": (256, 688, 4, 4), "22m": (512, 1368, 8, 6), "313m": (1024, 2736, 16, 24)}
+
+
+def _mix(tau: str) -> Mix:
+    """A branch enters with tau / sqrt(1 + tau²), the stream with 1 / sqrt(1 + tau²)."""
+
+    def factors(block: Any) -> tuple[float, float]:
+        weight = float(getattr(block, tau))
+        norm = (1.0 + weight**2) ** 0.5
+        return weight / norm, 1.0 / norm
+
+    return factors
+
+
+def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
+    # a unit-scaled layer divides by the root of its fan-in
+    fused = [Projection("attn.in_proj", "(part head d_head)", part, 3, config.d_model**-0.5) for part in range(3)]
+    fan_out = (config.v_dim * config.num_heads) ** -0.5
+    stream = "(series pos) variate d_model" if across else "batch pos d_model"
+    attention = Attention(
+        "attn",
+        "attn",
+        Site("attn", layout=stream),
+        Site("", "in", 0, stream),
+        *fused,
+        Projection("attn.out_proj", gain=fan_out),
+        z_layout=stream.replace("d_model", "(head d_head)"),
+        over="variate" if across else "time",
+        qkv_layout="(series pos) head variate d_head" if across else "batch head pos d_head",
+        mix=_mix("attn_tau"),
+    )
+    hidden = stream.replace("d_model", "d_mlp")
+    mlp = Mlp(
+        Site("ffn", layout=stream),
+        Site("norm2", "in", 0, stream),
+        # both halves of the gated layer; the second goes through the activation
+        Site("ffn.fc1", layout=hidden),
+        Site("ffn.fc2", "in", 0, hidden),
+        "ffn.fc2",
+        Projection("ffn.fc1", "(part d_mlp)", 1, 2, config.d_model**-0.5),
+        Projection("ffn.fc1", "(part d_mlp)", 0, 2, config.d_model**-0.5),
+        o_gain=config.d_ff**-0.5,
+        mix=_mix("mlp_tau"),
+        aside=True,
+    )
+    return attention, mlp
+
+
+def _wiring(model: Any) -> Wiring:
+    config = model.config
+    across = [layer for layer in range(config.num_layers) if model.transformer._if_variate_layer(layer)]
+    stack = Stack(
+        "",
+        "transformer.layers",
+        config.num_layers,
+        config.num_heads,
+        config.d_model,
+        config.v_dim,
+        config.d_ff,
+        writers=_rows(config, across=False),
+        ln_final="transformer.out_norm",
+        final_layout="series variate pos d_model",
+        upstream=("patch_proj",),
+        entry="transformer",
+        cached=_cached,
+        exceptions={layer: _rows(config, across=True) for layer in across},
+    )
+    return Wiring(
+        NAME,
+        (stack,),
+        Site("output_head.param_projection.proj", layout="series variate pos d_out"),
+        "patch_proj",
+        steps_per_readout=config.patch_size,
+        sizes_from=Site("transformer", "in", 0, "series variate pos d_model"),
+        # unit scaling rescales the backward pass
+        true_gradients=False,
+    )
+
+
+def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    if kwargs.get("kv_cache") is None:
+        return 0
+    return int(kwargs["kv_read_len"]) - args[0].shape[-2]
+
+
+class Toto2Adapter(PatchAdapter):
+    """A ``Toto2Model``. Any horizon is one pass; ``decode_block_size`` makes ``lens.forecast`` decode in blocks.
+
+    Attributes:
+        decode_block_size: steps, a multiple of the patch; see ``Toto2Model.forecast``. None for one pass.
+    """
+
+    architecture = NAME
+    multivariate = True
+    levels = DECILES
+    package = "timecopilot-toto-2"
+    context_length = 4096
+    longest_pass = 4096
+
+    def __init__(self, native: Any) -> None:
+        self.native = self.model = native
+        config = native.config
+        if config.num_groups != config.num_heads or config.qk_dim != config.v_dim or config.qk_norm_include_weight:
+            raise WiringError(
+                f"this Toto 2 has {config.num_heads} heads in {config.num_groups} groups, qk_dim {config.qk_dim} and "
+                f"v_dim {config.v_dim}; the wiring describes models without grouping and with equal sizes"
+            )
+        self.decode_block_size: int | None = None
+        self.patch = int(config.patch_size)
+        self.prediction_length = 2 * self.patch
+        self.wiring = _wiring(native)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Items with their variates, followed by empty patches to predict."""
+        self.no_teacher(future, tokens)
+        steps = self.prediction_length if horizon is None else horizon
+        shown = self._native_input(batch)
+        values, mask, ids, _ = self.model._prepare_forecast_inputs(shown, -(-steps // self.patch))
+        n_future = (values.shape[-1] - shown["target"].shape[-1]) // self.patch
+        empty = torch.ones_like(mask)
+        empty[..., -n_future * self.patch :] = False
+        inputs = {"target": values, "target_mask": mask | ~empty, "cpm_mask": empty, "series_ids": ids}
+        _, loc, scale = self.model.scaler(values, mask)
+        loc, scale = (part[..., -1].flatten(0, 1) for part in (loc, scale))
+        length = shown["target"].shape[-1]
+        spans = TokenSpans.patches(-length, length // self.patch + n_future, self.patch)
+        inputs |= {"loc": loc, "scale": scale, "n_future": n_future}
+        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values))
+
+    def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
+        """What ``forecast`` takes. Gaps are carried forward, because it counts the last patch as observed."""
+        length = -(-self.longest(batch) // self.patch) * self.patch
+        values = _series.by_item(batch, length)
+        impute = require("toto2", "toto2.model").ffill_imputation
+        filled = torch.stack([torch.as_tensor(impute(item.numpy())) for item in values])
+        ids = torch.zeros(values.shape[:2], dtype=torch.long)
+        parts = {"target": filled, "target_mask": ~torch.isnan(values), "series_ids": ids}
+        return {name: part.to(self.device) for name, part in parts.items()}
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Quantiles in data units, (batch, quantile, step), in whole patches."""
+        native = {name: inputs[name] for name in ("target", "target_mask", "cpm_mask", "series_ids")}
+        quantiles = self.model(**native).quantiles.flatten(1, 2)
+        return self._in_data_units(quantiles, inputs["n_future"], inputs["loc"], inputs["scale"])
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step)."""
+        quantiles = self.model.output_head(normalized, q=None)
+        return self._in_data_units(quantiles, encoded.inputs["n_future"], encoded.loc, encoded.scale)
+
+    def _in_data_units(self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor) -> Tensor:
+        """(quantile, …, batch, pos, patch) to sorted (…, batch, quantile, step); a token predicts the next patch."""
+        ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
+        return (ahead.sinh() * scale[:, None, None] + loc[:, None, None]).sort(dim=-2).values
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> Prediction:
+        """``Toto2Model.forecast``."""
+        self.no_samples(num_samples)
+        self.within_one_pass(horizon)
+        found = self.model.forecast(
+            self._native_input(batch), horizon=horizon, decode_block_size=self.decode_block_size
+        )
+        quantiles = found.cpu().flatten(1, 2).permute(1, 2, 0)
+        median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(quantiles, self.levels, levels), None, median)
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = require("toto2").Toto2Model.from_pretrained(folder, map_location=device)
+    return native.to(device=device, dtype=dtype)
+
+
+def _save(native: Any, folder: Path) -> None:
+    _checks.write_checkpoint(native, dataclasses.asdict(native.config), folder)
+
+
+def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int) -> Any:
+    model = require("toto2").Toto2Model
+    config = require("toto2", "toto2.configuration").Toto2ModelConfig(
+        patch_size=patch,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=n_heads,
+        num_groups=n_heads,
+        num_layers=n_layers,
+        layer_group_size=n_layers,
+        num_variate_layers_per_group=1,
+        variate_layer_first=False,
+        norm_eps=1e-4,
+        attn_bias=True,
+        qk_dim=d_head,
+        v_dim=d_head,
+        qk_norm=False,
+        qk_norm_include_weight=False,
+        per_dim_scale=True,
+        use_xpos=True,
+        residual_mult=0.75,
+        residual_attn_ratio=5.136215466577748,
+    )
+    # readouts divide by their whole fan-in, so their weights are larger
+    gains = {"attn.in_proj": 2.0, "proj.linear2.weight": 3.0, "proj.skip_proj.weight": 3.0}
+    return spread_weights(model(config), gains, unit_scaled=True)
+
+
+ARCHITECTURE = Architecture(
+    name=NAME,
+    title="Toto 2.0",
+    readout="quantile",
+    published={size: f"Datadog/Toto-2.0-{size}" for size in SIZES},
+    claims=lambda config: "num_variate_layers_per_group" in config,
+    claims_object=lambda thing: type(thing).__name__ == "Toto2Model",
+    check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
+    open=_open,
+    adapt=Toto2Adapter,
+    tiny=lambda: _native(8, 40, 48, 4, 4, 8),
+    build=lambda size: _native(32, *SIZES[size], 64),
+    save=_save,
+    extra="toto2",
+)
