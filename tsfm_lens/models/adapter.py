@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.native import rms_scale
+from tsfm_lens.hooks.native import put_output, rms_scale
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, Prediction
 
@@ -77,8 +78,25 @@ class PatchAdapter:
         return norm(resid) if like is None else resid * rms_scale(norm, like)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Quantiles in data units, (…, batch, quantile, step)."""
-        raise NotImplementedError
+        """Quantiles in data units, (…, batch, quantile, step).
+
+        The native forward with the output of its last norm (or last block) replaced. It works for every
+        model; one whose head can be called alone overrides it and spares the rest of the forward.
+        """
+        stack = self.wiring.output_stack
+        path = stack.ln_final or stack.block(stack.n_layers - 1)
+        leading = normalized.shape[:-3]
+        stream = normalized.reshape(-1, *normalized.shape[-2:])
+
+        def replace(_module: Any, _args: Any, output: Any) -> Any:
+            return put_output(output, 0, stream)
+
+        handle = self.model.get_submodule(path).register_forward_hook(replace)
+        try:
+            quantiles = self.run(encoded.repeated(math.prod(leading)))
+        finally:
+            handle.remove()
+        return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     def values(self, encoded: Encoded) -> Tensor:
         """Not defined without output bins."""

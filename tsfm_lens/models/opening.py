@@ -12,6 +12,7 @@ import torch
 from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.wirings._checks import tensor_names
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,26 +67,25 @@ def _from_object(thing: object) -> Lens:
 
 
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
-    config = read_config(folder)
-    entry = architecture_of(config, model_id)
-    entry.check(config, model_id)
     _require_safetensors(folder)
+    config = read_config(folder)
+    entry = architecture_of(config, model_id, tensor_names(folder))
+    entry.check(config, model_id)
     native = entry.open(folder, dtype, device)
     return Lens(entry.adapt(native), model_id, commit)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json.
+    """The checkpoint's config.json, empty if it has none: some libraries keep their sizes in code.
 
     Raises:
-        CheckpointError: it is missing or no JSON object.
+        CheckpointError: it is no JSON object.
     """
     path = folder / "config.json"
+    if not path.exists():
+        return {}
     try:
         config = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
-        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json (found: {inside})") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
@@ -93,14 +93,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def architecture_of(config: Mapping[str, Any], where: str) -> Architecture:
-    """The architecture that claims a configuration.
+def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:
+    """The architecture that claims a configuration or, where that does not tell, the names of the tensors.
 
     Raises:
         WiringError: none does.
     """
     for entry in architectures().values():
-        if entry.claims(config):
+        if entry.claims(config) or entry.claims_tensors(tensors):
             return entry
     raise WiringError(
         f"{where}: no wiring claims this configuration (model_type {config.get('model_type')!r}, architectures "
@@ -118,7 +118,8 @@ def _require_safetensors(folder: Path) -> None:
             "tsfm-lens loads safetensors only. Convert once in a place you trust: "
             "model.save_pretrained(folder, safe_serialization=True)."
         )
-    raise CheckpointError(f"{folder} has no weights: expected a *.safetensors file beside config.json")
+    inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
+    raise CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {inside})")
 
 
 def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:

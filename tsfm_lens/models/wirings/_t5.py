@@ -109,8 +109,12 @@ def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
 
 
 def t5_kwargs(size: str) -> dict[str, Any]:
-    """T5Config arguments of a published size."""
-    shape = PUBLISHED_SIZES[size]
+    """T5Config arguments of a published size of Chronos and Chronos-Bolt."""
+    return t5_kwargs_of(PUBLISHED_SIZES[size])
+
+
+def t5_kwargs_of(shape: Mapping[str, int]) -> dict[str, Any]:
+    """T5Config arguments of given sizes."""
     return {
         "d_model": shape["d_model"],
         "d_ff": shape["d_ff"],

@@ -45,7 +45,7 @@ def _mix(tau: str) -> Mix:
 
 def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     # a unit-scaled layer divides by the root of its fan-in
-    fused = [Projection("attn.in_proj", "(part head d_head)", part, 3, config.d_model**-0.5) for part in range(3)]
+    q, k, v = (Projection("attn.in_proj", "(part head d_head)", part, 3, config.d_model**-0.5) for part in range(3))
     fan_out = (config.v_dim * config.num_heads) ** -0.5
     stream = "(series pos) variate d_model" if across else "batch pos d_model"
     attention = Attention(
@@ -53,7 +53,9 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         "attn",
         Site("attn", layout=stream),
         Site("", "in", 0, stream),
-        *fused,
+        q,
+        k,
+        v,
         Projection("attn.out_proj", gain=fan_out),
         z_layout=stream.replace("d_model", "(head d_head)"),
         over="variate" if across else "time",

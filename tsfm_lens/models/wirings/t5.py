@@ -1,0 +1,161 @@
+"""T5, the language model: the contrast that the papers on Chronos draw. A series is its sequence of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.wirings import _series, _t5
+from tsfm_lens.models.wirings._checks import refuse_unknown
+
+SIZES = {
+    "small": {"d_model": 512, "d_ff": 2048, "layers": 6, "heads": 8},
+    "base": {"d_model": 768, "d_ff": 3072, "layers": 12, "heads": 12},
+    "large": {"d_model": 1024, "d_ff": 4096, "layers": 24, "heads": 16},
+}
+VOCABULARY = 32128
+SAMPLES = 20
+
+
+class T5Adapter(PatchAdapter):
+    """A ``T5ForConditionalGeneration``. Input and forecast are token ids; tokenise text with its own tokenizer."""
+
+    architecture = "t5"
+    readout: Literal["token", "quantile", "distribution"] = "token"
+    rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
+    package = "transformers"
+    integers = True
+    context_length = 512
+    prediction_length = 64
+    first_value_token = 2
+
+    def __init__(self, native: Any) -> None:
+        self.native = self.model = native
+        config = native.config
+        unembed = Site("lm_head", layout="batch pos d_vocab")
+        stacks = _t5.stacks(config, encoder_upstream=("encoder.embed_tokens",))
+        self.wiring = Wiring("t5", stacks, unembed, "shared", steps_per_readout=1)
+        self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """Token ids, padded on the left under the mask, and the teacher-forced decoder input."""
+        ids = _series.padded(batch, self.longest(batch))
+        mask = ~torch.isnan(ids)
+        ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
+        if future is not None and tokens is not None:
+            raise InputError("give either future values or decoder tokens, not both")
+        target = tokens if future is None else future
+        start = torch.full((len(batch), 1), self.model.config.decoder_start_token_id)
+        decoder = start if target is None else torch.cat([start, self._ids(target)[:, :-1]], dim=1)
+        spans = {
+            "encoder": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1),
+            "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
+        }
+        inputs = {"input_ids": ids, "attention_mask": mask.long(), "decoder_input_ids": decoder}
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        ones = torch.ones(len(batch), device=self.device)
+        return Encoded(inputs, spans, torch.zeros_like(ones), ones, batch)
+
+    def _ids(self, values: Tensor) -> Tensor:
+        """Token ids of values.
+
+        Raises:
+            InputError: a value is no token id.
+        """
+        size = self.model.config.vocab_size
+        wrong = (values != values.round()) | (values < 0) | (values >= size)
+        if bool(wrong.any()):
+            raise InputError(
+                f"T5 is a language model: a series is its token ids, integers from 0 to {size - 1}; got "
+                f"{float(values[wrong][0]):g}. Tokenise text with its own tokenizer first."
+            )
+        return values.long()
+
+    def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
+        """Token ids of values (batch, step)."""
+        return self._ids(values)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Logits (batch, step, vocabulary)."""
+        return self.model(**inputs, use_cache=False).logits
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Logits (…, batch, step, vocabulary)."""
+        return self.model.lm_head(normalized * self._rescale)
+
+    def values(self, encoded: Encoded) -> Tensor:
+        """(batch, vocabulary): the ids themselves."""
+        ids = torch.arange(self.model.config.vocab_size, dtype=torch.float32)
+        return ids.expand(len(encoded.batch), -1)
+
+    def predict(
+        self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
+    ) -> Prediction:
+        """``generate`` with sampling: continuations in token ids."""
+        inputs = self.encode(batch).inputs
+        draws = SAMPLES if num_samples is None else num_samples
+        generated = self.model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            do_sample=True,
+            min_new_tokens=horizon,
+            max_new_tokens=horizon,
+            num_return_sequences=draws,
+        )
+        samples = generated[:, 1:].unflatten(0, (len(batch), draws)).float().cpu()
+        quantiles = torch.quantile(samples, torch.tensor(levels), dim=1).permute(1, 2, 0)
+        return Prediction(quantiles, samples, samples.mean(dim=1))
+
+    def example(self, n_series: int, longest: int) -> SeriesBatch:
+        """Random token ids for the conformance suite."""
+        rng = np.random.default_rng(0)
+        lengths = [longest - 7 * index for index in range(n_series)] + [longest]
+        return as_series([rng.integers(2, self.model.config.vocab_size, size) for size in lengths])
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from transformers import T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device)
+
+
+def _native(kwargs: Mapping[str, Any]) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return _t5.spread_weights(T5ForConditionalGeneration(T5Config(**kwargs)), std=0.5)
+
+
+ARCHITECTURE = Architecture(
+    name="t5",
+    title="T5 (language model)",
+    readout="token",
+    published={size: f"google-t5/t5-{size}" for size in SIZES},
+    claims=lambda config: (
+        config.get("model_type") == "t5" and "chronos_config" not in config and "chronos_pipeline_class" not in config
+    ),
+    claims_object=lambda thing: (
+        type(thing).__name__ == "T5ForConditionalGeneration" and not hasattr(thing.config, "chronos_config")  # type: ignore[attr-defined]
+    ),
+    check=lambda config, where: refuse_unknown(config, where, _t5.KNOWN_KEYS),
+    open=_open,
+    adapt=T5Adapter,
+    tiny=lambda: _native({**_t5.tiny_kwargs(), "vocab_size": 50, "feed_forward_proj": "gated-gelu"}),
+    build=lambda size: _native({**_t5.t5_kwargs_of(SIZES[size]), "vocab_size": VOCABULARY}),
+)
