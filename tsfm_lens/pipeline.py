@@ -128,7 +128,9 @@ def _maps(lens: Lens) -> list[tuple[str, str]]:
     found = dict.fromkeys((stack.name, kind) for kind in stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.adapter.readout == "quantile"
-    return [(name, kind) for name, kind in found if not (single and kind == "self_attn")]
+    # attention between variates has no time axis, and one series has nobody to attend to
+    in_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
+    return [(name, kind) for name, kind in found if kind in in_time and not (single and kind == "self_attn")]
 
 
 def _attention(
@@ -203,7 +205,8 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
 
     wanted = select(lens.registry.points, pattern)
     context, horizon = min(64, lens.adapter.context_length), min(8, lens.adapter.prediction_length)
-    series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
+    own = getattr(lens.adapter, "example", None)
+    series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12))) if own is None else own(0, context)
     # a token model's decoder needs values to run along
     future = np.zeros((1, horizon)) if lens.adapter.readout == "token" else None
     with torch.no_grad():

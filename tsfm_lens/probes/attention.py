@@ -61,13 +61,23 @@ def attention_patterns(
     if chosen not in kinds:
         raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)
     run = trajectory(lens, batch, horizon, along=along, num_samples=num_samples, seed=seed)
-    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in range(row.n_layers)]
+    layers = [
+        layer
+        for layer in range(row.n_layers)
+        if any(each.kind == chosen and each.over == "time" for each in row.attentions(layer))
+    ]
+    if not layers:
+        raise InputError(
+            f"{chosen} attends over variates, not over time; read its pattern with "
+            f"lens.run_with_cache(series, names_filter='**.{chosen}.hook_pattern')"
+        )
+    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
     with torch.no_grad():
         _, acts = lens.run_with_cache(run.encoded, names_filter=points)
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
-    keys = next(a.keys_from for a in row.attentions() if a.kind == chosen) or wanted
+    keys = row.attention(chosen, layers[0]).keys_from or wanted
     data = context_dataset(run.batch, run.horizon)
-    data = data.assign_coords(layer=list(map(str, range(row.n_layers))), head=range(row.n_heads))
+    data = data.assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     for axis, spans in (("query", run.encoded.spans[wanted]), ("key", run.encoded.spans[keys])):
         data = data.assign_coords(
             {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.stream import Place, carry_factors
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
@@ -20,7 +21,17 @@ _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 201
 METHODS = {
     "token": ("logit", "probability", "expected_value"),
     "quantile": ("lens_difference", "linearised", "integrated"),
+    "distribution": ("lens_difference", "linearised", "integrated"),
 }
+
+
+def methods_of(lens: Lens) -> tuple[str, ...]:
+    """Attribution methods that a model allows.
+
+    Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is left.
+    """
+    methods = METHODS[lens.adapter.readout]
+    return methods if lens.wiring.true_gradients else methods[:1]
 
 
 def attribute(
@@ -73,7 +84,7 @@ def attribute(
     names, writes = component_writes(lens, run)
     with torch.no_grad():
         parts = _token(lens, run, writes) if run.tokens is not None else _quantile(lens, run, writes, nodes)
-    methods = METHODS[lens.adapter.readout]
+    methods = methods_of(lens)
     attribution = np.stack([parts[method][0] for method in methods])
     total = np.stack([parts[method][1] for method in methods])
     axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
@@ -101,14 +112,35 @@ def component_writes(lens: Lens, run: Trajectory) -> tuple[list[Component | str]
     branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in chosen if c.head is None]
     with torch.no_grad():
         _, acts = lens.run_with_cache(run.encoded, names_filter=[f"{dot}hook_embed", *heads, *branches])
-    parts = [acts[f"{dot}hook_embed"]]
-    for component in chosen:
-        at = f"{stack.prefix}.{component.layer}.{component.kind}"
-        if component.head is None:
-            parts.append(acts[f"{at}.hook_out"])
-        else:
-            parts.append(acts[f"{at}.hook_result"][..., component.head, :])
-    return ["embed", *chosen], torch.stack(parts)
+        # where blocks rescale the stream, every later scale is part of a write
+        carried = carry_factors(lens.adapter.model, stack)
+        parts = [acts[f"{dot}hook_embed"] * carried["embed"]]
+        for component in chosen:
+            assert component.kind is not None
+            at = f"{stack.prefix}.{component.layer}.{component.kind}"
+            if component.head is None:
+                write = acts[f"{at}.hook_out"]
+            else:
+                write = acts[f"{at}.hook_result"][..., component.head, :]
+            parts.append(write * carried[component.layer, component.kind])
+        bias = _biases(lens, carried)
+    names: list[Component | str] = ["embed", *chosen]
+    if bias is not None:
+        names.append("bias")
+        parts.append(bias.expand_as(parts[0]))
+    return names, torch.stack(parts)
+
+
+def _biases(lens: Lens, carried: Mapping[Place, float]) -> Tensor | None:
+    """What the attentions' output projections add whatever their heads do, None where they have no bias."""
+    stack = lens.wiring.output_stack
+    total = None
+    for layer in range(stack.n_layers):
+        for row in stack.attentions(layer):
+            bias = lens.weights.b_O(layer, row.kind, stack.name) * carried[layer, row.kind]
+            if not row.post_norm and bool(bias.any()):
+                total = bias if total is None else total + bias
+    return total
 
 
 def component_coords(names: list[Component | str]) -> dict[str, Any]:
@@ -117,7 +149,7 @@ def component_coords(names: list[Component | str]) -> dict[str, Any]:
     return {
         "component": [str(name) for name in names],
         "stack": ("component", [c.stack if c else "" for c in real]),
-        "kind": ("component", [(c.kind or "layer") if c else "embed" for c in real]),
+        "kind": ("component", [(c.kind or "layer") if c else str(n) for c, n in zip(real, names, strict=True)]),
         "layer_index": ("component", [c.layer if c else -1 for c in real]),
         "head": ("component", [c.head if c and c.head is not None else -1 for c in real]),
     }
@@ -175,11 +207,14 @@ def _quantile(lens: Lens, run: Trajectory, writes: Tensor, nodes: int) -> Parts:
         return lens.readout(stream, run.encoded, like=last)[..., : run.horizon]
 
     whole = native(last) - native(torch.zeros_like(last))
+    difference = (_array(_telescope(native, writes)), _array(whole), "data units")
+    if not lens.wiring.true_gradients:
+        return {"lens_difference": difference}
     integrated = torch.zeros(len(writes), *whole.shape, dtype=whole.dtype, device=whole.device)
     for node in range(nodes):
         integrated += _push_forward(frozen, last * ((node + 0.5) / nodes), writes) / nodes
     return {
-        "lens_difference": (_array(_telescope(native, writes)), _array(whole), "data units"),
+        "lens_difference": difference,
         "linearised": (_array(_push_forward(frozen, last, writes)), _array(whole), "data units"),
         "integrated": (_array(integrated), _array(whole), "data units"),
     }

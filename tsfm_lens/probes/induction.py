@@ -56,8 +56,10 @@ def repeated_tokens(
         InputError: not a token model with cross-attention, or the sequence exceeds its context length.
     """
     stack = lens.wiring.output_stack
-    if lens.adapter.readout != "token" or "cross_attn" not in stack.attention_kinds():
-        raise InputError(f"{lens.model_id} is no encoder-decoder token model; the repeated-tokens test needs one")
+    if not hasattr(lens.adapter, "encode_tokens") or "cross_attn" not in stack.attention_kinds():
+        raise InputError(
+            f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one"
+        )
     if motif < 3 or repeats < 2 or motif * repeats > lens.adapter.context_length:
         raise InputError(
             f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or more, 2 or more repeats, and at "
@@ -65,7 +67,7 @@ def repeated_tokens(
         )
     ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
     start = torch.full((n_sequences, 1), lens.adapter.model.config.decoder_start_token_id)
-    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
+    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
     wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
     with torch.no_grad():

@@ -47,8 +47,9 @@ def logit_lens(
         ``series``, ``step``. Token models: ``probability`` of every value bin, its ``value`` in data units,
         ``entropy`` in nats over the whole vocabulary, ``n_peaks``, ``effective_vocabulary``,
         ``quantile_forecast`` and ``point_forecast`` (the most probable bin). Patch models:
-        ``quantile_forecast`` and its median as ``point_forecast``. All forecasts are in data units. The last
-        layer is the model's own output.
+        ``quantile_forecast`` and its median as ``point_forecast``; models with a distribution head: its mean,
+        as the one entry of ``quantile_forecast`` (``attrs["statistic"]`` tells). All forecasts are in data
+        units. The last layer is the model's own output.
 
     Raises:
         InputError: the horizon is longer than one pass of the model.
@@ -59,7 +60,14 @@ def logit_lens(
     data = data.assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data.attrs = describe(
-        lens, "logit_lens", "Logit lens", _SOURCE, readout=lens.adapter.readout, seed=seed, horizon=run.horizon
+        lens,
+        "logit_lens",
+        "Logit lens",
+        _SOURCE,
+        readout=lens.adapter.readout,
+        statistic="mean" if lens.adapter.readout == "distribution" else "quantiles",
+        seed=seed,
+        horizon=run.horizon,
     )
     if lens.adapter.readout == "token":
         return _token_lens(lens, run, streams, data, tuple(levels))

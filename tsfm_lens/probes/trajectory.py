@@ -55,7 +55,7 @@ def trajectory(
     Args:
         lens: the model.
         series: the context, anything that ``as_series`` takes.
-        horizon: steps, at most the model's prediction length; that length if None.
+        horizon: steps, at most what one pass yields; the model's prediction length if None.
         truth: (series, step) what came after the context.
         along: (series, step) values to force a token model's decoder along; its median forecast if None.
         num_samples, seed: of the forecast.
@@ -64,8 +64,8 @@ def trajectory(
         InputError: the horizon is longer than one pass of the model.
     """
     batch = as_series(series)
-    limit = lens.adapter.prediction_length
-    steps = limit if horizon is None else int(horizon)
+    limit = lens.adapter.longest_pass
+    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
     if not 1 <= steps <= limit:
         raise InputError(
             f"horizon {horizon} cannot be explained in one pass: {lens.model_id} forecasts at most {limit} steps "
@@ -74,8 +74,9 @@ def trajectory(
     forecast = lens.forecast(batch, steps, num_samples=num_samples, seed=seed)
     known = None if truth is None else np.asarray(truth, dtype=float)
     if lens.adapter.readout != "token":
-        return Trajectory(batch, lens.encode(batch), forecast, forecast.median, None, known, steps)
-    values = forecast.median if along is None else np.asarray(along, dtype=float)
+        return Trajectory(batch, lens.encode(batch, horizon=steps), forecast, forecast.median, None, known, steps)
+    own = forecast.samples[:, 0] if getattr(lens.adapter, "integers", False) else forecast.median  # type: ignore[index]
+    values = own if along is None else np.asarray(along, dtype=float)
     if values.shape != (len(batch), steps):
         raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(batch), steps)}")
     encoded = lens.encode(batch, future=values)

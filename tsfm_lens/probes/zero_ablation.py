@@ -52,7 +52,8 @@ def ablation_effects(
     Returns:
         Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain
         forecast; with a truth ``mae``, ``mase``, their baselines and relative changes
-        (``mae_change`` = ablated / baseline - 1); ``forecast`` and ``baseline_forecast`` (medians).
+        (``mae_change`` = ablated / baseline - 1); ``forecast`` and ``baseline_forecast`` (medians; means
+        of a model with a distribution head, where one pass is enough).
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -63,11 +64,11 @@ def ablation_effects(
     batch = as_series(series)
     steps = lens.adapter.prediction_length if horizon is None else int(horizon)
     chosen = lens.components(*components) if components is not None else _default(lens)
-    plain = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
-    single_pass = lens.adapter.readout == "quantile" and steps <= lens.adapter.prediction_length
+    single_pass = lens.adapter.readout != "token" and steps <= lens.adapter.longest_pass
     if single_pass and how == "zero":
-        forecasts = _side_by_side(lens, batch, steps, chosen, progress)
+        plain, forecasts = _side_by_side(lens, batch, steps, chosen, progress)
     else:
+        plain = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
         forecasts = np.empty((len(chosen), *plain.shape))
         for index, component in enumerate(chosen):
             with lens.ablate(component, how=how, reference=reference):
@@ -106,13 +107,16 @@ def _default(lens: Lens) -> list[Component]:
 
 def _side_by_side(
     lens: Lens, batch: SeriesBatch, steps: int, chosen: Sequence[Component], progress: Progress | None
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
+    """The plain forecast (series, step) and that of every variant, all read out of single forwards."""
     levels = np.array(lens.adapter.levels)  # type: ignore[attr-defined]
-    outputs = run_variants(lens, lens.encode(batch), [Variant.zero(component) for component in chosen])
+    variants = [Variant("plain", ()), *(Variant.zero(component) for component in chosen)]
+    outputs = run_variants(lens, lens.encode(batch, horizon=steps), variants)
     if progress is not None:
         progress(len(chosen), len(chosen))
     middle = int(np.argmin(np.abs(levels - 0.5)))
-    return outputs[:, :, middle, :steps].cpu().double().numpy()
+    medians = outputs[:, :, middle, :steps].cpu().double().numpy()
+    return medians[0], medians[1:]
 
 
 def _errors(

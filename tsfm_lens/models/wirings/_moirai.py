@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gluonts.transform import CausalMeanValueImputation
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
@@ -91,6 +90,9 @@ def native_input(
     padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
     filled = torch.where(observed, values, 0.0)
     if causal_fill:
+        # gluonts takes seconds to import
+        from gluonts.transform import CausalMeanValueImputation
+
         impute = CausalMeanValueImputation()
         for index, series in enumerate(batch.values):
             tail = np.array(series[-length:], dtype=np.float32)
