@@ -1,24 +1,26 @@
 """Many variants of one forward, at the cost of what differs between them.
 
-Three economies, all exact: what lies before a variant's first changed component is replayed from one
-plain run, keys and values that a decoder takes from an unchanged encoder are replayed too, and variants
-that share a prefix run side by side as rows of one batch.
+Four economies, all exact: what lies before a variant's first changed component is replayed from one
+plain run; inside the block of that component, earlier branches and the attention up to its heads are
+replayed too; so are keys and values that a decoder takes from an unchanged encoder; and variants that
+share a prefix run side by side as rows of one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
-from tsfm_lens.hooks.replay import recorded_outputs, replayed
-from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.hooks.replay import recorded_inputs, recorded_outputs, replayed
+from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 
@@ -38,10 +40,19 @@ class Variant:
 
 @dataclass(frozen=True, order=True)
 class Start:
-    """Where a variant begins to differ: index of the stack, and the layer (-1: the stack's input)."""
+    """Where a variant begins to differ.
+
+    Attributes:
+        stack: index of the stack.
+        layer: -1 is the stack's input.
+        branch: index of the branch in the block.
+        heads: whether all that differs in that branch comes after the heads' outputs.
+    """
 
     stack: int
     layer: int
+    branch: int = 0
+    heads: bool = False
 
 
 def run_variants(
@@ -67,23 +78,35 @@ def run_variants(
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
-        groups.setdefault(_start(lens, variant), []).append(index)
+        # without replay nothing is spared by where a variant begins, and all of them can run side by side
+        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
     paths = {start: _unchanged(lens.wiring, start) if replay else () for start in groups}
+    heads = {place for start in groups if replay and (place := _heads_of(lens.wiring, start))}
+    everything = {path for group in paths.values() for path in group} | {place[0] for place in heads}
+    model = lens.adapter.model
     with torch.no_grad():
-        with recorded_outputs(lens.adapter.model, {path for group in paths.values() for path in group}) as stored:
+        with recorded_outputs(model, everything) as stored, recorded_inputs(model, {o for _, o in heads}) as z:
             plain = lens.forward(encoded)
         outputs = plain.new_empty(len(variants), *plain.shape)
         rows = len(encoded.rows)
         abreast = max(1, max_rows // rows)
         for start, members in sorted(groups.items()):
             kept = {path: stored[path] for path in paths[start]}
+            place = _heads_of(lens.wiring, start) if replay else None
+            resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], stored[place[0]])} if place else {}
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(lens, encoded, [variants[i] for i in chunk], kept)
+                outputs[chunk] = _side_by_side(lens, encoded, [variants[i] for i in chunk], kept, resumed)
     return outputs
 
 
-def _side_by_side(lens: Lens, encoded: Encoded, variants: Sequence[Variant], stored: dict) -> Tensor:
+def _side_by_side(
+    lens: Lens,
+    encoded: Encoded,
+    variants: Sequence[Variant],
+    stored: Mapping[str, Any],
+    resumed: Mapping[str, tuple[nn.Module, Tensor, Any]],
+) -> Tensor:
     """Variants as blocks of rows of one batch: (variant, series, …)."""
     rows, copies = len(encoded.rows), len(variants)
     placed = [
@@ -93,7 +116,10 @@ def _side_by_side(lens: Lens, encoded: Encoded, variants: Sequence[Variant], sto
     ]
     registry = lens.registry
     items = rows if encoded.items is None else encoded.items
-    with replayed(lens.adapter.model, stored, rows=items, copies=copies), lens.edit(*placed):
+    with (
+        replayed(lens.adapter.model, stored, rows=items, copies=copies, resumed=resumed),
+        lens.edit(*placed),
+    ):
         registry.state.restart(rows * copies)
         output = lens.adapter.run(encoded.repeated(copies))
     return output.reshape(copies, len(encoded.batch), *output.shape[1:])
@@ -112,16 +138,47 @@ def _start(lens: Lens, variant: Variant) -> Start:
     for intervention in variant.interventions:
         for name, _head in resolve(lens.registry, intervention):
             point = lens.registry.points[name]
-            after_blocks = point.layer < 0 and not name.endswith("hook_embed")
-            layer = lens.wiring.stack(point.stack).n_layers if after_blocks else point.layer
-            places.append(Start(order[point.stack], layer))
+            stack = lens.wiring.stack(point.stack)
+            if point.layer < 0 and not name.endswith("hook_embed"):
+                places.append(Start(order[point.stack], stack.n_layers))
+            elif name.endswith("hook_resid_post"):
+                places.append(Start(order[point.stack], point.layer, len(stack.rows(point.layer))))
+            elif point.kind:
+                kinds = [row.kind for row in stack.rows(point.layer)]
+                late = name.endswith(("hook_z", "hook_result", "hook_out"))
+                places.append(Start(order[point.stack], point.layer, kinds.index(point.kind), late))
+            else:
+                # the stream before a branch; at the block's entry or later makes no difference to what is spared
+                places.append(Start(order[point.stack], point.layer))
     return min(places, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
+
+
+def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
+    """Attention module and output projection of a branch that can go on from its heads' outputs."""
+    stack = wiring.stacks[start.stack]
+    if not start.heads or not 0 <= start.layer < stack.n_layers:
+        return None
+    row = stack.rows(start.layer)[start.branch]
+    if not isinstance(row, Attention) or not _rows_lead(row):
+        return None
+    block = stack.block(start.layer)
+    return f"{block}.{row.module}", f"{block}.{row.o.module}"
+
+
+def _rows_lead(row: Attention | Mlp) -> bool:
+    """Whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
+    return not isinstance(row, Attention) or not row.z_layout.startswith("pos ")
 
 
 def _unchanged(wiring: Wiring, start: Start) -> tuple[str, ...]:
     """Modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
     paths = [*wiring.unread, *stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
+    if 0 <= start.layer < stack.n_layers:
+        for row in stack.rows(start.layer)[: start.branch]:
+            inner = row.module if isinstance(row, Attention) else row.write.module
+            if _rows_lead(row):
+                paths.append(f"{stack.block(start.layer)}.{inner}")
     earlier = {other.name for other in wiring.stacks[: start.stack]}
     for layer in range(max(start.layer, 0), stack.n_layers):
         for row in stack.attentions(layer):

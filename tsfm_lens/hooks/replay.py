@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tsfm_lens.hooks.native import get_output, put_output
+
 
 @contextmanager
 def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -44,7 +46,14 @@ def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[st
 
 
 @contextmanager
-def replayed(model: nn.Module, outputs: Mapping[str, Any], *, rows: int, copies: int) -> Iterator[None]:
+def replayed(
+    model: nn.Module,
+    outputs: Mapping[str, Any],
+    *,
+    rows: int,
+    copies: int,
+    resumed: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
+) -> Iterator[None]:
     """Let modules return stored outputs while the block runs.
 
     Args:
@@ -53,12 +62,18 @@ def replayed(model: nn.Module, outputs: Mapping[str, Any], *, rows: int, copies:
         rows: items in the batch of the recorded run.
         copies: how many variants run side by side; tensors whose first axis is a multiple of ``rows`` are
             repeated, variant-major: row ``v * rows + r`` is row r of variant v.
+        resumed: module path -> (its last inner layer, that layer's stored input, the module's stored output).
+            Such a module runs its last layer alone, with whatever hooks that layer has.
     """
-    modules = {path: model.get_submodule(path) for path in outputs}
+    going_on = resumed or {}
+    modules = {path: model.get_submodule(path) for path in (*outputs, *going_on)}
     before = {path: module.__dict__.get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():
-            module.__dict__["forward"] = _hand_back(outputs[path], rows, copies)
+            if path in going_on:
+                module.__dict__["forward"] = _go_on(*going_on[path], rows, copies)
+            else:
+                module.__dict__["forward"] = _hand_back(outputs[path], rows, copies)
         yield
     finally:
         for path, module in modules.items():
@@ -72,6 +87,17 @@ def _hand_back(output: Any, rows: int, copies: int) -> Callable[..., Any]:
 
     def forward(*_args: Any, **_kwargs: Any) -> Any:
         return map_tensors(output, lambda tensor: repeat_rows(tensor, rows, copies))
+
+    return forward
+
+
+def _go_on(last: nn.Module, entered: Tensor, output: Any, rows: int, copies: int) -> Callable[..., Any]:
+    """A forward that runs the module's last layer on its stored input and hands the rest back as stored."""
+
+    def forward(*_args: Any, **_kwargs: Any) -> Any:
+        new = last(repeat_rows(entered, rows, copies))
+        rest = map_tensors(output, lambda tensor: repeat_rows(tensor, rows, copies))
+        return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
 
     return forward
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,9 @@ def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.d
     config = read_config(folder)
     entry = architecture_of(config, model_id, tensor_names(folder))
     entry.check(config, model_id)
-    native = entry.open(folder, dtype, device)
+    # some libraries print on loading, into what may be a command's JSON
+    with contextlib.redirect_stdout(sys.stderr):
+        native = entry.open(folder, dtype, device)
     return Lens(entry.adapt(native), model_id, commit)
 
 

@@ -91,7 +91,9 @@ class Moirai2Adapter(PatchAdapter):
             context_length=length,
             module=self.model,
         )
-        return forecast.eval(), _moirai.native_input(batch, length, self.device, causal_fill=True)
+        # the library's own transform fills gaps with 0 where there are several variates
+        causal = batch.n_variates == 1
+        return forecast.eval(), _moirai.native_input(batch, length, self.device, causal_fill=causal)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Quantiles in data units, (batch, quantile, step): what the last context token of each variate emits."""

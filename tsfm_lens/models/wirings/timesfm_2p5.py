@@ -18,6 +18,7 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _timesfm
 from tsfm_lens.models.wirings._random import spread_weights
 
@@ -159,26 +160,20 @@ def _adapt(thing: Any) -> TimesFmAdapter:
 
 def _wrapped(module: Any) -> Any:
     """The library's forecaster around a module, without building another 200 million weights."""
-    from timesfm import TimesFM_2p5_200M_torch
-
-    native = TimesFM_2p5_200M_torch.__new__(TimesFM_2p5_200M_torch)
+    forecaster = require("timesfm").TimesFM_2p5_200M_torch
+    native = forecaster.__new__(forecaster)
     native.model, native.torch_compile = module, False
     return native
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    from timesfm import TimesFM_2p5_200M_torch
-
-    native = TimesFM_2p5_200M_torch.from_pretrained(folder, torch_compile=False)
+    native = require("timesfm").TimesFM_2p5_200M_torch.from_pretrained(folder, torch_compile=False)
     native.model.to(device=device, dtype=dtype).device = torch.device(device)
     return native
 
 
 def _tiny() -> Any:
-    from timesfm.timesfm_2p5 import timesfm_2p5_base as base
-    from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
-
-    full = base.TimesFM_2p5_200M_Definition()
+    full = require("timesfm", "timesfm.timesfm_2p5.timesfm_2p5_base").TimesFM_2p5_200M_Definition()
     d, patch, out, out_quantiles, change = 40, 8, 16, 32, dataclasses.replace
     n_out = len(full.quantiles) + 1
     layer = change(full.stacked_transformers.transformer, model_dims=d, hidden_dims=24, num_heads=4)
@@ -197,14 +192,16 @@ def _tiny() -> Any:
         ),
     )
     object.__setattr__(definition, "context_limit", 2048)
-    module = type("TinyTimesFM", (TimesFM_2p5_200M_torch_module,), {"config": definition})()
+    module = type("TinyTimesFM", (_module_class(),), {"config": definition})()
     return _wrapped(spread_weights(module.to("cpu"), _timesfm.GAINS))
 
 
 def _build(_size: str) -> Any:
-    from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
+    return _wrapped(spread_weights(_module_class()(), _timesfm.GAINS))
 
-    return _wrapped(spread_weights(TimesFM_2p5_200M_torch_module(), _timesfm.GAINS))
+
+def _module_class() -> Any:
+    return require("timesfm", "timesfm.timesfm_2p5.timesfm_2p5_torch").TimesFM_2p5_200M_torch_module
 
 
 ARCHITECTURE = Architecture(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +16,7 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _checks, _series
 from tsfm_lens.models.wirings._random import spread_weights
 
@@ -178,12 +177,9 @@ class TotoAdapter(PatchAdapter):
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
         """``TotoForecaster.forecast``, all sample paths in one batch; their empirical quantiles."""
-        from toto.data.util.dataset import MaskedTimeseries
-        from toto.inference.forecaster import TotoForecaster
-
         inputs, _ = self._native_input(batch)
         series = inputs["inputs"]
-        shown = MaskedTimeseries(
+        shown = require("toto", "toto.data.util.dataset").MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
             inputs["id_mask"],
@@ -195,9 +191,8 @@ class TotoAdapter(PatchAdapter):
         # the distribution of the first patch is what the first pass emits, with whatever hooks are set
         handle = self.model.register_forward_hook(lambda _module, _args, output: first.append(output))
         try:
-            forecast = TotoForecaster(self.model).forecast(
-                shown, prediction_length=horizon, num_samples=draws, samples_per_batch=draws
-            )
+            forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(self.model)
+            forecast = forecaster.forecast(shown, prediction_length=horizon, num_samples=draws, samples_per_batch=draws)
         finally:
             handle.remove()
         samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
@@ -225,13 +220,15 @@ class TotoAdapter(PatchAdapter):
         return (), {**calls[-1][1], "kv_cache": None}
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    from toto.model.toto import Toto
+def _toto() -> Any:
+    return require("toto", "toto.model.toto").Toto
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        native = Toto.from_pretrained(folder, map_location=device, use_memory_efficient_attention=False)
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    toto = _toto()
+    native = toto.from_pretrained(folder, map_location=device, use_memory_efficient_attention=False)
     names = dict.fromkeys(_checks.tensor_names(folder))
-    _checks.refuse_tensors(Toto._map_state_dict_keys(names, False), native, str(folder), optional="rotary_emb")
+    _checks.refuse_tensors(toto._map_state_dict_keys(names, False), native, str(folder), optional="rotary_emb")
     return native.to(device=device, dtype=dtype)
 
 
@@ -240,8 +237,6 @@ def _save(native: Any, folder: Path) -> None:
 
 
 def _native(**sizes: Any) -> Any:
-    from toto.model.toto import Toto
-
     config = {
         "dropout": 0.1,
         "spacewise_first": False,
@@ -252,7 +247,7 @@ def _native(**sizes: Any) -> Any:
         "scale_factor_exponent": 10.0,
         **sizes,
     }
-    native = spread_weights(Toto(**config), GAINS)
+    native = spread_weights(_toto()(**config), GAINS)
     native.saved_config = config
     return native
 

@@ -60,6 +60,7 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         z_layout=stream.replace("d_model", "(head d_head)"),
         over="variate" if across else "time",
         qkv_layout="(series pos) head variate d_head" if across else "batch head pos d_head",
+        norm="norm1",
         mix=_mix("attn_tau"),
     )
     hidden = stream.replace("d_model", "d_mlp")
@@ -73,6 +74,7 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         Projection("ffn.fc1", "(part d_mlp)", 1, 2, config.d_model**-0.5),
         Projection("ffn.fc1", "(part d_mlp)", 0, 2, config.d_model**-0.5),
         o_gain=config.d_ff**-0.5,
+        norm="norm2",
         mix=_mix("mlp_tau"),
         aside=True,
     )
