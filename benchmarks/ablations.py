@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens.ablation import Variant, run_variants
 from tsfm_lens.hooks import Component
+from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models import Encoded, Lens
 
 
@@ -37,13 +39,21 @@ class Comparison:
     memory: float
 
 
-def compare(lens: Lens, encoded: Encoded, *, sample: int | None, seed: int = 0) -> Comparison:
+def compare(
+    lens: Lens, encoded: Encoded, *, sample: int | None, heads_per_layer: int | None = None, seed: int = 0
+) -> Comparison:
     """Run ours once, and full forwards for a sample of heads before and after it.
 
     Args:
+        lens, encoded: the model and its input.
         sample: heads whose full forward is timed; all if None.
+        heads_per_layer: ablate so many heads of every attention; all if None.
+        seed: of the sample.
     """
-    heads = [c for c in lens.components("decoder.*.*.*") if c.head is not None]
+    name = lens.wiring.output_stack.name
+    heads = [c for c in lens.components() if c.stack == name and c.head is not None]
+    if heads_per_layer is not None:
+        heads = [head for head in heads if head.head is not None and head.head < heads_per_layer]
     rng = np.random.default_rng(seed)
     count = len(heads) if sample is None else min(sample, len(heads))
     chosen = sorted(rng.choice(len(heads), size=count, replace=False).tolist())
@@ -74,20 +84,50 @@ def _full(
 
 
 def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> float:
-    """Multiply-accumulates of one full forward a head, over those that no exact method can avoid.
+    """Floating-point operations of one full forward a head, over those that no exact method can avoid.
 
-    Unavoidable are one plain forward, and for every head the blocks from its own on for the decoder's own
-    tokens; keys and values of the encoder are computed once. Attention products and the input embedding are
-    left out: they are below 2 % at these sizes.
+    Unavoidable are one plain forward and, for every head, the output projection behind it, the branches after
+    it in its block, all later blocks, and the head; keys and values that a decoder takes from the encoder are
+    computed once. Counted by torch's own counter, attention products included.
     """
-    encoder, decoder = lens.wiring.stacks
-    rows = len(encoded.batch)
-    keys, tokens = rows * len(encoded.spans["encoder"]), rows * len(encoded.spans["decoder"])
-    inner = encoder.n_heads * encoder.d_head
-    square, mlp = encoder.d_model * inner, 2 * encoder.d_model * encoder.d_mlp
-    token = 6 * square + mlp  # self-attention 4, cross-attention query and output 2
-    out = sum(w.numel() for w in lens.adapter.model.get_submodule(lens.wiring.unembed.module).parameters())
-    full = keys * (encoder.n_layers * (4 * square + mlp) + decoder.n_layers * 2 * square)
-    full += tokens * (decoder.n_layers * token + out)
-    ours = full + sum(tokens * ((decoder.n_layers - head.layer) * token + out) for head in heads)
-    return len(heads) * full / ours
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        lens.adapter.run(encoded.inputs)
+    counts = {name.split(".", 1)[-1]: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    root = sum(counter.get_flop_counts()["Global"].values())
+    stack = lens.wiring.output_stack
+    blocks = [
+        counts.get(stack.block(layer), 0) - _from_elsewhere(stack, layer, counts) for layer in range(stack.n_layers)
+    ]
+    before = sum(counts.get(path, 0) for path in {*stack.upstream, *lens.wiring.unread})
+    crossing = sum(_from_elsewhere(stack, layer, counts) for layer in range(stack.n_layers))
+    head = root - before - crossing - sum(blocks)
+    assert all(blocks) and head >= 0, "the counter did not see the blocks"
+
+    def unavoidable(component: Component) -> int:
+        rows = stack.rows(component.layer)
+        kinds = [row.kind for row in rows]
+        place = kinds.index(component.kind or "")
+        block = stack.block(component.layer)
+        own = rows[place]
+        assert isinstance(own, Attention)
+        here = counts.get(f"{block}.{own.o.module}", 0)
+        for row in rows[place + 1 :]:
+            if isinstance(row, Attention):
+                cross = (row.k.module, row.v.module) if row.keys_from else ()
+                here += counts.get(f"{block}.{row.module}", 0) - sum(counts.get(f"{block}.{path}", 0) for path in cross)
+            else:
+                here += sum(counts.get(f"{block}.{path}", 0) for path in _matrices(row))
+        return here + sum(blocks[component.layer + 1 :]) + head
+
+    return len(heads) * root / (root + sum(unavoidable(component) for component in heads))
+
+
+def _matrices(row: Mlp) -> set[str]:
+    return {row.i.module, row.o} | ({row.gate.module} if row.gate is not None else set())
+
+
+def _from_elsewhere(stack: Stack, layer: int, counts: dict[str, int]) -> int:
+    """Operations of a block on what another stack computed: keys and values of its cross-attention."""
+    cross = [row for row in stack.attentions(layer) if row.keys_from]
+    return sum(counts.get(f"{stack.block(layer)}.{part.module}", 0) for row in cross for part in (row.k, row.v))

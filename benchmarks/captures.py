@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.native import get_input, get_output
 from tsfm_lens.models import Encoded, Lens
 
 
@@ -31,14 +33,14 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
         for point in points:
             module = lens.adapter.model.get_submodule(point.site.module)
 
-            def before(_module: object, args: tuple, name: str = point.name) -> None:
-                kept[name] = args[0].detach()
+            def before(_module: object, args: tuple, kwargs: dict, point: Point = point) -> None:
+                kept[point.name] = get_input(args, kwargs, point.site.arg).detach()
 
-            def after(_module: object, _args: tuple, out: object, name: str = point.name) -> None:
-                kept[name] = (out[0] if isinstance(out, tuple) else out).detach()
+            def after(_module: object, _args: tuple, out: object, point: Point = point) -> None:
+                kept[point.name] = get_output(out, point.site.arg).detach()
 
             if point.site.side == "in":
-                handles.append(module.register_forward_pre_hook(before))
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             else:
                 handles.append(module.register_forward_hook(after))
         lens.adapter.run(encoded.inputs)
@@ -50,8 +52,8 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
 
 
 def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
-    """The same tensors through nnsight; None where it is not installed."""
-    if find_spec("nnsight") is None:
+    """The same tensors through nnsight; None where it is not installed, and for models whose input is no tensor."""
+    if find_spec("nnsight") is None or lens.wiring.architecture not in ("chronos", "chronos-bolt"):
         return None
     from nnsight import NNsight
 

@@ -36,7 +36,7 @@ def read_series(
         InputError: the file is missing, empty or unreadable; the message names row and column.
     """
     file = Path(path).expanduser()
-    if not file.exists():
+    if not _exists(file):
         near = [item.name for item in file.parent.glob("*") if item.suffix in READABLE] if file.parent.is_dir() else []
         hint = f" That folder has: {', '.join(sorted(near)[:5])}." if near else ""
         raise InputError(f"there is no file {str(path)!r}.{hint}")
@@ -52,6 +52,14 @@ def read_series(
         return from_frame(frame, freq=freq, targets=targets, variates=variates)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def _exists(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:
+        # no path at all, such as one that is too long
+        return False
 
 
 def _frame(file: Path) -> pd.DataFrame:

@@ -127,7 +127,7 @@ class Resample:
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Add Gaussian noise of standard deviation ``scale`` times the row's root mean square."""
+    """Add Gaussian noise of standard deviation ``scale`` times the token's root mean square."""
 
     target: Target
     scale: float = 1.0
@@ -143,7 +143,8 @@ class Noise:
             seed = (self.seed * 1_000_003 + salt) * 10_007 + state.step
             generator = torch.Generator().manual_seed(seed % 2**63)
             draw = torch.randn(value.shape, generator=generator).to(value)
-            rms = value.pow(2).mean(dim=tuple(range(1, value.ndim)), keepdim=True).sqrt()
+            # by token, so that what padding holds does not count
+            rms = value.pow(2).mean(dim=tuple(range(2, value.ndim)), keepdim=True).sqrt()
             return value + self.scale * rms * draw
 
         return noisy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any, Literal
 
@@ -178,6 +179,7 @@ def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -
     return torch.stack(out, dim=-1)
 
 
+@cache
 def versions(package: str) -> str:
     """Versions that a result should name: this package's, torch's, transformers', and the model library's."""
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))

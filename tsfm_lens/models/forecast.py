@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch, by_variate
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.architecture import Encoded
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,68 @@ class Forecast:
                 frame[str(level)] = self.quantiles[index, column]
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is an integer from 1 on."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def checked_request(
+    horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
+) -> tuple[int, tuple[float, ...]]:
+    """The steps, and the quantile levels in ascending order.
+
+    Raises:
+        InputError: an argument is not a number as :meth:`tsfm_lens.models.lens.Lens.forecast` takes it.
+    """
+    if not is_count(horizon):
+        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 on")
+    try:
+        levels = tuple(sorted(float(level) for level in quantiles))
+    except (TypeError, ValueError):
+        levels = ()
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise InputError(f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)")
+    if num_samples is not None and not is_count(num_samples):
+        raise InputError(f"num_samples {num_samples!r} is not a number of sample paths; expected 1 or more")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise InputError(f"seed {seed!r} is not an integer from 0 to 2**63 - 1")
+    return int(horizon), levels
+
+
+def refuse_overflow(encoded: Encoded) -> None:
+    """Refuse a batch whose mean or scale is beyond single precision.
+
+    Raises:
+        InputError: names the first such series.
+    """
+    known = (encoded.loc.isfinite() & encoded.scale.isfinite()).cpu().numpy()
+    if not known.all():
+        row = int(np.argmin(known))
+        size = np.nanmax(np.abs(encoded.batch.values[row]))
+        raise InputError(
+            f"the scale of series {encoded.batch.ids[row]!r} overflows: {encoded.batch.lengths[row]} steps reach "
+            f"{size:.3g}, and models compute in single precision; rescale or shorten it"
+        )
+
+
+def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
+    """Refuse a forecast that is not all numbers.
+
+    Raises:
+        InputError: names the series and the first step.
+    """
+    known = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
+    if known.all():
+        return
+    row, step = np.argwhere(~known)[0]
+    size = np.nanmax(np.abs(forecast.context.values[row]))
+    raise InputError(
+        f"{architecture} forecasts no number at step {step} of series {forecast.context.ids[row]!r} "
+        f"({int((~known).any(axis=1).sum())} of {len(known)} series have NaN or infinity). The series reaches "
+        f"{size:.3g}, and models compute in single precision: rescale it, or undo the intervention that does this."
+    )
 
 
 def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 
 from tsfm_lens.data import as_series
+from tsfm_lens.data.batch import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
@@ -25,7 +25,7 @@ from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
-from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.models.forecast import Forecast, checked_request, is_count, refuse_non_finite, refuse_overflow
 
 DECILES = tuple(level / 10 for level in range(1, 10))
 
@@ -132,21 +132,23 @@ class Lens(HookedRootModule):
                 yields the same number of steps yield them all.
 
         Raises:
-            InputError: the future has another shape, or one pass cannot yield the horizon.
+            InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
         """
         batch = as_series(series)
-        known = None if future is None else torch.as_tensor(np.asarray(future), dtype=torch.float64)
+        known = None if future is None else torch.as_tensor(to_floats(future, "the future"))
         for given in (known, tokens):
             if given is not None and (given.ndim != 2 or len(given) != len(batch)):
                 raise InputError(
                     f"future values have shape {tuple(given.shape)}, expected (series, step) with {len(batch)} series"
                 )
-        if horizon is not None and not 1 <= horizon <= self.adapter.longest_pass:
+        if horizon is not None and not (is_count(horizon) and horizon <= self.adapter.longest_pass):
             raise InputError(
-                f"horizon {horizon} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
+                f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
                 f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
             )
-        return self.adapter.encode(batch, known, tokens, horizon)
+        encoded = self.adapter.encode(batch, known, tokens, None if horizon is None else int(horizon))
+        refuse_overflow(encoded)
+        return encoded
 
     def forward(
         self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
@@ -186,23 +188,18 @@ class Lens(HookedRootModule):
             seed: of torch's generators for this call alone; the global state is left as it was.
 
         Raises:
-            InputError: horizon below 1, levels outside (0, 1), or samples asked of a quantile model.
+            InputError: horizon below 1, levels outside (0, 1), samples asked of a quantile model, or a forecast that
+                is not finite.
         """
         batch = as_series(series)
-        steps = self.adapter.prediction_length if horizon is None else horizon
-        if not isinstance(steps, int | np.integer) or steps < 1:
-            raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 on")
-        levels = tuple(sorted(float(level) for level in quantiles))
-        if not levels or not 0 < levels[0] <= levels[-1] < 1:
-            raise InputError(f"quantiles {list(quantiles)} are not levels between 0 and 1 (exclusive)")
-        if num_samples is not None and num_samples < 1:
-            raise InputError(f"num_samples {num_samples} is not a number of sample paths; expected 1 or more")
+        wanted = self.adapter.prediction_length if horizon is None else horizon
+        steps, levels = checked_request(wanted, quantiles, num_samples, seed)
         self.registry.state.restart(len(rows_of(batch, self.adapter.packed)))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), self.registry.attach():
-            torch.manual_seed(seed)
-            found = self.adapter.predict(batch, int(steps), levels, num_samples)
-        return Forecast(
+            torch.manual_seed(int(seed))
+            found = self.adapter.predict(batch, steps, levels, num_samples)
+        forecast = Forecast(
             found.quantiles.permute(0, 2, 1).numpy().astype(float),
             levels,
             found.mean.numpy().astype(float),
@@ -211,6 +208,8 @@ class Lens(HookedRootModule):
             {**self.provenance(), "seed": seed},
             found.distribution,
         )
+        refuse_non_finite(forecast, self.wiring.architecture)
+        return forecast
 
     # --- TransformerLens's methods ----------------------------------------------------------------------
 

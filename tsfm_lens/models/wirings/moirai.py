@@ -49,6 +49,7 @@ class MoiraiAdapter(PatchAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
+        self._made: tuple[tuple[int, ...], Any] | None = None
         given = getattr(getattr(native, "hparams", None), "patch_size", None)
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = given if isinstance(given, int) else nearest
@@ -87,9 +88,15 @@ class MoiraiAdapter(PatchAdapter):
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
+        key = (horizon, batch.n_variates, length, self.patch)
+        if self._made is None or self._made[0] != key:
+            self._made = key, self._make(horizon, batch.n_variates, length)
+        return self._made[1], _moirai.native_input(batch, length, self.device)
+
+    def _make(self, horizon: int, n_variates: int, length: int) -> Any:
         forecast = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
             prediction_length=horizon,
-            target_dim=batch.n_variates,
+            target_dim=n_variates,
             feat_dynamic_real_dim=0,
             past_feat_dynamic_real_dim=0,
             context_length=length,
@@ -97,7 +104,7 @@ class MoiraiAdapter(PatchAdapter):
             patch_size=self.patch,
             num_samples=SAMPLES,
         )
-        return forecast.eval(), _moirai.native_input(batch, length, self.device)
+        return forecast.eval()
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Mean of the mixture in data units, (batch, 1, step), with whole patches of steps."""

@@ -43,6 +43,7 @@ class Moirai2Adapter(PatchAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
+        self._made: tuple[tuple[int, ...], Any] | None = None
         self.patch = int(self.model.patch_size)
         self.prediction_length = self.patch * int(self.model.num_predict_token)
         self.levels = tuple(float(level) for level in self.model.quantile_levels)
@@ -83,9 +84,15 @@ class Moirai2Adapter(PatchAdapter):
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
+        key = (horizon, batch.n_variates, length)
+        if self._made is None or self._made[0] != key:
+            self._made = key, self._make(horizon, batch.n_variates, length)
+        return self._made[1], _moirai.native_input(batch, length, self.device, causal_fill=causal)
+
+    def _make(self, horizon: int, n_variates: int, length: int) -> Any:
         forecast = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast(
             prediction_length=horizon,
-            target_dim=batch.n_variates,
+            target_dim=n_variates,
             feat_dynamic_real_dim=0,
             past_feat_dynamic_real_dim=0,
             context_length=length,
@@ -93,7 +100,7 @@ class Moirai2Adapter(PatchAdapter):
         )
         # the library's own transform fills gaps with 0 where there are several variates
         causal = batch.n_variates == 1
-        return forecast.eval(), _moirai.native_input(batch, length, self.device, causal_fill=causal)
+        return forecast.eval()
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Quantiles in data units, (batch, quantile, step): what the last context token of each variate emits."""
