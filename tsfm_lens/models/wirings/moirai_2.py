@@ -87,6 +87,8 @@ class Moirai2Adapter(PatchAdapter):
         key = (horizon, batch.n_variates, length)
         if self._made is None or self._made[0] != key:
             self._made = key, self._make(horizon, batch.n_variates, length)
+        # the library's own transform fills gaps with 0 where there are several variates
+        causal = batch.n_variates == 1
         return self._made[1], _moirai.native_input(batch, length, self.device, causal_fill=causal)
 
     def _make(self, horizon: int, n_variates: int, length: int) -> Any:
@@ -98,8 +100,6 @@ class Moirai2Adapter(PatchAdapter):
             context_length=length,
             module=self.model,
         )
-        # the library's own transform fills gaps with 0 where there are several variates
-        causal = batch.n_variates == 1
         return forecast.eval()
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
