@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -41,7 +41,8 @@ class Activations(Mapping[str, Tensor]):
         points: what each name means.
         rollout: whether the run was a rollout, so that tensors have the axis ``step``.
         ids: the ids of the series in the batch.
-        spans: by stack, the time steps that each token covers.
+        spans: by stack, the time steps that each token of a single forward covers.
+        spans_at: of a rollout, the same by (stack, step, position of the first token, number of tokens).
         attrs: provenance of the run.
     """
 
@@ -49,6 +50,7 @@ class Activations(Mapping[str, Tensor]):
     rollout: bool = False
     ids: tuple[str, ...] = ()
     spans: Mapping[str, TokenSpans] = field(default_factory=dict)
+    spans_at: Callable[[str, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
 
@@ -119,21 +121,44 @@ class Activations(Mapping[str, Tensor]):
         array.attrs = {"hook": name, **{key: str(value) for key, value in self.attrs.items()}}
         return array
 
+    def token_spans(self, name: str, call: int = 0, axis: str = "pos") -> TokenSpans | None:
+        """What the tokens of one recorded pass cover, counted from the forecast start; None where unknown.
+
+        Args:
+            name: of the hook point.
+            call: index of the pass.
+            axis: "pos", "query" or "key".
+
+        Raises:
+            UnknownNameError: nothing was recorded under this name.
+        """
+        point, one = self._point(name), self.calls(name)[call]
+        if axis not in point.axes or point.over == "variate" or one.value.ndim != len(point.axes):
+            return None
+        crosses = axis == "key" and point.kind == "cross_attn"
+        stack = next(iter(self.spans), "encoder") if crosses else point.stack
+        length = one.value.shape[point.axes.index(axis)]
+        if not self.rollout:
+            spans = self.spans.get(stack)
+        elif self.spans_at is None:
+            spans = None
+        else:
+            # keys reach back to the first position in the cache
+            spans = self.spans_at(stack, one.step, 0 if axis == "key" else one.offset, length)
+        return spans if spans is not None and len(spans) == length else None
+
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:
-        point = self._point(name)
-        stack = point.stack
-        if axis == "key" and point.kind == "cross_attn":
-            stack = next(iter(self.spans), stack)
-        spans = self.spans.get(stack)
-        if axis not in array.dims or spans is None or self.rollout or array.sizes[axis] != len(spans):
+        if axis not in array.dims:
             return array
-        return array.assign_coords(
-            {
-                f"{axis}_start": (axis, list(spans.start)),
-                f"{axis}_stop": (axis, list(spans.stop)),
-                f"{axis}_special": (axis, list(spans.special)),
-            }
-        )
+        passes = [self.token_spans(name, call, axis) for call in range(len(self.calls(name)))]
+        known = [spans for spans in passes if spans is not None and len(spans) == array.sizes[axis]]
+        if len(known) < len(passes):
+            return array
+        by_step = "step" in array.dims
+        for part in ("start", "stop", "special"):
+            rows = [list(getattr(spans, part)) for spans in known]
+            array = array.assign_coords({f"{axis}_{part}": (("step", axis), rows) if by_step else (axis, rows[0])})
+        return array
 
 
 def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:

@@ -17,11 +17,13 @@ class TokenSpans:
         start, stop: one entry per token.
         special: "" for a token of the series, else what it is: "EOS", "REG". Special tokens have
             ``start == stop``.
+        variate: of which variate a token is, where those of an item share one sequence; () elsewhere.
     """
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
     special: tuple[str, ...]
+    variate: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.start) == len(self.stop) == len(self.special):
@@ -46,4 +48,10 @@ class TokenSpans:
 
     def __add__(self, other: TokenSpans) -> TokenSpans:
         """The tokens of both, one after the other."""
-        return TokenSpans(self.start + other.start, self.stop + other.stop, self.special + other.special)
+        variate = self.variate + other.variate
+        return TokenSpans(self.start + other.start, self.stop + other.stop, self.special + other.special, variate)
+
+    def shifted(self, steps: int) -> TokenSpans:
+        """The same tokens counted from a forecast start that lies ``steps`` earlier."""
+        start, stop = (tuple(each + steps for each in part) for part in (self.start, self.stop))
+        return TokenSpans(start, stop, self.special, self.variate)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
@@ -71,12 +72,18 @@ class PatchAdapter:
         return Prediction(at_levels(known, self.levels, levels), None, median)
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """The stack's last norm, if it has one."""
+        """The stack's last norm, if it has one.
+
+        Raises:
+            WiringError: a frozen scale was asked of a norm that is neither a LayerNorm nor a root-mean-square one.
+        """
         path = self.wiring.output_stack.ln_final
         if not path:
             return resid
         norm = self.model.get_submodule(path)
-        return norm(resid) if like is None else resid * rms_scale(norm, like)
+        if like is None:
+            return norm(resid)
+        return frozen_layer_norm(norm, resid, like) if isinstance(norm, LayerNorm) else resid * rms_scale(norm, like)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Quantiles in data units, (…, batch, quantile, step).
@@ -146,6 +153,14 @@ class PatchAdapter:
     def longest(self, batch: SeriesBatch) -> int:
         """Steps of the longest series, cut to the context length."""
         return min(max(len(series) for series in batch.values), self.context_length)
+
+
+def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
+    """A LayerNorm that divides by the standard deviation of ``like``; taking off the mean is linear already."""
+    deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+    out = (x - x.mean(-1, keepdim=True)) / deviation
+    out = out if norm.weight is None else out * norm.weight
+    return out if norm.bias is None else out + norm.bias
 
 
 def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -> Tensor:

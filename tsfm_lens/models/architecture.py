@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -50,6 +51,17 @@ class Encoded:
     def rows(self) -> tuple[str, ...]:
         """Names of the rows that hooks see: the series, or the items whose variates share one sequence."""
         return rows_of(self.batch, self.packed)
+
+    def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
+        """One row a token: the steps it covers, and their timestamps; see ``time_axis.token_table``.
+
+        Args:
+            series: whose timestamps.
+            stack: of the tokens; the first one if None.
+        """
+        from tsfm_lens.models.time_axis import token_table
+
+        return token_table(self.spans[next(iter(self.spans)) if stack is None else stack], self.batch, series)
 
     def repeated(self, copies: int) -> dict[str, Any]:
         """The inputs with all series repeated, copy-major."""

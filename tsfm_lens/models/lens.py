@@ -19,13 +19,14 @@ from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, PatchFrom, Resample, Rows, Zero
 from tsfm_lens.hooks.names import describe, select
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, resolve_filter
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer
 from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count, refuse_non_finite, refuse_overflow
+from tsfm_lens.models.recording import recorded_run
 
 DECILES = tuple(level / 10 for level in range(1, 10))
 
@@ -293,30 +294,15 @@ class Lens(HookedRootModule):
 
         Raises:
             UnknownNameError: a name matches no hook point.
-            InputError: gradients asked without a scalar loss, or of a rollout.
+            InputError: gradients asked without a scalar loss, of a rollout, or of a model whose backward pass is
+                not the derivative; a rollout of a model that runs twice a forecast.
         """
         if incl_bwd and (rollout or loss is None):
             raise InputError(
                 "gradients need a single forward and a scalar: run_with_cache(..., incl_bwd=True, loss=fn) "
                 "with rollout=False"
             )
-        names = resolve_filter(self.registry.points, names_filter)
-        if names_filter is None:
-            names = [name for name in names if not name.endswith("hook_result")]
-        batch = series.batch if isinstance(series, Encoded) else as_series(series)
-        rows = rows_of(batch, self.adapter.packed)
-        acts = Activations(self.registry.points, rollout, rows, attrs=self.provenance())
-        with record(self.registry, names, acts, device=device, reduce=reduce, gradients=incl_bwd):
-            if rollout:
-                return self.forecast(batch, **run), acts
-            encoded = series if isinstance(series, Encoded) else self.encode(batch, **run)
-            acts.spans = encoded.spans
-            output = self.forward(encoded)
-            if incl_bwd:
-                assert loss is not None
-                with self.registry.attach():
-                    loss(output).backward()
-        return output, acts
+        return recorded_run(self, series, names_filter, rollout, device, reduce, loss if incl_bwd else None, run)
 
     # --- interventions -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,7 @@ def spans(n_variates: int, n_context: int, n_future: int, patch: int) -> TokenSp
     context = TokenSpans.patches(-n_context * patch, n_context, patch)
     future = TokenSpans.patches(0, n_future, patch)
     total = TokenSpans((), (), ())
-    for part in (*[context] * n_variates, *[future] * n_variates):
-        total += part
+    for part in (context, future):
+        for variate in range(n_variates):
+            total += replace(part, variate=(variate,) * len(part))
     return total

@@ -1,0 +1,80 @@
+"""Every token knows its time steps, in a forward and along a rollout."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.models import Lens, architectures, load
+
+NAMES = sorted(architectures())
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def context(lens: Lens, length: int = 48) -> object:
+    own = getattr(lens.adapter, "example", None)
+    return own(0, length) if own else bundled("co2").tail(length)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
+    lens = lens_of(name)
+    _, acts = lens.run_with_cache(context(lens), names_filter="**.hook_embed")
+    for stack in lens.wiring.stacks:
+        dot = f"{stack.name}." if stack.name else ""
+        spans = acts.token_spans(f"{dot}hook_embed")
+        assert spans is not None
+        assert len(spans) == acts[f"{dot}hook_embed"].shape[1]
+        steps = [(a, b) for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True) if not what]
+        assert all(left[1] == right[0] for left, right in zip(steps, steps[1:], strict=False))
+        assert steps[0][0] == (0 if stack.name == "decoder" else -48)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
+    lens = lens_of(name)
+    adapter = lens.adapter
+    beyond = (
+        adapter.prediction_length + 1 if adapter.rollout in ("cache", "refeed") else min(5, adapter.prediction_length)
+    )
+    draws = {"num_samples": 2} if adapter.readout != "quantile" else {}
+    point = f"{lens.wiring.output_stack.prefix}.0.hook_resid_post"
+    _, acts = lens.run_with_cache(context(lens), names_filter=point, rollout=True, horizon=beyond, **draws)
+    calls = acts.calls(point)
+    ends = []
+    for index, call in enumerate(calls):
+        spans = acts.token_spans(point, index)
+        assert spans is not None, (index, call.value.shape)
+        ends.append(spans.stop[-1])
+    if adapter.rollout == "tokens":
+        assert [acts.token_spans(point, i).start[0] for i in range(len(calls))] == list(range(beyond))  # type: ignore[union-attr]
+    if adapter.rollout == "cache":
+        # what a pass takes in begins where the one before ended
+        starts = [acts.token_spans(point, i).start[0] for i in range(len(calls))]  # type: ignore[union-attr]
+        assert starts[1:] == ends[:-1]
+    assert ends == sorted(ends)
+
+
+def test_a_token_table_has_timestamps() -> None:
+    batch = as_series(pd.DataFrame({"value": np.arange(20.0)}, index=pd.date_range("2024-01-01", periods=20, freq="D")))
+    table = lens_of("chronos-bolt").encode(batch).token_table(stack="encoder")
+    patches = table[table["special"] == ""]
+    assert patches["start_time"].iloc[0] == pd.Timestamp("2024-01-01")
+    assert patches["stop_time"].iloc[-1] == pd.Timestamp("2024-01-21")
+    assert (table[table["special"] == "REG"]["start"] == 0).all()
+
+
+def test_tokens_of_a_packed_sequence_name_their_variate() -> None:
+    lens = lens_of("moirai-1.1")
+    two = as_series(np.stack([np.arange(32.0), np.arange(32.0) ** 0.5])[None])
+    table = lens.encode(two, horizon=16).token_table()
+    assert set(table["variate"]) == {0, 1}
+    assert table.groupby("variate")["start"].min().tolist() == [-32, -32]

@@ -1,0 +1,64 @@
+"""Running a lens once and keeping activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, resolve_filter
+from tsfm_lens.models.architecture import Encoded, rows_of
+from tsfm_lens.models.time_axis import rollout_spans
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.lens import Lens
+
+
+def recorded_run(
+    lens: Lens,
+    series: Any,
+    names_filter: NamesFilter,
+    rollout: bool,
+    device: torch.device | str | None,
+    reduce: Reducer | Mapping[str, Reducer] | None,
+    loss: Callable[[Tensor], Tensor] | None,
+    run: dict[str, Any],
+) -> tuple[Any, Activations]:
+    """What :meth:`Lens.run_with_cache` does; ``loss`` is None where no gradients are wanted."""
+    _refuse(lens, rollout, loss)
+    points = lens.registry.points
+    names = resolve_filter(points, names_filter)
+    if names_filter is None:
+        names = [name for name in names if not name.endswith("hook_result")]
+    batch = series.batch if isinstance(series, Encoded) else as_series(series)
+    acts = Activations(points, rollout, rows_of(batch, lens.adapter.packed), attrs=lens.provenance())
+    with record(lens.registry, names, acts, device=device, reduce=reduce, gradients=loss is not None):
+        if rollout:
+            forecast = lens.forecast(batch, **run)
+            acts.spans_at = rollout_spans(lens.adapter, batch, forecast.horizon)
+            return forecast, acts
+        encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
+        acts.spans = encoded.spans
+        output = lens.forward(encoded)
+        if loss is not None:
+            with lens.registry.attach():
+                loss(output).backward()
+    return output, acts
+
+
+def _refuse(lens: Lens, rollout: bool, loss: Callable[[Tensor], Tensor] | None) -> None:
+    if loss is not None and not lens.wiring.true_gradients:
+        raise InputError(
+            f"{lens.wiring.architecture} rescales its backward pass (unit scaling), so its gradients are not the "
+            "derivatives; use finite differences, or attribution by lens difference"
+        )
+    if rollout and getattr(lens.adapter, "passes", 1) > 1:
+        raise InputError(
+            "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on -x; "
+            "compile it with force_flip_invariance=False to record one run"
+        )

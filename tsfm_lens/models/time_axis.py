@@ -1,0 +1,87 @@
+"""Which time steps a token covers, in a forward and along a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.models.architecture import Adapter
+
+SpansAt = Callable[[str, int, int, int], TokenSpans]
+"""(stack, forecast steps read out before, position of the first token, tokens) -> what they cover."""
+
+
+def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.DataFrame:
+    """One row a token: the steps ``[start, stop)`` that it covers, and their timestamps where known.
+
+    Args:
+        spans: of one stack.
+        batch: the series that were encoded.
+        series: index of the series whose timestamps are given.
+
+    Returns:
+        Columns token, start, stop, special, variate, and where start and frequency are known start_time and
+        stop_time. Steps count from the forecast start; special tokens cover none.
+    """
+    table = pd.DataFrame(
+        {
+            "token": np.arange(len(spans)),
+            "start": spans.start,
+            "stop": spans.stop,
+            "special": spans.special,
+            "variate": spans.variate or 0,
+        }
+    )
+    stamps = batch.timestamps(series)
+    if stamps is not None:
+        step = pd.tseries.frequencies.to_offset(batch.freqs[series])
+        last = stamps[-1]
+        for column in ("start", "stop"):
+            table[f"{column}_time"] = [last + (count + 1) * step for count in table[column]]
+    return table
+
+
+def rollout_spans(adapter: Adapter, batch: SeriesBatch, horizon: int) -> SpansAt:
+    """What the tokens of every pass of a forecast cover.
+
+    Args:
+        adapter: the opened model.
+        batch: the context.
+        horizon: steps of the forecast.
+    """
+    found: dict[int, dict[str, TokenSpans]] = {}
+
+    def encoded(step: int) -> dict[str, TokenSpans]:
+        """Spans of a pass whose context has grown by ``step`` steps, counted from the first forecast start."""
+        if step not in found:
+            longer = tuple(np.zeros(length + step) for length in batch.lengths)
+            shown = replace(batch, values=longer).tail(adapter.context_length)
+            own = getattr(adapter, "example", None)
+            left = max(1, min(adapter.longest_pass, horizon - step))
+            spans = adapter.encode(shown if own is None else batch, horizon=left).spans
+            found[step] = {stack: each.shifted(step) for stack, each in spans.items()}
+        return found[step]
+
+    def at(stack: str, step: int, offset: int, n_tokens: int) -> TokenSpans:
+        output = adapter.wiring.output_stack.name
+        if adapter.rollout == "tokens":
+            # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
+            grown = step // adapter.prediction_length * adapter.prediction_length
+            return TokenSpans.patches(grown + offset, n_tokens, 1) if stack == output else encoded(grown)[stack]
+        if adapter.rollout == "cache":
+            first = encoded(0)[stack]
+            width = first.stop[0] - first.start[0]
+            return TokenSpans.patches(first.start[0] + width * offset, n_tokens, width)
+        spans = encoded(step if adapter.rollout == "refeed" else 0)[stack]
+        missing = n_tokens - len(spans)
+        if missing > 0:
+            width = spans.stop[-1] - spans.start[-1]
+            spans += TokenSpans.patches(spans.stop[-1], missing, width)
+        return spans
+
+    return at
