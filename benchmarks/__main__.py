@@ -52,7 +52,7 @@ PLANS = {
     "chronos-2": Plan("base"),
     "timesfm-2.5": Plan("200m"),
     "timesfm-2.5-transformers": Plan("200m"),
-    "timesfm-3": Plan("default"),
+    "timesfm-3": Plan("330m"),
     "toto-1": Plan("Open-Base-1.0"),
     "toto-2": Plan("22m"),
     "moirai-1.1": Plan("base"),

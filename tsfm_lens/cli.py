@@ -222,20 +222,36 @@ def attribute(
 @app.command()
 def models(as_json: AsJson = False) -> None:
     """List architectures with their published sizes, and the embedded checkpoints."""
+
     from tsfm_lens.models.architecture import architectures
+    from tsfm_lens.models.extras import status as extra_status
     from tsfm_lens.zoo import checkpoint_names
 
     known = architectures().values()
     if as_json:
         listed = [
-            {"name": each.name, "title": each.title, "readout": each.readout, "published": dict(each.published)}
+            {
+                "name": each.name,
+                "title": each.title,
+                "readout": each.readout,
+                "published": dict(each.published),
+                "extra": each.extra,
+                "notes": each.notes,
+            }
             for each in known
         ]
         typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
         return
-    rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
-    rows += [[each.title, size, hub_id] for each in known for size, hub_id in each.published.items()]
-    _table(["model", "size", "load(…)"], rows)
+    there = {name: status.importable for name, status in extra_status().items()}
+    rows: list[list[object]] = [[name, "embedded", name, "", ""] for name in checkpoint_names()]
+    for each in known:
+        needs = each.extra and f"[{each.extra}]" + ("" if there[each.extra] else " (not installed)")
+        rows += [[each.title, size, hub_id, needs, each.notes] for size, hub_id in each.published.items()]
+    _table(["model", "size", "load(…)", "extra", "note"], rows)
+    typer.echo(
+        "load() also takes a local folder, a pipeline or model of these libraries, and a model with a wiring of your "
+        "own; `tsfm-lens doctor` says how to install an extra."
+    )
 
 
 @app.command()

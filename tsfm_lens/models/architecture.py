@@ -179,6 +179,7 @@ class Architecture:
         adapt: native object -> adapter.
         tiny: builds a small random native object for the conformance suite.
         build: size -> native object of published size with random weights.
+        notes: what a user should know before loading it, in a few words.
         save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
         extra: name of the optional dependency that it needs, "" if none.
         claims_tensors: do these names of tensors belong to it? For checkpoints whose config.json does not tell.

@@ -267,10 +267,13 @@ def quick_check(lens: Lens) -> list[OracleResult]:
     """
     case = example_case(lens, n_series=1, longest=24)
     results = [oracle(case) for oracle in QUICK]
+    # half precision rounds more coarsely, and a wrong wiring is still off by far more
+    coarser = torch.finfo(next(lens.parameters()).dtype).eps / torch.finfo(torch.float32).eps
     for result in results:
-        if not result.passed:
+        allowed = min(result.bound * max(1.0, coarser), 0.1)
+        if not result.error <= allowed:
             raise WiringError(
-                f"{lens.model_id}: oracle '{result.oracle}' fails by {result.error:.2g} (allowed {result.bound:.0e}) "
+                f"{lens.model_id}: oracle '{result.oracle}' fails by {result.error:.2g} (allowed {allowed:.0e}) "
                 f"at {result.detail}. The model does not compute what the wiring "
                 f"{lens.wiring.architecture!r} says; its activations would be wrong."
             )

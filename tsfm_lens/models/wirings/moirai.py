@@ -220,5 +220,6 @@ ARCHITECTURE = Architecture(
     # the library has d_model // 64 heads
     tiny=lambda: _native(192, 2, (8, 16), 64),
     build=lambda size: _native(*SIZES[size], (8, 16, 32, 64, 128), 512),
+    notes="one fixed patch size, 32 if the model has it",
     extra="moirai",
 )

@@ -158,4 +158,5 @@ ARCHITECTURE = Architecture(
     adapt=T5Adapter,
     tiny=lambda: _native({**_t5.tiny_kwargs(), "vocab_size": 50, "feed_forward_proj": "gated-gelu"}),
     build=lambda size: _native({**_t5.t5_kwargs_of(SIZES[size]), "vocab_size": VOCABULARY}),
+    notes="series are token ids",
 )

@@ -218,5 +218,6 @@ ARCHITECTURE = Architecture(
     adapt=_adapt,
     tiny=_tiny,
     build=_build,
+    notes="forecasts run without flip invariance unless the object was compiled with it",
     extra="timesfm",
 )

@@ -166,4 +166,5 @@ ARCHITECTURE = Architecture(
     adapt=TimesFmPortAdapter,
     tiny=_tiny,
     build=lambda size: _native(),
+    notes="forecasts run without flip invariance",
 )

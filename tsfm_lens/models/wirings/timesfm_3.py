@@ -198,7 +198,7 @@ ARCHITECTURE = Architecture(
     name=NAME,
     title="TimesFM 3",
     readout="quantile",
-    published={"default": "google/timesfm-3.0-pytorch"},
+    published={"330m": "google/timesfm-3.0-pytorch"},
     claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
     claims_object=lambda thing: type(thing).__name__ == "TimesFM3Torch",
     check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
@@ -206,6 +206,6 @@ ARCHITECTURE = Architecture(
     adapt=TimesFm3Adapter,
     tiny=_tiny,
     build=lambda size: _native(),
-    notes="The published configuration is not verified; the library's default is used.",
+    notes="weights for non-commercial use only",
     extra="timesfm",
 )

@@ -29,7 +29,13 @@ KEYS = frozenset(
     qk_norm qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim variate_layer_first
     """.split()
 )
-SIZES = {"4m": (256, 688, 4, 4), "22m": (512, 1368, 8, 6), "313m": (1024, 2736, 16, 24)}
+SIZES = {
+    "4m": (256, 688, 4, 4),
+    "22m": (512, 1368, 8, 6),
+    "313m": (1024, 2736, 16, 24),
+    "1B": (1536, 4096, 24, 36),
+    "2.5B": (2048, 5464, 32, 48),
+}
 
 
 def _mix(tau: str) -> Mix:
