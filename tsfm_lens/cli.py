@@ -293,7 +293,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
-    from tsfm_lens.doctor import examine, plain_oracles, render, render_oracles
+    from tsfm_lens.doctor import examine, plain_oracles, render
 
     facts = examine()
     if not as_json:
@@ -312,7 +312,9 @@ def doctor(
         checked = None if results is None else {"model": model, "oracles": plain_oracles(results)}
         typer.echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
     elif results is not None:
-        _print(render_oracles(results))
+        from tsfm_lens.testing import oracle_table
+
+        _print(oracle_table(results, f"Conformance of {model}"))
     if results and not all(result.passed for result in results):
         raise typer.Exit(1)
 

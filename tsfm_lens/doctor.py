@@ -216,15 +216,6 @@ def render(facts: Facts) -> Iterator[Table]:
     yield _table("Embedded checkpoints", ("", ""), [(name, f"load({name!r})") for name in facts.embedded])
 
 
-def render_oracles(results: Sequence[OracleResult]) -> Table:
-    """The conformance of one model, oracle by oracle."""
-    rows = [
-        ("passed" if each.passed else "FAILED", each.oracle, f"{each.error:.2g}", f"{each.bound:.2g}", each.detail)
-        for each in results
-    ]
-    return _table("Conformance", ("", "oracle", "error", "bound", "detail"), rows)
-
-
 def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
     from rich.markup import escape
     from rich.table import Table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,48 +14,76 @@ import torch
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.opening import read_config
+from tsfm_lens.models.wirings._checks import tensor_names
+from tsfm_lens.testing import example_case
 
 NAMES = sorted(architectures())
+CHRONOS = ["chronos", "chronos-bolt", "chronos-2"]
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    architectures()[request.param].tiny().save_pretrained(path)
-    return path
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, opened: Callable[[str], Lens], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A saved checkpoint of each architecture."""
+    architecture, native = architectures()[name], opened(name).native
+    path = tmp_path_factory.mktemp(name)
+    if architecture.save is not None:
+        architecture.save(native, path)
+    else:
+        # the pipelines of Chronos save through their models
+        getattr(native, "inner_model", native).save_pretrained(path)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "timesfm-2.5":
+            from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
+
+            # the library has its size in the class
+            patch.setattr(TimesFM_2p5_200M_torch_module, "config", type(native.model).config)
+        yield path
 
 
 def test_folder_model_and_pipeline_are_the_same_lens(folder: Path) -> None:
-    from chronos import BaseChronosPipeline
-
-    lenses = [load(folder), load(BaseChronosPipeline.from_pretrained(folder))]
-    lenses.append(load(lenses[0].adapter.model))
-    batch = bundled("elnino").tail(40)
-    forecasts = [lens.forecast(batch, 5, seed=2).quantiles for lens in lenses]
-    np.testing.assert_array_equal(forecasts[0], forecasts[1])
-    np.testing.assert_array_equal(forecasts[0], forecasts[2])
-
-
-def test_forecast_is_the_librarys_own(folder: Path) -> None:
-    from chronos import BaseChronosPipeline
-
-    native = BaseChronosPipeline.from_pretrained(folder)
-    batch = bundled("co2", "elnino").tail(50)
-    ours = load(folder).forecast(batch, 7, quantiles=[0.1, 0.5, 0.9], seed=11)
-    torch.manual_seed(11)
-    quantiles, mean = native.predict_quantiles(
-        [torch.tensor(series) for series in batch.values], prediction_length=7, quantile_levels=[0.1, 0.5, 0.9]
-    )
-    np.testing.assert_array_equal(ours.quantiles, quantiles.permute(0, 2, 1).numpy())
-    np.testing.assert_array_equal(ours.mean, mean.numpy())
-
-
-def test_seed_is_local(folder: Path) -> None:
     lens = load(folder)
+    batch = example_case(lens).batch
+    expected = lens.forecast(batch, 5, seed=2).quantiles
+    for source in (lens.native, lens.adapter.model):
+        np.testing.assert_array_equal(load(source, check=False).forecast(batch, 5, seed=2).quantiles, expected)
+
+
+def test_what_was_saved_is_what_is_loaded(folder: Path, name: str, opened: Callable[[str], Lens]) -> None:
+    ours, kept = load(folder, check=False).adapter.model.state_dict(), opened(name).adapter.model.state_dict()
+    assert set(ours) == set(kept)
+    assert all(torch.equal(ours[key], kept[key]) for key in kept)
+
+
+def test_one_architecture_claims_it(folder: Path, name: str) -> None:
+    config, tensors, lens = read_config(folder), tensor_names(folder), load(folder, check=False)
+    claims = [each.name for each in architectures().values() if each.claims(config) or each.claims_tensors(tensors)]
+    assert claims == [name]
+    for thing in (lens.native, lens.adapter.model):
+        assert [each.name for each in architectures().values() if each.claims_object(thing)] == [name]
+
+
+@pytest.mark.published
+def test_timesfm_loads_at_its_only_size(tmp_path: Path) -> None:
+    """The library's class has one size, and its checkpoints no configuration."""
+    native = architectures()["timesfm-2.5"].build("200m")
+    native.save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink(missing_ok=True)
+    assert load(tmp_path).wiring.output_stack.n_layers == 20
+
+
+def test_seed_is_local(name: str, opened: Callable[[str], Lens]) -> None:
+    lens = opened(name)
+    batch = example_case(lens).batch
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    lens.forecast(bundled("nile"), 2)
+    lens.forecast(batch, 2)
     assert torch.equal(torch.rand(4), expected)
 
 
@@ -68,14 +97,40 @@ def test_seed_is_local(folder: Path) -> None:
         ({"num_samples": 0}, "num_samples 0"),
     ],
 )
-def test_bad_forecast_arguments_are_named(folder: Path, arguments: dict, message: str) -> None:
+def test_bad_forecast_arguments_are_named(
+    name: str, opened: Callable[[str], Lens], arguments: dict, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        load(folder).forecast(bundled("nile"), **{"horizon": 3, **arguments})
+        opened(name).forecast(bundled("nile"), **{"horizon": 3, **arguments})
 
 
-def test_future_of_the_wrong_shape_is_named(folder: Path) -> None:
+def test_futures_that_do_not_fit_are_named(name: str, opened: Callable[[str], Lens]) -> None:
+    lens = opened(name)
     with pytest.raises(InputError, match="future"):
-        load(folder).forward(bundled("nile"), future=np.zeros((2, 3)))
+        lens.forward(bundled("nile"), future=np.zeros((2, 3)))
+    if lens.adapter.readout != "token":
+        with pytest.raises(InputError, match="leave `future` out"):
+            lens.forward(bundled("nile"), future=np.zeros((1, 3)))
+
+
+def test_samples_are_refused_by_who_draws_none(name: str, opened: Callable[[str], Lens]) -> None:
+    lens = opened(name)
+    batch = example_case(lens).batch
+    if lens.adapter.readout == "quantile":
+        with pytest.raises(InputError, match="draws no samples"):
+            lens.forecast(batch, 2, num_samples=3)
+    else:
+        assert lens.forecast(batch, 2, num_samples=3).samples.shape == (len(batch), 3, 2)
+
+
+def test_a_longer_pass_than_the_model_has_is_refused(name: str, opened: Callable[[str], Lens]) -> None:
+    lens = opened(name)
+    batch, limit = example_case(lens).batch, lens.adapter.longest_pass
+    with pytest.raises(InputError, match=f"horizon {limit + 1} of a single forward.* 1 to {limit} steps"):
+        lens.encode(batch, horizon=limit + 1)
+    if lens.adapter.rollout == "single":
+        with pytest.raises(InputError, match=f"horizon {limit + 1} is longer than the {limit} steps"):
+            lens.forecast(batch, limit + 1)
 
 
 def edited(folder: Path, to: Path, **changes: object) -> Path:
@@ -86,17 +141,32 @@ def edited(folder: Path, to: Path, **changes: object) -> Path:
     return to
 
 
-def test_unknown_configuration_keys_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_unknown_configuration_keys_are_refused(folder: Path, name: str, tmp_path: Path) -> None:
+    if name == "timesfm-2.5":
+        pytest.skip("its checkpoints have no configuration")
     with pytest.raises(WiringError, match="does not know: sliding_window"):
         load(edited(folder, tmp_path / "a", sliding_window=4))
-    inner = json.loads((folder / "config.json").read_text())["chronos_config"]
-    with pytest.raises(WiringError, match=r"chronos_config\.use_arcsinh"):
-        load(edited(folder, tmp_path / "b", chronos_config={**inner, "use_arcsinh": True}))
+    if name in CHRONOS:
+        inner = json.loads((folder / "config.json").read_text())["chronos_config"]
+        with pytest.raises(WiringError, match=r"chronos_config\.use_moonphase"):
+            load(edited(folder, tmp_path / "b", chronos_config={**inner, "use_moonphase": True}))
 
 
-def test_unknown_architectures_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(WiringError, match="no wiring claims"):
-        load(edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"))
+def test_unknown_architectures_are_refused(folder: Path, name: str, tmp_path: Path) -> None:
+    if name in CHRONOS:
+        with pytest.raises(WiringError, match="no wiring claims"):
+            load(edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"))
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text('{"model_type": "mystery"}')
+    if name == "timesfm-2.5":
+        # told by its tensors
+        assert load(tmp_path).wiring.architecture == name
+        return
+    with pytest.raises(WiringError, match=r"no wiring claims this configuration \(model_type 'mystery'"):
+        load(tmp_path)
+
+
+def test_unknown_objects_are_refused() -> None:
     with pytest.raises(WiringError, match="no wiring knows an object of type Linear"):
         load(torch.nn.Linear(2, 2))
 
@@ -104,7 +174,7 @@ def test_unknown_architectures_are_refused(folder: Path, tmp_path: Path) -> None
 def test_pickles_are_never_read(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="no weights"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors file"):
         load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(CheckpointError, match=r"only as pickle \(pytorch_model.bin\)"):
@@ -112,8 +182,9 @@ def test_pickles_are_never_read(folder: Path, tmp_path: Path) -> None:
 
 
 def test_broken_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config.json \(found: nothing\)"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors file \(found: nothing\)"):
         load(tmp_path)
+    (tmp_path / "model.safetensors").touch()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
         load(tmp_path)
@@ -144,11 +215,12 @@ def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cached_hub_snapshot_loads_with_its_commit(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A hub cache on disk, as `hf download` leaves it, with no network."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    root = tmp_path / "models--amazon--chronos-bolt-base"
+    hub_id = next(iter(architectures()[name].published.values()))
+    root = tmp_path / f"models--{hub_id.replace('/', '--')}"
     shutil.copytree(folder, root / "snapshots" / commit)
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text(commit)
@@ -160,16 +232,24 @@ def test_a_cached_hub_snapshot_loads_with_its_commit(
         "snapshot_download",
         lambda *args, **kwargs: real(*args, cache_dir=tmp_path, local_files_only=True, **kwargs),
     )
-    lens = load("amazon/chronos-bolt-base")
-    assert (lens.model_id, lens.revision) == ("amazon/chronos-bolt-base", commit)
+    lens = load(hub_id)
+    assert (lens.model_id, lens.revision) == (hub_id, commit)
 
 
-def test_adapted_lens_lists_its_parts(folder: Path) -> None:
-    lens = load(folder)
+BRANCHES = {
+    "chronos-2": {"time_attn", "group_attn", "mlp"},
+    "timesfm-3": {"time_attn", "variate_attn", "mlp"},
+    **{name: {"self_attn", "cross_attn", "mlp"} for name in ("chronos", "chronos-bolt", "t5")},
+}
+
+
+def test_adapted_lens_lists_its_parts(name: str, opened: Callable[[str], Lens]) -> None:
+    lens = opened(name)
     assert isinstance(lens, Lens)
-    assert "decoder" in repr(lens)
-    assert {str(c) for c in lens.components("decoder.0.*")} == {
-        "decoder.0.self_attn",
-        "decoder.0.cross_attn",
-        "decoder.0.mlp",
-    }
+    stack = lens.wiring.output_stack
+    at = f"{stack.name}.0" if stack.name else "0"
+    assert f"{stack.name or 'blocks'}: {stack.n_layers} layers × {stack.n_heads} heads" in repr(lens)
+    branches = BRANCHES.get(name, {"attn", "mlp"})
+    assert {str(c) for c in lens.components(f"{at}.*")} == {f"{at}.{kind}" for kind in branches}
+    heads = lens.components(f"{at}.*.*")
+    assert len(heads) == stack.n_heads * (len(branches) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,7 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
         assert spans is not None
         assert len(spans) == acts[f"{dot}hook_embed"].shape[1]
         steps = [(a, b) for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True) if not what]
-        assert all(left[1] == right[0] for left, right in zip(steps, steps[1:], strict=False))
+        assert all(left[1] == right[0] for left, right in pairwise(steps))
         assert steps[0][0] == (0 if stack.name == "decoder" else -48)
 
 

@@ -89,7 +89,7 @@ def _coerced(
     if isinstance(data, dict):
         return _items(tuple(data.values()), tuple(map(str, data)))
     if isinstance(data, list | tuple):
-        if data and all(np.isscalar(item) or item is None for item in data):
+        if data and all(np.isscalar(item) or item is None or item is pd.NA for item in data):
             return SeriesBatch((to_floats(data, "the series"),), names)
         return _items(data, names)
     if hasattr(data, "__array__") or hasattr(data, "detach"):

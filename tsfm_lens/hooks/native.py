@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from einops import rearrange
+from einops import EinopsError, rearrange
 from torch import Tensor
 
 from tsfm_lens.errors import WiringError
@@ -84,7 +84,14 @@ def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Siz
     """A native tensor in the axes of the vocabulary; a view wherever torch can make one."""
     if layout.split() == list(axes) or axes[-2:] == ("query", "key"):
         return tensor.reshape(_unit_free(tensor, layout)) if " 1 " in layout else tensor
-    return rearrange(tensor, f"{layout} -> {_vocabulary_side(layout, axes)}", **_folded(layout, sizes))
+    side = _vocabulary_side(layout, axes)
+    try:
+        return rearrange(tensor, f"{layout} -> {side}", **_folded(layout, sizes))
+    except EinopsError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise WiringError(
+            f"a tensor of shape {tuple(tensor.shape)} does not have the layout {layout!r} of the wiring: {reason}"
+        ) from error
 
 
 def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:

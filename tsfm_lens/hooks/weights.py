@@ -142,13 +142,17 @@ class Weights:
         """(d_in, d_model): the embedding, where it is one matrix; else see :meth:`embedding`."""
         module = self._model.get_submodule(self._wiring.embed)
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor):
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
             raise self._no_single_matrix("embedding", self._wiring.embed)
         return weight if isinstance(module, nn.Embedding) else weight.T
 
     @property
     def W_U(self) -> Tensor:
-        """(d_model, d_out): the unembedding, where it is one matrix; else see :meth:`unembedding`."""
+        """(d_model, d_out): the unembedding, where it is one matrix; else see :meth:`unembedding`.
+
+        What a model does between its last norm and the matrix is not part of it: T5 and Chronos multiply the
+        stream by d_model**-0.5.
+        """
         weight = getattr(self._model.get_submodule(self._wiring.unembed.module), "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 2:
             raise self._no_single_matrix("unembedding", self._wiring.unembed.module)

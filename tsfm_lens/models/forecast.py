@@ -15,6 +15,8 @@ from tsfm_lens.data import SeriesBatch, by_variate
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.architecture import Encoded
 
+MOST = 100_000
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -103,8 +105,8 @@ class Forecast:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an integer from 1 on."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 1)
+    """Whether it is an integer from 1 to ``MOST``."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value <= MOST)
 
 
 def checked_request(
@@ -116,7 +118,7 @@ def checked_request(
         InputError: an argument is not a number as :meth:`tsfm_lens.models.lens.Lens.forecast` takes it.
     """
     if not is_count(horizon):
-        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 on")
+        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 to {MOST}")
     try:
         levels = tuple(sorted(float(level) for level in quantiles))
     except (TypeError, ValueError):
@@ -124,7 +126,7 @@ def checked_request(
     if not levels or not all(0 < level < 1 for level in levels):
         raise InputError(f"quantiles {quantiles!r} are not levels between 0 and 1 (exclusive)")
     if num_samples is not None and not is_count(num_samples):
-        raise InputError(f"num_samples {num_samples!r} is not a number of sample paths; expected 1 or more")
+        raise InputError(f"num_samples {num_samples!r} is not a number of sample paths; expected 1 to {MOST}")
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise InputError(f"seed {seed!r} is not an integer from 0 to 2**63 - 1")
     return int(horizon), levels

@@ -137,7 +137,8 @@ class Lens(HookedRootModule):
         """
         batch = as_series(series)
         known = None if future is None else torch.as_tensor(to_floats(future, "the future"))
-        for given in (known, tokens):
+        ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
+        for given in (known, ids):
             if given is not None and (given.ndim != 2 or len(given) != len(batch)):
                 raise InputError(
                     f"future values have shape {tuple(given.shape)}, expected (series, step) with {len(batch)} series"
@@ -147,7 +148,7 @@ class Lens(HookedRootModule):
                 f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
                 f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
             )
-        encoded = self.adapter.encode(batch, known, tokens, None if horizon is None else int(horizon))
+        encoded = self.adapter.encode(batch, known, ids, None if horizon is None else int(horizon))
         refuse_overflow(encoded)
         return encoded
 

@@ -85,7 +85,7 @@ def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
     """The oracles as a table: what each found, what it allows, and where the largest deviation was."""
     table = Table("oracle", "result", "largest deviation", "allowed", "where", title=title)
     for result in results:
-        verdict = "[green]passed[/]" if result.passed else "[red]failed[/]"
+        verdict = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
         table.add_row(result.oracle, verdict, f"{result.error:.1e}", f"{result.bound:.0e}", escape(result.detail))
     return table
 

@@ -113,6 +113,7 @@ def relative(a: Tensor, b: Tensor) -> float:
     """Largest deviation of a from b, relative to the largest value of b."""
     if a.shape != b.shape:
         return float("inf")
+    a, b = a.detach(), b.detach()
     scale = float(b.abs().max()) or 1.0
     return float((a - b).abs().max()) / scale
 
@@ -243,7 +244,8 @@ def patching(case: Case) -> OracleResult:
             found["A and B differ"] = float("inf")
         *before, last = lens.wiring.stacks
         for layer in (0, min(1, last.n_layers - 1)):
-            for stream in ("hook_resid_pre", "hook_resid_mid"):
+            streams = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2")
+            for stream in streams[: len(last.rows(layer))]:
                 targets = [f"{stack.prefix}.0.hook_resid_pre" for stack in before]
                 with lens.patch(acts, *targets, f"{last.prefix}.{layer}.{stream}"):
                     _, swapped = lens.run_with_cache(other, names_filter=raw)

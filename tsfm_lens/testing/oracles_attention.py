@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.names import HEADS, PATTERN, RESIDUAL
 from tsfm_lens.hooks.native import to_native, to_vocabulary
 from tsfm_lens.hooks.replay import recorded_inputs
-from tsfm_lens.hooks.wiring import Attention, Stack
+from tsfm_lens.hooks.wiring import Attention, Projection, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
 
@@ -47,7 +51,7 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
 
 
 def head_order(case: Case) -> OracleResult:
-    """10. Each head rebuilt from its pattern and its W_V rows, through the weights view, is its z."""
+    """10. Each head rebuilt from its pattern and its W_V rows is its z; without its W_Q, W_K or W_V it has no q, k or v."""
     lens = case.lens
     _, acts = case.captured
     found = {}
@@ -59,7 +63,51 @@ def head_order(case: Case) -> OracleResult:
         for layer, row in places:
             x = inputs[paths[layer, row.kind]]
             found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row, acts, x)
+        for layer, row in places:
+            if layer in (0, stack.n_layers - 1):
+                found |= _owners(case, stack, layer, row)
     return _worst("10 head order", 1e-5, found)
+
+
+def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, float]:
+    """With a head's rows of one input projection zeroed, that head's q, k or v is zero and nothing else changes.
+
+    Rotary embeddings, norms and scales between the projection and the dot product map zero to zero.
+    """
+    lens, head = case.lens, min(1, stack.n_heads - 1)
+    at = f"{stack.prefix}.{layer}.{row.kind}"
+    points = {letter: f"{at}.hook_{letter}" for letter in "qkv"}
+    _, acts = case.captured
+    found = {}
+    for letter, projection in (("q", row.q), ("k", row.k), ("v", row.v)):
+        with torch.no_grad(), _zeroed_rows(lens, stack, layer, projection, head):
+            _, without = lens.run_with_cache(case.encoded, names_filter=list(points.values()))
+        for other, point in points.items():
+            expected = acts[point].clone()
+            if other == letter:
+                expected[:, :, head] = 0.0
+            found[f"{at}: {other} without W_{letter.upper()}"] = relative(without[point], expected)
+    return found
+
+
+@contextmanager
+def _zeroed_rows(lens: Lens, stack: Stack, layer: int, projection: Projection, head: int) -> Iterator[None]:
+    """Zero a head's rows of an input projection, and of its bias, in the native model while the block runs."""
+    module = lens.adapter.model.get_submodule(f"{stack.block(layer)}.{projection.module}")
+    sizes = {"head": stack.n_heads, **({"part": projection.parts} if projection.parts > 1 else {})}
+    axes = "part head d_head" if projection.parts > 1 else "head d_head"
+    tensors = [tensor for tensor in (module.weight, getattr(module, "bias", None)) if tensor is not None]
+    kept = [tensor.detach().clone() for tensor in tensors]
+    try:
+        for tensor in tensors:
+            rest = " d_model" if tensor.ndim > 1 else ""
+            rows = rearrange(tensor, f"{projection.layout}{rest} -> {axes}{rest}", **sizes).clone()
+            (rows[projection.part] if projection.parts > 1 else rows)[head] = 0.0
+            tensor.copy_(rearrange(rows, f"{axes}{rest} -> {projection.layout}{rest}"))
+        yield
+    finally:
+        for tensor, before in zip(tensors, kept, strict=True):
+            tensor.copy_(before)
 
 
 def _rebuilt(lens: Lens, stack: Stack, layer: int, row: Attention, acts: Activations, native: Tensor) -> float:

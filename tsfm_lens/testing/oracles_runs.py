@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.component import writers
-from tsfm_lens.hooks.interventions import Noise, PatchFrom, Steer, Zero
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import EditPattern, Noise, PatchFrom, Steer, Zero
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
@@ -153,6 +153,10 @@ _ROLLOUTS = {
 }
 
 
+def _half(pattern: Tensor) -> Tensor:
+    return 0.5 * pattern
+
+
 def leaves_no_trace(case: Case) -> OracleResult:
     """8. After any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
     lens = case.lens
@@ -227,6 +231,9 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
         at = f"{stack.prefix}.{last}.hook_resid_post"
         variants.append(Variant("noise", (Noise(at, scale=0.5, seed=2),)))
         variants.append(Variant("rows", (Zero(f"{stack.prefix}.0.mlp.hook_out", rows=[0]),)))
+        for row in stack.attentions(last):
+            half = EditPattern(Component(stack.name, last, row.kind), _half, rows=[0])
+            variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
     _, acts = case.captured
     swapped = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
     variants.append(Variant("patched", (PatchFrom(swapped, acts), Zero(str(chosen[-1])))))

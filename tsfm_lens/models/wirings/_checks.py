@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from tsfm_lens.errors import WiringError
+from tsfm_lens.errors import CheckpointError, WiringError
 
 HUB_KEYS = frozenset(
     """
@@ -80,11 +80,20 @@ def refuse_tensors(found: Iterable[str], model: Any, where: str, *, optional: st
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
-    """Names of all tensors in a checkpoint's safetensors files."""
+    """Names of all tensors in a checkpoint's safetensors files.
+
+    Raises:
+        CheckpointError: a file is none, such as the pointer that a clone without git-lfs leaves.
+    """
     names: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            names.update(file.keys())
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names.update(file.keys())
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is no safetensors file ({error}); is the download complete, and was it cloned with git-lfs?"
+            ) from error
     return frozenset(names)
 
 

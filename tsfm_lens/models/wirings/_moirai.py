@@ -96,9 +96,10 @@ def native_input(
 
         impute = CausalMeanValueImputation()
         for index, series in enumerate(batch.values):
-            tail = np.array(series[-length:], dtype=np.float32)
+            # of all that is known, before it is cut to the context
+            tail = np.asarray(impute(np.array(series, dtype=np.float32)), dtype=np.float32)[-length:]
             item, variate = divmod(index, values.shape[2])
-            filled[item, length - len(tail) :, variate] = torch.from_numpy(np.asarray(impute(tail), dtype=np.float32))
+            filled[item, length - len(tail) :, variate] = torch.from_numpy(tail)
     return {
         "past_target": filled.to(device),
         "past_observed_target": observed.to(device),

@@ -69,6 +69,8 @@ class ChronosAdapter(PatchAdapter):
             raise InputError("give either future values or decoder tokens, not both")
         if future is not None:
             tokens, _, _ = self.native.tokenizer._input_transform(future.to(torch.float32), scale)
+        elif tokens is not None:
+            self._check_ids(tokens)
         decoder = start if tokens is None else torch.cat([start, tokens[:, :-1].long()], dim=1)
         n_eos = int(self.settings.use_eos_token)
         n_context = ids.shape[1] - n_eos
@@ -84,6 +86,17 @@ class ChronosAdapter(PatchAdapter):
         }
         scale = scale.to(device)
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
+
+    def _check_ids(self, tokens: Tensor) -> None:
+        """Refuse what is no token id.
+
+        Raises:
+            InputError: names the first such value.
+        """
+        size = self.model.config.vocab_size
+        wrong = (tokens != tokens.round()) | (tokens < 0) | (tokens >= size)
+        if bool(wrong.any()):
+            raise InputError(f"decoder tokens are ids from 0 to {size - 1}; got {float(tokens[wrong][0]):g}")
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
         """Token ids as they are, (batch, pos) each; the decoder's begin with its start token."""

@@ -78,7 +78,10 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFm3Adapter(PatchAdapter):
-    """A ``TimesFM3Torch``; a forward is its ``decode``, one pass for any horizon."""
+    """A ``TimesFM3Torch``, or the model of a ``TimesFM3Forecaster``, whose own preparation of series is left out.
+
+    A forward is ``decode``, one pass for any horizon.
+    """
 
     architecture = NAME
     multivariate = True
@@ -87,11 +90,12 @@ class TimesFm3Adapter(PatchAdapter):
     longest_pass = 1024
 
     def __init__(self, native: Any) -> None:
-        self.native = self.model = native
-        self.patch = int(native.input_patch_len)
-        self.prediction_length = int(native.output_patch_len)
-        self.levels = tuple(float(level) for level in native.quantiles)
-        self.wiring = _wiring(native)
+        self.native = native
+        self.model = native if isinstance(native, torch.nn.Module) else native.model
+        self.patch = int(self.model.input_patch_len)
+        self.prediction_length = int(self.model.output_patch_len)
+        self.levels = tuple(float(level) for level in self.model.quantiles)
+        self.wiring = _wiring(self.model)
 
     def encode(
         self,
@@ -200,7 +204,7 @@ ARCHITECTURE = Architecture(
     readout="quantile",
     published={"330m": "google/timesfm-3.0-pytorch"},
     claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
-    claims_object=lambda thing: type(thing).__name__ == "TimesFM3Torch",
+    claims_object=lambda thing: type(thing).__name__ in ("TimesFM3Torch", "TimesFM3Forecaster"),
     check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
     open=_open,
     adapt=TimesFm3Adapter,

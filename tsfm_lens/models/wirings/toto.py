@@ -91,7 +91,7 @@ def _wiring(model: Any) -> Wiring:
         "patch_embed.projection",
         steps_per_readout=model.patch_embed.patch_size,
         # xPos is centred anew at every step while cached keys are not, so cached and full runs differ
-        rollout_tolerance=2e-3,
+        rollout_tolerance=5e-3,
         sizes_from=Site("patch_embed", "in", 0, "series variate time"),
         sample_major=True,
     )

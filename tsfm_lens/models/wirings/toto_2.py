@@ -177,11 +177,12 @@ class Toto2Adapter(PatchAdapter):
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
         """What ``forecast`` takes. Gaps are carried forward, because it counts the last patch as observed."""
         length = -(-self.longest(batch) // self.patch) * self.patch
-        values = _series.by_item(batch, length)
+        # gaps are filled before the series is cut to the context, as the library's predictor does
+        values = _series.by_item(batch, max(length, *batch.lengths))
         impute = require("toto2", "toto2.model").ffill_imputation
         filled = torch.stack([torch.as_tensor(impute(item.numpy())) for item in values])
         ids = torch.zeros(values.shape[:2], dtype=torch.long)
-        parts = {"target": filled, "target_mask": ~torch.isnan(values), "series_ids": ids}
+        parts = {"target": filled[..., -length:], "target_mask": ~torch.isnan(values)[..., -length:], "series_ids": ids}
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,66 @@
+"""An intervention on one series of a rollout leaves the others as they are, however a model orders its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tsfm_lens.hooks import EditPattern, Zero
+from tsfm_lens.models import Lens, architectures, load
+
+NAMES = sorted(architectures())
+
+
+def three_series(lens: Lens) -> list[np.ndarray]:
+    own = getattr(lens.adapter, "example", None)
+    if own is not None:
+        return list(own(2, 32).values)
+    steps = np.arange(32)
+    return [np.sin(steps / (2 + i)) * (i + 1) + 0.1 * steps for i in range(3)]
+
+
+# samplers that reject draws use up random numbers according to every row, so other rows draw otherwise
+REPRODUCIBLE = [name for name in NAMES if architectures()[name].readout != "distribution"]
+
+
+@pytest.mark.parametrize("name", REPRODUCIBLE)
+@pytest.mark.parametrize("what", ["head", "layer", "pattern"])
+def test_only_the_chosen_series_changes(name: str, what: str) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    adapter, stack = lens.adapter, lens.wiring.output_stack
+    series = three_series(lens)
+    beyond = adapter.rollout in ("cache", "refeed")
+    horizon = adapter.prediction_length + 3 if beyond else min(6, adapter.prediction_length)
+    draws = {"num_samples": 3} if adapter.readout != "quantile" else {}
+    last = stack.n_layers - 1
+    kind = stack.attention_kinds()[0]
+    at = ".".join(part for part in (stack.name, str(last), kind) if part)
+    plain = lens.forecast(series, horizon, seed=1, **draws).quantiles
+    if what == "pattern":
+        context = lens.edit(EditPattern(at, lambda pattern: 0.1 * pattern, rows=[1]))
+    else:
+        context = lens.ablate(f"{at}.0" if what == "head" else at.rsplit(".", 1)[0], rows=[1])
+    with context:
+        edited = lens.forecast(series, horizon, seed=1, **draws).quantiles
+    np.testing.assert_allclose(edited[[0, 2]], plain[[0, 2]], rtol=1e-5, atol=1e-5 * np.abs(plain).max())
+    assert not np.allclose(edited[1], plain[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rows_of_a_series_are_found_in_every_pass(name: str) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    adapter, stack = lens.adapter, lens.wiring.output_stack
+    horizon = (
+        adapter.prediction_length + 3 if adapter.rollout in ("cache", "refeed") else min(6, adapter.prediction_length)
+    )
+    draws = {"num_samples": 5} if adapter.readout != "quantile" else {}
+    point = f"{stack.prefix}.0.mlp.hook_out"
+    with lens.edit(Zero(point, rows=[1])):
+        _, acts = lens.run_with_cache(three_series(lens), names_filter=point, rollout=True, horizon=horizon, **draws)
+    assert len(acts.calls(point)) >= (2 if adapter.rollout != "single" else 1)
+    for call in acts.calls(point):
+        rows = np.arange(len(call.value))
+        # Toto's rows are sample paths of all series; the others' are series, each with its own paths
+        series = rows % 3 if lens.wiring.sample_major else rows // (len(rows) // 3)
+        zeroed = (call.value == 0).flatten(1).all(dim=1).numpy()
+        np.testing.assert_array_equal(zeroed, series == 1)

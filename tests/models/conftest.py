@@ -1,0 +1,80 @@
+"""Tiny lenses of every architecture, and series on which a careless adapter shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.extras import status
+
+
+def require(name: str) -> None:
+    """Skip where the library of an architecture is not installed."""
+    extra = architectures()[name].extra
+    if extra and not status()[extra].importable:
+        pytest.skip(f"the extra {extra} is not installed")
+
+
+@cache
+def tiny(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+@pytest.fixture(scope="session")
+def opened() -> Callable[[str], Lens]:
+    """Name of an architecture to its tiny lens, built once."""
+
+    def lens(name: str) -> Lens:
+        require(name)
+        return tiny(name)
+
+    return lens
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Callable[[str], Lens]:
+    """Name of an architecture to a tiny lens that a test may spoil."""
+
+    def lens(name: str) -> Lens:
+        require(name)
+        return load(architectures()[name].tiny(), check=False)
+
+    return lens
+
+
+@pytest.fixture
+def univariate() -> list[np.ndarray]:
+    """Unequal lengths, a gap inside, missing values at the start, and one series without a negative value."""
+    rng = np.random.default_rng(7)
+    first, second, third = (rng.normal(size=size).cumsum() + 1.0 for size in (50, 43, 28))
+    first[7:10] = np.nan
+    second[:2] = np.nan
+    return [first, second, np.abs(third)]
+
+
+@pytest.fixture
+def multivariate() -> list[np.ndarray]:
+    """Items of two variates, (variate, time), of unequal lengths and with gaps of their own."""
+    rng = np.random.default_rng(8)
+    first, second = (rng.normal(size=(2, size)).cumsum(-1) + 1.0 for size in (50, 37))
+    first[0, 3:6] = np.nan
+    first[1, 20] = np.nan
+    second[1, 11:15] = np.nan
+    return [first, second]
+
+
+@pytest.fixture
+def seeded_call() -> Callable[..., object]:
+    """Call a sampling library under a seed, as ``lens.forecast`` does."""
+
+    def call(function: Callable[[], object], seed: int) -> object:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return function()
+
+    return call

@@ -1,0 +1,121 @@
+"""Toto 1.0 and Toto 2.0 called by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.models import Lens
+
+Opened = Callable[[str], Lens]
+LEVELS = tuple(level / 10 for level in range(1, 10))
+KINDS = pytest.mark.parametrize("kind", ["univariate", "multivariate"])
+
+
+def values_and_mask(series: list[np.ndarray], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(item, variate, time): gaps and what is shorter as NaN, and True where a value is known."""
+    rows = [np.atleast_2d(each) for each in series]
+    rows = [np.pad(each, ((0, 0), (length - each.shape[1], 0)), constant_values=np.nan) for each in rows]
+    values = torch.tensor(np.stack(rows), dtype=torch.float32)
+    return values, ~values.isnan()
+
+
+def shown(series: list[np.ndarray]) -> Any:
+    from toto.data.util.dataset import MaskedTimeseries
+
+    values, mask = values_and_mask(series, 50)
+    seconds = torch.zeros_like(values)
+    return MaskedTimeseries(values.nan_to_num(), mask, torch.zeros_like(values), seconds, seconds[..., 0].int())
+
+
+@KINDS
+@pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
+def test_the_samples_are_totos(
+    opened: Opened, seeded_call: Callable, kind: str, horizon: int, request: pytest.FixtureRequest
+) -> None:
+    lens, series = opened("toto-1"), request.getfixturevalue(kind)
+    from toto.inference.forecaster import TotoForecaster
+
+    forecaster = TotoForecaster(lens.native.model)
+    sizes = {"prediction_length": horizon, "num_samples": 6, "samples_per_batch": 6}
+    theirs = seeded_call(lambda: forecaster.forecast(shown(series), **sizes), 5)
+    ours = lens.forecast(series, horizon, num_samples=6, seed=5)
+    np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).transpose(1, 2))
+    for level in (0.1, 0.5, 0.9):
+        np.testing.assert_array_equal(ours.quantile(level), theirs.quantile(level).flatten(0, 1))
+    np.testing.assert_allclose(ours.mean, theirs.mean.flatten(0, 1), rtol=1e-5)
+    assert not np.array_equal(lens.forecast(series, horizon, num_samples=6, seed=6).samples, ours.samples)
+
+
+@KINDS
+def test_the_mean_and_the_distribution_are_totos(opened: Opened, kind: str, request: pytest.FixtureRequest) -> None:
+    lens, series = opened("toto-1"), request.getfixturevalue(kind)
+    from toto.data.util.dataset import pad_array
+    from toto.inference.forecaster import TotoForecaster
+
+    forecaster, given = TotoForecaster(lens.native.model), shown(series)
+    mean = forecaster.forecast(given, prediction_length=8).mean.flatten(0, 1)
+    torch.testing.assert_close(lens.forward(series).detach()[:, 0], mean)
+
+    inputs = [pad_array(part, 8) for part in (given.series, given.padding_mask, given.id_mask)]
+    with torch.no_grad():
+        output = lens.native.model(*inputs, scaling_prefix_length=56)
+    native = forecaster.create_affine_transformed(*output)
+    for horizon in (5, 8):
+        ours = lens.forecast(series, horizon, num_samples=2).distribution
+        assert ours.batch_shape == (mean.shape[0], horizon)
+        torch.testing.assert_close(ours.mean, mean[:, :horizon])
+        at = torch.full_like(inputs[0], 0.7)
+        expected = native.log_prob(at).flatten(0, 1)[:, -8:][:, :horizon]
+        assert expected.isfinite().all()
+        torch.testing.assert_close(ours.log_prob(at.flatten(0, 1)[:, :horizon]), expected)
+    assert lens.forecast(series, 9, num_samples=2).distribution is None
+
+
+@KINDS
+@pytest.mark.parametrize(("horizon", "block"), [(5, None), (40, None), (40, 8), (40, 16)])
+def test_the_forecast_is_toto_2s(
+    opened: Opened,
+    kind: str,
+    horizon: int,
+    block: int | None,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lens, series = opened("toto-2"), request.getfixturevalue(kind)
+    from toto2.model import linear_imputation
+
+    values, mask = values_and_mask(series, 56)
+    # what stands under the mask is never read
+    filled = torch.stack([torch.tensor(linear_imputation(item.numpy())) for item in values])
+    inputs = {"target": filled, "target_mask": mask, "series_ids": torch.zeros(values.shape[:2], dtype=torch.long)}
+    with torch.no_grad():
+        emitted = lens.native.forecast(inputs, horizon=horizon, decode_block_size=block)
+    expected = emitted.flatten(1, 2).transpose(0, 1)
+    monkeypatch.setattr(lens.adapter, "decode_block_size", block)
+    np.testing.assert_array_equal(lens.forecast(series, horizon).quantiles, expected)
+    if block is None:
+        whole = lens.forward(series, horizon=horizon).detach()
+        torch.testing.assert_close(whole[..., :horizon], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gap_at_the_end_is_carried_forward(opened: Opened, multivariate: list[np.ndarray]) -> None:
+    """As the library's own predictor does: its model takes the last patch as observed, whatever its mask."""
+    lens = opened("toto-2")
+    from gluonts.dataset.common import ListDataset
+    from toto2 import Toto2GluonTSModel
+    from toto2.configuration import Toto2GluonTSModelConfig
+
+    for item in multivariate:
+        item[1, -3:] = np.nan
+    config = Toto2GluonTSModelConfig(prediction_length=8, context_length=56, target_dim=2, scaler_fallback_min_obs=0)
+    entries = [{"target": item, "start": "2024-01-01 00:00"} for item in multivariate]
+    dataset = ListDataset(entries, freq="h", one_dim_target=False)
+    predictor = Toto2GluonTSModel(lens.native, config).create_predictor(batch_size=2, device="cpu")
+    expected = [np.stack([forecast.quantile(level) for level in LEVELS]) for forecast in predictor.predict(dataset)]
+    ours = lens.forecast(multivariate, 8).quantiles.reshape(2, 2, 9, 8)
+    np.testing.assert_allclose(ours.transpose(0, 2, 1, 3), np.stack(expected), rtol=1e-5)
