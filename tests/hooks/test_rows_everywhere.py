@@ -37,7 +37,7 @@ def test_only_the_chosen_series_changes(name: str, what: str) -> None:
     at = ".".join(part for part in (stack.name, str(last), kind) if part)
     plain = lens.forecast(series, horizon, seed=1, **draws).quantiles
     if what == "pattern":
-        context = lens.edit(EditPattern(at, lambda pattern: 0.1 * pattern, rows=[1]))
+        context = lens.edit(EditPattern(at, lambda pattern: 0.1 * pattern.roll(1, -1), rows=[1]))
     else:
         context = lens.ablate(f"{at}.0" if what == "head" else at.rsplit(".", 1)[0], rows=[1])
     with context:

@@ -51,7 +51,7 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
 
 
 def head_order(case: Case) -> OracleResult:
-    """10. Each head rebuilt from its pattern and its W_V rows is its z; without its W_Q, W_K or W_V it has no q, k or v."""
+    """10. A head rebuilt from its pattern and its W_V rows is its z; without W_Q, W_K or W_V it has no q, k or v."""
     lens = case.lens
     _, acts = case.captured
     found = {}
