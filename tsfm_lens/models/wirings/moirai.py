@@ -133,32 +133,37 @@ class MoiraiAdapter(PatchAdapter):
         self.within_one_pass(horizon)
         forecast, shown = self._forecast(batch, horizon)
         seen: list[Any] = []
-        handle = self.model.param_proj.register_forward_hook(lambda _module, _args, output: seen.append(output))
+        parts = (self.model.scaler, self.model.param_proj)
+        handles = [part.register_forward_hook(lambda _module, _args, output: seen.append(output)) for part in parts]
         try:
             with torch.no_grad():
                 drawn = forecast(**shown, num_samples=SAMPLES if num_samples is None else num_samples).cpu()
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         # the library drops the axis of a single variate
         samples = (drawn if drawn.ndim == 4 else drawn.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
         quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
-        distribution = self._distribution(seen[0], self.encode(batch, horizon=horizon), horizon)
+        (loc, scale), parameters = seen
+        distribution = self._distribution(parameters, loc, scale, batch.n_variates, horizon)
         return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
-    def _distribution(self, parameters: Any, encoded: Encoded, horizon: int) -> Distribution:
+    def _distribution(self, parameters: Any, loc: Tensor, scale: Tensor, n_variates: int, horizon: int) -> Distribution:
         """The mixture in data units, batch shape (batch, step)."""
-        n_variates = encoded.batch.n_variates
-        n_future = int(encoded.inputs["prediction_mask"][0].sum())
+        n_future = n_variates * -(-horizon // self.patch)
 
         def cut(tensor: Tensor) -> Tensor:
             if tensor.ndim < 3:
                 # a constant of the distribution, such as a fixed scale
                 return tensor
-            future = tensor[:, -n_future:, : self.patch].detach().unflatten(1, (n_variates, -1)).flatten(2, 3)
+            future = tensor[:, -n_future:, : self.patch].unflatten(1, (n_variates, -1)).flatten(2, 3)
             return future[:, :, :horizon].flatten(0, 1).cpu()
 
-        loc, scale = (part.to("cpu")[:, None] for part in (encoded.loc, encoded.scale))
-        return self.model.distr_output.distribution(tree_map(cut, parameters), loc=loc, scale=scale)
+        def by_row(tensor: Tensor) -> Tensor:
+            return tensor[:, -n_future:, 0].unflatten(1, (n_variates, -1))[..., 0].reshape(-1, 1).cpu()
+
+        cuts = tree_map(cut, parameters)
+        return self.model.distr_output.distribution(cuts, loc=by_row(loc), scale=by_row(scale))
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
