@@ -306,5 +306,5 @@ def test_a_uniform_head_attends_to_every_key_alike() -> None:
 def test_the_test_needs_room_and_a_token_model(token_lens: Lens, patch_lens: Lens) -> None:
     with pytest.raises(InputError, match="at most 64 tokens"):
         repeated_tokens(token_lens, motif=32, repeats=4)
-    with pytest.raises(InputError, match="no encoder-decoder token model"):
+    with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):
         repeated_tokens(patch_lens)

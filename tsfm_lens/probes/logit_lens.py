@@ -65,7 +65,6 @@ def logit_lens(
         "Logit lens",
         _SOURCE,
         readout=lens.adapter.readout,
-        statistic="mean" if lens.adapter.readout == "distribution" else "quantiles",
         seed=seed,
         horizon=run.horizon,
     )

@@ -85,5 +85,9 @@ def trajectory(
 
 
 def describe(lens: Lens, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
-    """Attributes of a result: kind, title, source, provenance and the probe's parameters."""
-    return {"kind": kind, "title": title, "source": source, **lens.provenance(), **parameters}
+    """Attributes of a result: kind, title, source, provenance and the probe's parameters.
+
+    ``statistic`` is "mean" where single forwards read out the mean of a distribution, not quantiles.
+    """
+    statistic = {"statistic": "mean"} if lens.adapter.readout == "distribution" else {}
+    return {"kind": kind, "title": title, "source": source, **lens.provenance(), **statistic, **parameters}

@@ -93,6 +93,9 @@ def ablation_effects(
         seed=seed,
         horizon=steps,
     )
+    if not (single_pass and how == "zero"):
+        # whole forecasts have medians, whatever the head
+        data.attrs.pop("statistic", None)
     return data
 
 

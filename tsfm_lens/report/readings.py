@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.select import array, layer_name, median_position, names, statistic_of, unit_of
 from tsfm_lens.viz.shares import attribution_shares
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.tokens import token_axis
@@ -142,8 +142,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     amount = _measured(unit_of(ds, series))
     away = np.abs(median - median[-1]).mean(axis=-1)
     out = [
-        f"Read from {words[0]}, the median forecast of {names(ds, 'series')[series]} is {amount(away[0])} away "
-        f"from the final one, mean over steps"
+        f"Read from {words[0]}, the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} is "
+        f"{amount(away[0])} away from the final one, mean over steps"
         + (f"; before the last layer it is {amount(away[-2])} away." if len(away) > 2 else ".")
     ]
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(median.shape[1], np.nan)
@@ -232,8 +232,8 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
     distance = float(np.abs(moved - base).mean())
     against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
     return [
-        f"Without {top} the median forecast of {names(ds, 'series')[series]} moves by {amount(distance)} on "
-        f"average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(moved)))}."
+        f"Without {top} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
+        f"{amount(distance)} on average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(moved)))}."
     ]
 
 

@@ -19,6 +19,7 @@ from tsfm_lens.viz.select import (
     names,
     positions,
     series_position,
+    statistic_of,
     unit_of,
     value_title,
 )
@@ -88,7 +89,7 @@ def ablation_forecasts(
                     legendgroup=name,
                     showlegend=panel == 0,
                     line={"color": colour, "width": 1.8},
-                    hovertemplate=value_hover(f"{name} forecast (median)", view.time, unit),
+                    hovertemplate=value_hover(f"{name} forecast ({statistic_of(ds)})", view.time, unit),
                 ),
                 **where,
             )
@@ -99,7 +100,7 @@ def ablation_forecasts(
     return dress(
         fig,
         f"Forecasts of {names(ds, 'series')[at]} by {model_of(ds)} without single components",
-        "median forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
+        f"{statistic_of(ds)} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
         + ("; what leaves the axis is cut off" if cut else "")
         + view.time.remark,
         legend_rows=1,

@@ -19,6 +19,7 @@ from tsfm_lens.viz.select import (
     names,
     positions,
     series_position,
+    statistic_of,
     unit_of,
     value_title,
 )
@@ -118,7 +119,8 @@ def lens_forecast(
     values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=at)[chosen]
     for panel, (row, col) in enumerate(grid.places):
         where: dict[str, Any] = {"row": row, "col": col}
-        draw_bands(fig, view, ds["quantile"].values, values[panel], unit=unit, legend=panel == 0, **where)
+        shown: dict[str, Any] = {"unit": unit, "legend": panel == 0, "statistic": statistic_of(ds)}
+        draw_bands(fig, view, ds["quantile"].values, values[panel], **shown, **where)
         draw_scene(fig, view, unit=unit, legend=panel == 0, **where)
     core = np.concatenate([view.context, view.truth, values[-1].ravel()])
     bounds, cut = fitted_range(core, values.ravel())

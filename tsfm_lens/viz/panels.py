@@ -121,6 +121,7 @@ def draw_bands(
     unit: str,
     legend: bool = True,
     bands: bool = True,
+    statistic: str = "median",
     **at: Any,
 ) -> None:
     """Add the central intervals, widest first, and the median of a quantile forecast to one panel.
@@ -129,6 +130,7 @@ def draw_bands(
         quantiles: levels, (quantile,). Two that sum to 1 make a band, left out unless ``bands``; 0.5 is the
             median, others are thin lines.
         values: the forecast in data units, (quantile, step).
+        statistic: what the line at 0.5 is; see ``select.statistic_of``.
     """
     order = np.argsort(quantiles)
     quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
@@ -157,13 +159,13 @@ def draw_bands(
     single = set(range(len(quantiles))) - {i for pair in pairs for i in pair}
     for i in sorted(single):
         middle = abs(quantiles[i] - 0.5) < 1e-6
-        word = "median" if middle else f"quantile {quantiles[i]:.3g}"
+        word = statistic if middle else f"quantile {quantiles[i]:.3g}"
         fig.add_trace(
             go.Scatter(
                 x=x,
                 y=values[i],
                 mode="lines",
-                name="median forecast" if middle else word,
+                name=f"{statistic} forecast" if middle else word,
                 legendgroup=word,
                 showlegend=legend,
                 line={"color": BLUE, "width": 2 if middle else 1},

@@ -88,6 +88,11 @@ def median_position(quantiles: np.ndarray) -> int:
     return int(np.argmin(np.abs(np.asarray(quantiles, dtype=float) - 0.5)))
 
 
+def statistic_of(ds: xr.Dataset) -> str:
+    """What the middle of a read-out forecast is: "median", or "mean" of a model with a distribution head."""
+    return "mean" if ds.attrs.get("statistic") == "mean" else "median"
+
+
 def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
     """The unit of the data, of one series where each has its own; "" if it is not known."""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):

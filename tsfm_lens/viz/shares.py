@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.viz.select import array, check, median_position, names, position, series_position, unit_of
+from tsfm_lens.viz.select import array, check, median_position, names, position, series_position, statistic_of, unit_of
 from tsfm_lens.viz.theme import percent
 
 _METHOD_WORDS = {
@@ -69,7 +69,8 @@ def attribution_shares(
         if quantile is not None and abs(levels[place] - quantile) > 1e-6:
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
         cut = cut.isel(quantile=place)
-        note.append("of the median" if abs(levels[place] - 0.5) < 1e-6 else f"of the {levels[place]:g} quantile")
+        middle = abs(levels[place] - 0.5) < 1e-6
+        note.append(f"of the {statistic_of(ds)}" if middle else f"of the {levels[place]:g} quantile")
     if "completeness_error" in ds:
         error = float(ds["completeness_error"].isel(method=which, series=at))
         note.append(f"completeness error {percent(error)}")
