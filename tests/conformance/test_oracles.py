@@ -45,7 +45,11 @@ def test_oracle_holds(name: str, oracle: Callable) -> None:
     assert result.passed, result
 
 
-PUBLISHED = [(name, size) for name in ARCHITECTURES for size in architectures()[name].published]
+# building, saving and reading back take more than 24 GB
+TOO_LARGE = {("toto-2", "2.5B")}
+PUBLISHED = [
+    (name, size) for name in ARCHITECTURES for size in architectures()[name].published if (name, size) not in TOO_LARGE
+]
 
 
 @pytest.fixture
