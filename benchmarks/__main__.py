@@ -163,6 +163,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     wanted = set(options.only.split(","))
     console = Console(width=170)
+    place = (
+        f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
+    )
     rows: list[Row] = []
     for name in chosen:
         with console.status(f"{name}: building"):
@@ -178,15 +181,13 @@ def main() -> None:
                 rows += ablations(lens, PLANS[name], None if options.full else 16)
         del lens
         gc.collect()
-    place = (
-        f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
-    )
+        # what was measured is kept, whatever happens to a later model
+        if options.json:
+            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
     table = Table("measurement", "median", "range / note", "target", "met", title=f"random weights; {place}")
     for name, value, span, target, met in rows:
         table.add_row(name, value, span, target, "" if met is None else ("yes" if met else "no"))
     console.print(table)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

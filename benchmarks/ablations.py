@@ -93,7 +93,7 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         lens.adapter.run(encoded.inputs)
-    counts = {name.split(".", 1)[-1]: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    counts = _by_path(lens, {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()})
     root = sum(counter.get_flop_counts()["Global"].values())
     stack = lens.wiring.output_stack
     blocks = [
@@ -121,6 +121,20 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
         return here + sum(blocks[component.layer + 1 :]) + head
 
     return len(heads) * root / (root + sum(unavoidable(component) for component in heads))
+
+
+def _by_path(lens: Lens, counts: dict[str, int]) -> dict[str, int]:
+    """Operations by path below the native model; the counter names modules from the outermost one that was called."""
+    found = {}
+    for path, _ in lens.adapter.model.named_modules():
+        parts = path.split(".")
+        for cut in range(len(parts)):
+            outer = lens.adapter.model.get_submodule(".".join(parts[:cut]))
+            name = ".".join([type(outer).__name__, *parts[cut:]])
+            if name in counts:
+                found[path] = counts[name]
+                break
+    return found
 
 
 def _matrices(row: Mlp) -> set[str]:
