@@ -2,9 +2,12 @@
 
 from tsfm_lens.probes.attention import attention_patterns, head_entropy, row_entropy
 from tsfm_lens.probes.attribution import attribute, component_writes
+from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.induction import repeated_tokens
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
+from tsfm_lens.probes.similarity import head_similarity, layer_similarity
+from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.trajectory import Trajectory, trajectory
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
@@ -16,10 +19,15 @@ __all__ = [
     "bin_quantiles",
     "component_writes",
     "count_peaks",
+    "entropic_rank",
     "head_entropy",
+    "head_similarity",
+    "head_spectra",
     "layer_gain",
+    "layer_similarity",
     "logit_lens",
     "repeated_tokens",
     "row_entropy",
+    "stable_rank",
     "trajectory",
 ]

@@ -12,6 +12,7 @@ from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.saving import save
+from tsfm_lens.viz.structure import entropic_rank_line, similarity_map, spectrum_lines, stable_rank_map
 
 __all__ = [
     "ablation_forecasts",
@@ -20,10 +21,14 @@ __all__ = [
     "attention_map",
     "attribution_bars",
     "attribution_heatmap",
+    "entropic_rank_line",
     "forecast_fan",
     "layer_entropy",
     "layer_gain",
     "lens_forecast",
     "logit_map",
     "save",
+    "similarity_map",
+    "spectrum_lines",
+    "stable_rank_map",
 ]

@@ -90,7 +90,7 @@ def native_input(
     lengths = torch.tensor([len(series) for series in batch.values][:: values.shape[2]])
     padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
     filled = torch.where(observed, values, 0.0)
-    if causal_fill:
+    if causal_fill and any(np.isnan(series).any() for series in batch.values):
         # gluonts takes seconds to import
         from gluonts.transform import CausalMeanValueImputation
 

@@ -107,14 +107,18 @@ class TimesFm3Adapter(PatchAdapter):
         """Items with their variates; missing values are 0 under the mask."""
         self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
-        length = -(-self.longest(batch) // self.patch) * self.patch
-        values = _series.by_item(batch, length).to(self.device)
-        missing = torch.isnan(values)
-        inputs = {"target": torch.where(missing, 0.0, values), "target_mask": missing, "horizon": steps}
+        inputs = self._native_input(batch, steps)
+        length = inputs["target"].shape[-1]
         spans = TokenSpans.patches(-length, length // self.patch + self._future_patches(steps), self.patch)
         flat = _series.padded(batch, length)
         loc, scale = flat.nanmean(dim=1), torch.ones(len(flat))
-        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(values))
+        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(inputs["target"]))
+
+    def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
+        length = -(-self.longest(batch) // self.patch) * self.patch
+        values = _series.by_item(batch, length).to(self.device)
+        missing = torch.isnan(values)
+        return {"target": torch.where(missing, 0.0, values), "target_mask": missing, "horizon": horizon}
 
     def _future_patches(self, horizon: int) -> int:
         """Masked patches that ``decode`` appends: with stitching, predictions of neighbouring patches overlap."""
@@ -145,7 +149,7 @@ class TimesFm3Adapter(PatchAdapter):
         """``TimesFM3Torch.decode``."""
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
-        emitted = self.model.decode(**self.encode(batch, horizon=horizon).inputs).cpu()
+        emitted = self.model.decode(**self._native_input(batch, horizon)).cpu()
         quantiles = emitted.flatten(0, 1)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)

@@ -179,10 +179,12 @@ class Toto2Adapter(PatchAdapter):
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's predictor does
         values = _series.by_item(batch, max(length, *batch.lengths))
-        impute = require("toto2", "toto2.model").ffill_imputation
-        filled = torch.stack([torch.as_tensor(impute(item.numpy())) for item in values])
+        known = ~torch.isnan(values)
+        if not bool(known.all()):
+            impute = require("toto2", "toto2.model").ffill_imputation
+            values = torch.stack([torch.as_tensor(impute(item.numpy())) for item in values])
         ids = torch.zeros(values.shape[:2], dtype=torch.long)
-        parts = {"target": filled[..., -length:], "target_mask": ~torch.isnan(values)[..., -length:], "series_ids": ids}
+        parts = {"target": values[..., -length:], "target_mask": known[..., -length:], "series_ids": ids}
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,147 @@
+"""Spectra, entropic rank and similarities against known answers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, layer_similarity
+from tsfm_lens.probes.entropic_rank import head_entropy_of_writes
+from tsfm_lens.probes.similarity import linear_cka
+from tsfm_lens.probes.spectra import core_singular_values, stable_rank
+
+NAMES = sorted(architectures())
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def series_for(lens: Lens) -> object:
+    own = getattr(lens.adapter, "example", None)
+    return own(2, 40) if own else bundled("co2", "elnino").tail(40)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1, 1, 1, 1], 4.0), ([3, 0, 0], 1.0), ([2, 1], 1.25), ([2e-200, 1e-200], 1.25), ([2e200, 1e200], 1.25)],
+)
+def test_stable_rank_of_known_spectra(values: list[float], expected: float) -> None:
+    assert stable_rank(np.array(values, dtype=float)) == pytest.approx(expected)
+
+
+def test_stable_rank_of_nothing_is_not_a_number() -> None:
+    assert np.isnan(stable_rank(np.zeros(3)))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(2, 30), st.integers(1, 8), st.integers(0, 1000))
+def test_the_core_has_the_spectrum_of_the_dense_product(n: int, r: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    r = min(r, n)
+    left, right = torch.randn(n, r, generator=generator), torch.randn(r, n + 3, generator=generator)
+    dense = torch.linalg.svdvals(left.double() @ right.double())[:r]
+    torch.testing.assert_close(core_singular_values(left, right), dense, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spectra_of_every_head_are_those_of_the_dense_products(name: str) -> None:
+    lens = lens_of(name)
+    found = head_spectra(lens)
+    kind = lens.wiring.output_stack.attention_kinds()[-1]
+    for layer in found["layer"].values:
+        weights = lens.weights.heads(int(layer), kind)
+        for product, dense in (("QK", weights.W_QK.AB), ("OV", weights.W_OV.AB)):
+            values = torch.linalg.svdvals(dense.detach().double())[:, : found.sizes["mode"]]
+            ours = found["singular_value"].sel(product=product, layer=layer).values
+            np.testing.assert_allclose(ours, values.numpy(), rtol=1e-4, atol=1e-6)
+    ranks = found["stable_rank"].values
+    assert ((ranks >= 1) & (ranks <= found.sizes["mode"])).all()
+    assert (np.take_along_axis(ranks, found["order"].values.argsort(-1), -1)[..., 1:] >= 0).all()
+    ordered = np.take_along_axis(ranks, found["order"].values.argsort(axis=-1), axis=-1)
+    assert (np.diff(ordered, axis=-1) >= 0).all()
+
+
+def test_spectra_name_what_is_wrong() -> None:
+    lens = lens_of("chronos")
+    with pytest.raises(UnknownNameError, match="cross_attn"):
+        head_spectra(lens, kind="cross")
+    with pytest.raises(UnknownNameError, match="encoder"):
+        head_spectra(lens, stack="encodr")
+    with pytest.raises(UnknownNameError, match="QK"):
+        head_spectra(lens, products=["KQ"])
+
+
+def rank_of(writes: np.ndarray) -> float:
+    return float(head_entropy_of_writes(torch.tensor(writes)).exp())
+
+
+def test_entropic_rank_of_known_arrangements() -> None:
+    eye = np.eye(12, 20)
+    assert rank_of(eye) == pytest.approx(12, rel=1e-6)
+    line = np.outer(np.arange(1, 13) * (-1) ** np.arange(12), np.ones(20))
+    assert rank_of(line) == pytest.approx(1, rel=1e-5)
+    twins = eye.copy()
+    twins[1] = -3 * twins[0]
+    assert rank_of(twins) == pytest.approx(10.9345, abs=1e-4)
+    silent = eye.copy()
+    silent[3] = 0
+    assert rank_of(silent) == pytest.approx(11, rel=1e-6)
+    assert rank_of(np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]])) == pytest.approx(1.92862, abs=1e-5)
+
+
+def test_entropic_rank_ignores_scale_and_rotation() -> None:
+    rng = np.random.default_rng(0)
+    writes = rng.normal(size=(6, 10))
+    turned = (writes * rng.exponential(size=(6, 1))) @ np.linalg.qr(rng.normal(size=(10, 10)))[0]
+    assert rank_of(turned) == pytest.approx(rank_of(writes), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entropic_rank_of_a_model(name: str) -> None:
+    lens = lens_of(name)
+    series = series_for(lens)
+    together = entropic_rank(lens, series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
+    assert ((together["rank"] >= 1) & (together["rank"] <= lens.wiring.output_stack.n_heads)).all()
+    np.testing.assert_allclose(together["rank"], np.exp(together["entropy"].mean("series")))
+    with pytest.raises(InputError, match="batch_size"):
+        entropic_rank(lens, series, 6, batch_size=0)
+
+
+def test_entropic_rank_streams_over_series() -> None:
+    lens, series = lens_of("chronos-bolt"), bundled("co2", "elnino", "nile").tail(40)
+    whole, grouped = entropic_rank(lens, series), entropic_rank(lens, series, batch_size=1)
+    np.testing.assert_allclose(whole["rank"], grouped["rank"], rtol=1e-5)
+
+
+def test_cka_of_known_representations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64)).Q
+    other = torch.randn(50, 9, generator=generator, dtype=torch.float64)
+    found = linear_cka([x, 3 * x @ turn + 5, other, torch.ones(50, 2, dtype=torch.float64)])
+    assert found[0, 1] == pytest.approx(1)
+    assert 0 < found[0, 2] < 0.6
+    assert np.isnan(found[0, 3])
+    np.testing.assert_allclose(found[:3, :3], found[:3, :3].T)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_similarities_of_a_model(name: str) -> None:
+    lens = lens_of(name)
+    draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
+    layers = layer_similarity(lens, series_for(lens), 6, **draws)
+    np.testing.assert_allclose(np.diag(layers["cka"]), 1)
+    np.testing.assert_allclose(np.diag(layers["update_cosine"]), 1)
+    heads = head_similarity(lens, series_for(lens), 6, **draws)["cosine"].values
+    np.testing.assert_allclose(np.diagonal(heads, axis1=1, axis2=2), 1)
+    assert (np.abs(heads) <= 1 + 1e-9).all()

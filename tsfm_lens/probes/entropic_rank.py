@@ -1,0 +1,116 @@
+"""Entropic rank: how many directions the heads of a layer write in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.trajectory import describe, trajectory
+
+EPSILON = 1e-8
+
+
+def entropic_rank(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    kind: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+) -> xr.Dataset:
+    """Entropic rank of the head outputs of every layer of the stack that is read out.
+
+    The writes of a layer's heads at one token are scaled to length 1 and put side by side; the entropy of
+    their normalised singular values, averaged over tokens and series and exponentiated, counts the directions:
+    1 if all heads write along one line, the number of heads if no two share any.
+
+    Args:
+        lens: the model.
+        series: any number of series; they pass through in groups, and only sums are kept.
+        horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        kind: kind of attention; the stack's last kind if None.
+        batch_size: series in a group.
+
+    Returns:
+        Dataset of kind "entropic_rank" over ``layer``: ``rank``, and ``entropy`` in nats (layer, series), the
+        mean over tokens.
+
+    Source:
+        tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
+
+    Raises:
+        InputError: batch_size below 1.
+        UnknownNameError: no such kind of attention.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}, expected 1 or more")
+    stack = lens.wiring.output_stack
+    kinds = stack.attention_kinds()
+    chosen = kinds[-1] if kind is None else kind
+    if chosen not in kinds:
+        raise unknown_name("attention", chosen, kinds)
+    layers = [layer for layer in range(stack.n_layers) if chosen in [row.kind for row in stack.attentions(layer)]]
+    batch = as_series(series)
+    entropies = []
+    steps = 0
+    for first in range(0, len(batch), batch_size):
+        run = trajectory(
+            lens,
+            batch.select(list(range(first, min(first + batch_size, len(batch))))),
+            horizon,
+            num_samples=num_samples,
+            seed=seed,
+        )
+        steps = run.horizon
+        points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
+        with torch.no_grad():
+            # reduced while the model runs: the writes of all heads are never kept
+            _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=head_entropy_of_writes)
+            entropies.append(torch.stack([acts[point].mean(dim=1) for point in points]).cpu().double().numpy())
+    entropy = np.concatenate(entropies, axis=1)
+    rows = run.encoded.rows if len(entropies) == 1 else tuple(batch.ids)
+    data = xr.Dataset(
+        {
+            "entropy": (("layer", "series"), entropy, {"units": "nats"}),
+            "rank": (("layer",), np.exp(entropy.mean(axis=1))),
+        },
+        coords={"layer": list(map(str, layers)), "series": list(rows)},
+    )
+    data.attrs = describe(
+        lens,
+        "entropic_rank",
+        f"Entropic rank of {chosen}",
+        "tsfm-lens paper, appendix E (S3-ERANK)",
+        attention=chosen,
+        heads=stack.n_heads,
+        seed=seed,
+        horizon=steps,
+    )
+    return data
+
+
+def head_entropy_of_writes(writes: Tensor) -> Tensor:
+    """Entropy of the normalised singular values of unit-length head writes.
+
+    Args:
+        writes: (…, head, d_model).
+
+    Returns:
+        (…), nats; between 0 and log(number of heads).
+    """
+    z = writes.double()
+    unit = z / z.norm(dim=-1, keepdim=True).clamp(min=EPSILON)
+    # the singular values of U are the roots of the eigenvalues of its Gram matrix, which is heads × heads
+    eigenvalues = torch.linalg.eigvalsh(unit @ unit.transpose(-2, -1)).clamp(min=0.0)
+    weights = eigenvalues.sqrt()
+    share = weights / weights.sum(dim=-1, keepdim=True).clamp(min=EPSILON)
+    return -(share * share.clamp(min=EPSILON).log()).sum(dim=-1)

@@ -1,0 +1,115 @@
+"""How alike heads, layers' updates and layers' streams are: cosine similarity and linear CKA."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.logit_lens import layer_streams
+from tsfm_lens.probes.trajectory import describe, trajectory
+
+
+def layer_similarity(
+    lens: Lens, series: Any, horizon: int | None = None, *, num_samples: int | None = None, seed: int = 0
+) -> xr.Dataset:
+    """Similarity of the layers of the stack that is read out.
+
+    Args:
+        lens: the model.
+        series, horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+
+    Returns:
+        Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer), the cosine between what two
+        layers add to the stream at a token, mean over tokens and series; ``cka`` (stream, other_stream), linear
+        centred kernel alignment of the residual streams over all tokens ("embed", then after every layer).
+
+    Source:
+        tsfm-lens paper, section 4; Kornblith et al. 2019, equation 6, for CKA.
+    """
+    run = trajectory(lens, series, horizon, num_samples=num_samples, seed=seed)
+    names, streams = layer_streams(lens, run)
+    updates = torch.stack([after - before for before, after in pairwise(streams)]).double()
+    unit = updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    cosine = torch.einsum("lbpd,mbpd->lmbp", unit, unit).mean(dim=(-2, -1))
+    flat = [stream.flatten(0, 1).double() for stream in streams]
+    data = xr.Dataset(
+        {
+            "update_cosine": (("layer", "other_layer"), cosine.cpu().numpy()),
+            "cka": (("stream", "other_stream"), linear_cka(flat)),
+        },
+        coords={"layer": names[1:], "other_layer": names[1:], "stream": names, "other_stream": names},
+    )
+    source = "Kornblith et al. 2019, equation 6"
+    data.attrs = describe(lens, "layer_similarity", "Similarity of layers", source, seed=seed, horizon=run.horizon)
+    return data
+
+
+def head_similarity(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    kind: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Cosine between what the heads of a layer write at a token, mean over tokens and series.
+
+    Args:
+        lens: the model.
+        series, horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        kind: kind of attention; the stack's last kind if None.
+
+    Returns:
+        Dataset of kind "head_similarity": ``cosine`` (layer, head, other_head), 1 on the diagonal.
+
+    Raises:
+        UnknownNameError: no such kind of attention.
+    """
+    stack = lens.wiring.output_stack
+    kinds = stack.attention_kinds()
+    chosen = kinds[-1] if kind is None else kind
+    if chosen not in kinds:
+        raise unknown_name("attention", chosen, kinds)
+    layers = [layer for layer in range(stack.n_layers) if chosen in [row.kind for row in stack.attentions(layer)]]
+    run = trajectory(lens, series, horizon, num_samples=num_samples, seed=seed)
+    points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=_head_cosines)
+    cosine = np.stack([acts[point].cpu().numpy() for point in points])
+    data = xr.Dataset(
+        {"cosine": (("layer", "head", "other_head"), cosine)},
+        coords={"layer": list(map(str, layers)), "head": range(stack.n_heads), "other_head": range(stack.n_heads)},
+    )
+    title = f"Similarity of heads of {chosen}"
+    data.attrs = describe(lens, "head_similarity", title, "tsfm-lens paper, section 4", attention=chosen, seed=seed)
+    return data
+
+
+def _head_cosines(writes: Tensor) -> Tensor:
+    """(batch, pos, head, d_model) to (head, head)."""
+    z = writes.double()
+    unit = z / z.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    return (unit @ unit.transpose(-2, -1)).mean(dim=(0, 1))
+
+
+def linear_cka(representations: list[Tensor]) -> np.ndarray:
+    """Linear centred kernel alignment of every pair, ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) in Frobenius norms.
+
+    Args:
+        representations: (sample, feature) each, with the same samples; features may differ in number.
+
+    Returns:
+        (n, n), between 0 and 1; NaN against a constant representation.
+    """
+    centred = [x - x.mean(dim=0, keepdim=True) for x in representations]
+    cross = torch.stack([torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred])
+    own = cross.diagonal().sqrt()
+    return (cross / (own[:, None] * own[None])).cpu().numpy()

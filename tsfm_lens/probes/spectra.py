@@ -1,0 +1,125 @@
+"""Singular spectra and stable rank of the heads' query-key and value-output products: weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.weights import HeadWeights
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.trajectory import describe
+
+PRODUCTS = ("QK", "OV")
+
+
+def head_spectra(
+    lens: Lens,
+    *,
+    kind: str | None = None,
+    stack: str | None = None,
+    products: Iterable[str] = PRODUCTS,
+    fold_norm: bool = False,
+) -> xr.Dataset:
+    """Singular values of W_Q W_Kᵀ and W_V W_O of every head.
+
+    The products have d_model × d_model entries and at most d_head singular values; these come from a
+    d_head × d_head core, after a QR factorisation of both factors, so the products are never formed.
+
+    Args:
+        lens: the model.
+        kind: kind of attention; the stack's last kind if None.
+        stack: its stack; the one that is read out if None.
+        products: "QK", "OV" or both.
+        fold_norm: with the gain of the norm before the branch in the matrices.
+
+    Returns:
+        Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending;
+        ``stable_rank`` (product, layer, head), the squared Frobenius norm over the squared spectral norm,
+        between 1 and d_head; ``order`` (product, layer, head), the place of a head in its layer by ascending
+        stable rank. A head of zero weights has stable rank NaN.
+
+    Source:
+        tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no stable rank.
+
+    Raises:
+        UnknownNameError: no such stack, kind of attention or product.
+    """
+    column = lens.wiring.output_stack if stack is None else _stack(lens, stack)
+    kinds = column.attention_kinds()
+    chosen = kinds[-1] if kind is None else kind
+    if chosen not in kinds:
+        raise unknown_name("attention", chosen, kinds)
+    wanted = list(products)
+    for product in wanted:
+        if product not in PRODUCTS:
+            raise unknown_name("product", product, PRODUCTS)
+    if not wanted:
+        raise InputError("products is empty; choose QK, OV or both")
+    layers = [layer for layer in range(column.n_layers) if chosen in [row.kind for row in column.attentions(layer)]]
+    values = np.empty((len(wanted), len(layers), column.n_heads, column.d_head))
+    for place, layer in enumerate(layers):
+        weights = lens.weights.heads(layer, chosen, column.name, fold_norm=fold_norm)
+        for index, product in enumerate(wanted):
+            values[index, place] = core_singular_values(*_factors(weights, product)).cpu().numpy()
+    ranks = stable_rank(values)
+    data = xr.Dataset(
+        {
+            "singular_value": (("product", "layer", "head", "mode"), values),
+            "stable_rank": (("product", "layer", "head"), ranks),
+            "order": (("product", "layer", "head"), ranks.argsort(axis=-1).argsort(axis=-1)),
+        },
+        coords={"product": wanted, "layer": list(map(str, layers)), "head": range(column.n_heads)},
+    )
+    data.attrs = describe(
+        lens,
+        "spectra",
+        f"Spectra of {chosen}",
+        "tsfm-lens paper, definition 5.1 (S3-SRANK)",
+        stack=column.name,
+        attention=chosen,
+        fold_norm=int(fold_norm),
+    )
+    return data
+
+
+def stable_rank(singular_values: np.ndarray) -> np.ndarray:
+    """‖A‖_F² / ‖A‖₂² of matrices given by their singular values, (…, mode) descending -> (…); NaN for zero matrices."""
+    squares = np.square(np.asarray(singular_values, dtype=float))
+    # relative to the largest, so that tiny and huge weights neither underflow nor overflow
+    top = squares[..., :1]
+    shares = np.divide(squares, top, out=np.full_like(squares, np.nan), where=top > 0)
+    return shares.sum(axis=-1)
+
+
+def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
+    """Singular values of ``left @ right``, descending, in float64.
+
+    Args:
+        left: (…, n, r).
+        right: (…, r, m).
+
+    Returns:
+        (…, r).
+    """
+    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
+    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(-2, -1)
+    return torch.linalg.svdvals(core)
+
+
+def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
+    if product == "QK":
+        return weights.W_Q, weights.W_K.transpose(-2, -1)
+    return weights.W_V, weights.W_O
+
+
+def _stack(lens: Lens, name: str) -> Stack:
+    try:
+        return lens.wiring.stack(name)
+    except KeyError as error:
+        raise unknown_name("stack", name, [stack.name for stack in lens.wiring.stacks]) from error
