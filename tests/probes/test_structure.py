@@ -140,7 +140,10 @@ def test_similarities_of_a_model(name: str) -> None:
     lens = lens_of(name)
     draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
     layers = layer_similarity(lens, series_for(lens), 6, **draws)
-    np.testing.assert_allclose(np.diag(layers["cka"]), 1)
+    own = np.diag(layers["cka"])
+    # Chronos-Bolt's decoder begins with the same token for every series, which has nothing to align
+    assert name == "chronos-bolt" or np.isfinite(own).all()
+    np.testing.assert_allclose(own[np.isfinite(own)], 1)
     np.testing.assert_allclose(np.diag(layers["update_cosine"]), 1)
     heads = head_similarity(lens, series_for(lens), 6, **draws)["cosine"].values
     np.testing.assert_allclose(np.diagonal(heads, axis1=1, axis2=2), 1)

@@ -90,11 +90,11 @@ def head_spectra(
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
     """‖A‖_F² / ‖A‖₂² of matrices given by their singular values, (…, mode) descending -> (…); NaN for zero matrices."""
-    squares = np.square(np.asarray(singular_values, dtype=float))
+    values = np.asarray(singular_values, dtype=float)
     # relative to the largest, so that tiny and huge weights neither underflow nor overflow
-    top = squares[..., :1]
-    shares = np.divide(squares, top, out=np.full_like(squares, np.nan), where=top > 0)
-    return shares.sum(axis=-1)
+    top = values[..., :1]
+    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
+    return np.square(shares).sum(axis=-1)
 
 
 def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
