@@ -126,7 +126,7 @@ def forecast(
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     series = _read(data)
-    from tsfm_lens.models.lens import DECILES
+    from tsfm_lens.models.adapter import DECILES
 
     made = _open(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
     if as_json:

@@ -93,8 +93,7 @@ def test_heads_read_and_write_with_their_weights(name: str) -> None:
                 torch.testing.assert_close(projected(x, heads.W_Q, heads.b_Q), acts[f"{at}.hook_q"], **CLOSE)
                 torch.testing.assert_close(projected(keys, heads.W_K, heads.b_K), acts[f"{at}.hook_k"], **CLOSE)
             out = torch.einsum("bphc,hcd->bpd", acts[f"{at}.hook_z"], heads.W_O)
-            # b_O is in the scale of hook_out
-            expected = written(lens, stack, layer, row, out) + heads.b_O
+            expected = written(lens, stack, layer, row, out) + heads.scale * heads.b_O
             torch.testing.assert_close(expected, acts[f"{at}.hook_out"], **CLOSE)
     assert kinds == {kind for stack in lens.wiring.stacks for kind in stack.attention_kinds()}
 

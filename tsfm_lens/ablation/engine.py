@@ -56,13 +56,13 @@ class Start:
 
 
 def run_variants(
-    lens: Lens, encoded: Encoded, variants: Sequence[Variant], *, max_rows: int = 256, replay: bool = True
+    lens: Lens, encoded: Any, variants: Sequence[Variant], *, max_rows: int = 256, replay: bool = True
 ) -> Tensor:
     """The single-forward output of every variant.
 
     Args:
         lens: the model.
-        encoded: the batch, from ``lens.encode``.
+        encoded: the batch, from ``lens.encode``, or series.
         variants: what to change in each.
         max_rows: series times variants that run side by side; bounds the memory.
         replay: False computes everything anew (the result is the same).
@@ -76,6 +76,8 @@ def run_variants(
     """
     if max_rows < 1:
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
+    if not isinstance(encoded, Encoded):
+        encoded = lens.encode(encoded)
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them can run side by side
@@ -120,8 +122,11 @@ def _side_by_side(
         replayed(lens.adapter.model, stored, rows=items, copies=copies, resumed=resumed),
         lens.edit(*placed),
     ):
-        registry.state.restart(rows * copies)
-        output = lens.adapter.run(encoded.repeated(copies))
+        registry.state.restart(rows * copies, block_rows=rows)
+        try:
+            output = lens.adapter.run(encoded.repeated(copies))
+        finally:
+            registry.state.restart()
     return output.reshape(copies, len(encoded.batch), *output.shape[1:])
 
 

@@ -42,7 +42,9 @@ class Activations(Mapping[str, Tensor]):
         rollout: whether the run was a rollout, so that tensors have the axis ``step``.
         ids: the ids of the series in the batch.
         spans: by stack, the time steps that each token of a single forward covers.
-        spans_at: of a rollout, the same by (stack, step, position of the first token, number of tokens).
+        sample_major: whether rows are sample paths of all series, not series with their sample paths.
+        spans_at: of a rollout, the same by (stack, step, position of the first token, number of tokens, tokens of
+            the first pass).
         attrs: provenance of the run.
     """
 
@@ -50,7 +52,8 @@ class Activations(Mapping[str, Tensor]):
     rollout: bool = False
     ids: tuple[str, ...] = ()
     spans: Mapping[str, TokenSpans] = field(default_factory=dict)
-    spans_at: Callable[[str, int, int, int], TokenSpans] | None = None
+    sample_major: bool = False
+    spans_at: Callable[[str, int, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
 
@@ -110,11 +113,14 @@ class Activations(Mapping[str, Tensor]):
         array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
         if "step" in axes:
             array = array.assign_coords(step=[call.step for call in self.calls(name)])
-        if "batch" in axes and self.ids:
+        between_series = self._point(name).over == "variate" and "query" in axes
+        if "batch" in axes and self.ids and not between_series:
             rows = array.sizes["batch"] // len(self.ids)
+            places = [(series, row) for series in self.ids for row in range(rows)]
+            if self.sample_major:
+                places = [(series, row) for row in range(rows) for series in self.ids]
             array = array.assign_coords(
-                series=("batch", [series for series in self.ids for _ in range(rows)]),
-                sample=("batch", [row for _ in self.ids for row in range(rows)]),
+                series=("batch", [series for series, _ in places]), sample=("batch", [row for _, row in places])
             )
         for axis in ("pos", "query", "key"):
             array = self._label_tokens(array, name, axis)
@@ -144,7 +150,9 @@ class Activations(Mapping[str, Tensor]):
             spans = None
         else:
             # keys reach back to the first position in the cache
-            spans = self.spans_at(stack, one.step, 0 if axis == "key" else one.offset, length)
+            offset = 0 if axis == "key" else one.offset
+            first = self.calls(name)[0].value.shape[point.axes.index("query" if axis == "key" else axis)]
+            spans = self.spans_at(stack, one.step, offset, length, first)
         return spans if spans is not None and len(spans) == length else None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:

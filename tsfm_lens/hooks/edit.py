@@ -14,7 +14,7 @@ from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_na
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Rows, Steer
 from tsfm_lens.hooks.names import PATTERN, Point, select
-from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.registry import HookRegistry, RunState
 from tsfm_lens.hooks.wiring import Attention, Stack
 
 
@@ -106,6 +106,8 @@ def _apply(
     axis = point.row_axis
     rows = _row_index(intervention.rows, value.shape[axis], registry, point)
     part = value if rows is None else value.index_select(axis, rows.to(value.device))
+    if axis != 0 and rows is not None and state.block_rows is not None:
+        return _edit_own_keys(value, rows, part, change, state)
     new = change(part, state)
     if new.shape != part.shape:
         raise HookError(
@@ -116,6 +118,16 @@ def _apply(
     if region is not None:
         new = torch.where(region, new, part)
     return new if rows is None else value.index_copy(axis, rows.to(value.device), new.to(value.dtype))
+
+
+def _edit_own_keys(value: Tensor, rows: Tensor, part: Tensor, change: Change, state: RunState) -> Tensor:
+    """Edit the attention between series of one variant only, where several variants run as rows of one batch."""
+    size = state.block_rows
+    assert size is not None
+    first = int(rows[0]) // size * size
+    new = part.clone()
+    new[..., first : first + size] = change(part[..., first : first + size], state)
+    return value.index_copy(2, rows.to(value.device), new)
 
 
 def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
@@ -131,7 +143,7 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     tokens = point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
     units = series // variates if tokens else series
     if units < 1 or n_rows % units:
-        units, tokens = n_rows, False
+        raise HookError(f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot be told apart")
     chosen = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
     if tokens:
         chosen = torch.unique(chosen // variates)

@@ -174,7 +174,10 @@ class PatchFrom:
                     f"{point.name}: the source run has {len(source)} rows, which do not fit the {len(value)} "
                     "rows of this run. Use rows=… to choose as many, or record the source with as many series."
                 )
-            return source.repeat_interleave(len(value) // len(source), dim=0).to(value)
+            copies = len(value) // len(source)
+            if state.sample_major:
+                return source.repeat(copies, *[1] * (source.ndim - 1)).to(value)
+            return source.repeat_interleave(copies, dim=0).to(value)
 
         return patched
 

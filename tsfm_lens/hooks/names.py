@@ -52,7 +52,7 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
     points: list[Point] = []
     for stack in wiring.stacks:
         points += _stack_points(stack)
-    unembed_axes = tuple(wiring.unembed.layout.split())
+    unembed_axes = tuple(wiring.unembed.layout.replace("series variate", "batch").split())
     points.append(Point("unembed.hook_out", unembed_axes, "site", wiring.unembed, wiring.output_stack.name))
     return {point.name: point for point in points}
 

@@ -39,17 +39,21 @@ class RunState:
         n_series: series (a variate is one) in the running batch; activations have a multiple of it as rows.
         step: forecast steps already read out in this run.
         offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
+        block_rows: series of one variant, where several variants run side by side.
+        sample_major: whether sample paths are the outermost part of the rows.
         sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
     """
 
     n_series: int | None = None
     step: int = 0
     offset: dict[str, int] = field(default_factory=dict)
+    block_rows: int | None = None
+    sample_major: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def restart(self, n_series: int) -> None:
-        """Stand at the beginning of a run."""
-        self.n_series, self.step = n_series, 0
+    def restart(self, n_series: int | None = None, block_rows: int | None = None) -> None:
+        """Stand at the beginning of a run; of one that is not the lens's own if no series are given."""
+        self.n_series, self.step, self.block_rows = n_series, 0, block_rows
         self.offset.clear()
 
 
@@ -68,7 +72,7 @@ class HookRegistry:
         self.model = model
         self.wiring = wiring
         self.points: dict[str, Point] = hook_points(wiring)
-        self.state = RunState()
+        self.state = RunState(sample_major=wiring.sample_major)
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
         self._modules = self._resolve()
         self._factors = {p.name: f for p in self.points.values() if (f := self._factor(p)) != 1.0}
@@ -142,8 +146,9 @@ class HookRegistry:
     def _track(self, stack: ExitStack) -> None:
         """Keep :attr:`state` true while anything is attached."""
 
-        def read_out(_module: nn.Module, _args: Any, _output: Any) -> None:
-            self.state.step += self.wiring.steps_per_readout
+        def read_out(_module: nn.Module, _args: Any, output: Any) -> None:
+            steps = self.wiring.steps_per_readout
+            self.state.step += steps if isinstance(steps, int) else steps(output)
 
         unembed = self._modules[self.wiring.unembed.module]
         for row in self.wiring.stacks:

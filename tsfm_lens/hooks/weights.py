@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
 from tsfm_lens.errors import InputError, WiringError, unknown_name
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Wiring, Writer
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class HeadWeights:
         W_O: (head, d_head, d_model).
         b_Q, b_K, b_V: (head, d_head); zero where the model has no bias.
         b_O: (d_model,).
+        scale: factor with which a block that rescales its stream (Toto 2) adds ``z @ W_O + b_O`` to it; 1 elsewhere.
     """
 
     W_Q: Tensor
@@ -40,6 +41,7 @@ class HeadWeights:
     b_K: Tensor
     b_V: Tensor
     b_O: Tensor
+    scale: float = 1.0
 
     @property
     def W_QK(self) -> FactoredMatrix:
@@ -61,6 +63,7 @@ class MlpWeights:
         W_gate: (d_model, d_mlp) of a gated MLP, else None.
         W_out: (d_mlp, d_model).
         b_in, b_gate, b_out: biases, zero where the model has none (b_gate None without a gate).
+        scale: as in :class:`HeadWeights`.
     """
 
     W_in: Tensor
@@ -69,6 +72,7 @@ class MlpWeights:
     b_in: Tensor
     b_gate: Tensor | None
     b_out: Tensor
+    scale: float = 1.0
 
 
 class Weights:
@@ -108,16 +112,24 @@ class Weights:
             other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else own
             q, k, v = _folded(q, own), _folded(k, other), _folded(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
-        return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], self.b_O(layer, row.kind, column.name))
+        bias, scale = self.b_O(layer, row.kind, column.name), self._scale(column, layer, row)
+        return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], bias, scale)
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
-        """(d_model,): what an attention adds whatever its heads do, in the scale of ``hook_out``."""
+        """(d_model,): the bias of an attention's output projection; zero where it has none."""
         column = self._stack(stack)
         row = self._row(column, layer, kind, Attention)
         assert isinstance(row, Attention)
         module = _linear(self._model, f"{column.block(layer)}.{row.o.module}")
-        factor = 1.0 if row.mix is None else row.mix(self._model.get_submodule(column.block(layer)))[0]
-        return _scaled(_bias(module, column.d_model), row.o.gain * factor)
+        return _scaled(_bias(module, column.d_model), row.o.gain)
+
+    def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
+        """Factor with which a block adds what a branch computes to the stream; 1 but in Toto 2."""
+        column = self._stack(stack)
+        return self._scale(column, layer, column.writer(kind, layer))
+
+    def _scale(self, column: Stack, layer: int, row: Writer) -> float:
+        return 1.0 if row.mix is None else row.mix(self._model.get_submodule(column.block(layer)))[0]
 
     def mlp(self, layer: int, kind: str = "mlp", stack: str | None = None, *, fold_norm: bool = False) -> MlpWeights:
         """One MLP; arguments and errors as in :meth:`heads`."""
@@ -135,6 +147,7 @@ class Weights:
             up[1],
             None if gate is None else gate[1],
             _scaled(_bias(out, column.d_model), row.o_gain),
+            self._scale(column, layer, row),
         )
 
     @property
@@ -182,7 +195,7 @@ class Weights:
             raise unknown_name("stack", name, [stack.name for stack in self._wiring.stacks]) from error
 
     def _row(self, column: Stack, layer: int, kind: str | None, sort: type) -> Attention | Mlp:
-        if not 0 <= layer < column.n_layers:
+        if not isinstance(layer, int) or not 0 <= layer < column.n_layers:
             raise unknown_name("layer", str(layer), [str(index) for index in range(column.n_layers)])
         rows = [row for row in column.rows(layer) if isinstance(row, sort)]
         for row in rows:

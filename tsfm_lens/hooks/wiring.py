@@ -224,7 +224,8 @@ class Wiring:
         stacks: in order of execution; the last one's stream is read out as the forecast.
         unembed: the head's raw output.
         embed: path of the module that makes tokens, or patches, into the stream's first value.
-        steps_per_readout: forecast steps that one call of the head yields.
+        steps_per_readout: forecast steps that one call of the head yields; a function of its output where
+            that varies.
         rollout_tolerance: relative deviation of the library's own cached rollout from its full forward.
         sizes_from: a tensor whose layout names "series" and "variate" once a pass, for models that keep
             them apart.
@@ -237,7 +238,7 @@ class Wiring:
     stacks: tuple[Stack, ...]
     unembed: Site
     embed: str
-    steps_per_readout: int
+    steps_per_readout: int | Callable[[Any], int]
     rollout_tolerance: float = 1e-4
     sizes_from: Site | None = None
     sample_major: bool = False

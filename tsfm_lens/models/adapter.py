@@ -17,7 +17,9 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.native import put_output, rms_scale
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.architecture import Encoded, Prediction
+from tsfm_lens.models.architecture import Adapter, Encoded, Prediction
+
+DECILES = tuple(level / 10 for level in range(1, 10))
 
 
 class PatchAdapter:
@@ -40,6 +42,7 @@ class PatchAdapter:
     prediction_length: int
     levels: tuple[float, ...]
     package: str = "torch"
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
     def encode(
         self,
@@ -192,6 +195,27 @@ def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -
         weight = (level - known[right - 1]) / (known[right] - known[right - 1])
         out.append(torch.lerp(values[..., right - 1], values[..., right], weight))
     return torch.stack(out, dim=-1)
+
+
+def refuse_dtype(adapter: Adapter, *values: Any) -> None:
+    """Refuse precisions that the library does not run in; values that are none pass.
+
+    Raises:
+        InputError: names those that it does.
+    """
+    for value in values:
+        name = str(value).removeprefix("torch.")
+        known = getattr(adapter, "dtypes", (name,))
+        if isinstance(value, torch.dtype) and name not in known:
+            raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(known)}")
+
+
+def default_levels(adapter: Adapter) -> tuple[float, ...]:
+    """The deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
+    own = tuple(getattr(adapter, "levels", ()))
+    if adapter.readout != "quantile" or not own or (own[0] <= 0.1 + 1e-9 and own[-1] >= 0.9 - 1e-9):
+        return DECILES
+    return own
 
 
 @cache

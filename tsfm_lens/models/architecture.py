@@ -27,7 +27,7 @@ class Encoded:
     Attributes:
         inputs: keyword arguments of the native model.
         spans: by stack, the time steps that each token covers.
-        loc, scale: (batch,), so that data = normalised * scale + loc.
+        loc, scale: (batch,), so that data = normalised * scale + loc; 0 and 1 where no single scale does that.
         batch: the series.
         horizon: forecast steps that the forward yields; None if the model's own.
         items: first axis of the native input, where it is not one a series (variates as an axis of their own).

@@ -25,7 +25,8 @@ class Forecast:
     Attributes:
         quantiles: (series, quantile, step), data units.
         levels: the quantile levels, ascending.
-        mean: (series, step); for quantile models what their library returns as the mean.
+        mean: (series, step); of quantile models what their library gives as the mean, or the median where it gives
+            none (Chronos-2, TimesFM 3, Toto 2, Moirai 2).
         samples: (series, sample, step), or None for a model that draws none.
         context: the series that were shown.
         attrs: provenance.

@@ -23,12 +23,10 @@ from tsfm_lens.hooks.recorder import NamesFilter, Reducer
 from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.adapter import versions
+from tsfm_lens.models.adapter import default_levels, refuse_dtype, versions
 from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count, refuse_non_finite, refuse_overflow
-from tsfm_lens.models.recording import recorded_run
-
-DECILES = tuple(level / 10 for level in range(1, 10))
+from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
 
 
 class Lens(HookedRootModule):
@@ -89,7 +87,8 @@ class Lens(HookedRootModule):
         return next(self.adapter.model.parameters()).device
 
     def to(self, *args: Any, **kwargs: Any) -> Lens:
-        """Move the native model."""
+        """Move the native model; InputError for a precision that the library does not run in."""
+        refuse_dtype(self.adapter, *args, *kwargs.values())
         self.adapter.model.to(*args, **kwargs)
         return self
 
@@ -167,8 +166,7 @@ class Lens(HookedRootModule):
         """
         if not isinstance(series, Encoded):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
-        self.registry.state.restart(len(series.rows))
-        with self.registry.attach():
+        with self._running(len(series.rows)), self.registry.attach():
             return self.adapter.run(series.inputs)
 
     def forecast(
@@ -176,7 +174,7 @@ class Lens(HookedRootModule):
         series: Any,
         horizon: int | None = None,
         *,
-        quantiles: Sequence[float] = DECILES,
+        quantiles: Sequence[float] | None = None,
         num_samples: int | None = None,
         seed: int = 0,
     ) -> Forecast:
@@ -185,7 +183,7 @@ class Lens(HookedRootModule):
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
             horizon: steps; the model's own prediction length if None.
-            quantiles: levels between 0 and 1.
+            quantiles: levels between 0 and 1; the deciles if None, or the model's own where it does not reach them.
             num_samples: sample paths of a sampling model; its configured number if None.
             seed: of torch's generators for this call alone; the global state is left as it was.
 
@@ -195,10 +193,11 @@ class Lens(HookedRootModule):
         """
         batch = as_series(series)
         wanted = self.adapter.prediction_length if horizon is None else horizon
-        steps, levels = checked_request(wanted, quantiles, num_samples, seed)
-        self.registry.state.restart(len(rows_of(batch, self.adapter.packed)))
+        asked = default_levels(self.adapter) if quantiles is None else quantiles
+        steps, levels = checked_request(wanted, asked, num_samples, seed)
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), self.registry.attach():
+        rows = len(rows_of(batch, self.adapter.packed))
+        with torch.random.fork_rng(devices=devices), self._running(rows), self.registry.attach():
             torch.manual_seed(int(seed))
             found = self.adapter.predict(batch, steps, levels, num_samples)
         forecast = Forecast(
@@ -212,6 +211,15 @@ class Lens(HookedRootModule):
         )
         refuse_non_finite(forecast, self.wiring.architecture)
         return forecast
+
+    @contextmanager
+    def _running(self, rows: int) -> Iterator[None]:
+        """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
+        self.registry.state.restart(rows)
+        try:
+            yield
+        finally:
+            self.registry.state.restart()
 
     # --- TransformerLens's methods ----------------------------------------------------------------------
 
@@ -230,6 +238,8 @@ class Lens(HookedRootModule):
         """
         forward = self._resolved(fwd_hooks)
         backward = self._resolved(bwd_hooks)
+        if backward:
+            refuse_gradients(self.wiring)
         with super().hooks(forward, backward, reset_hooks_end, clear_contexts), self.registry.attach():
             yield self
 
@@ -246,6 +256,8 @@ class Lens(HookedRootModule):
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
         """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
+        if "bwd" in (*args, kwargs.get("dir")):
+            refuse_gradients(self.wiring)
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
             return
@@ -298,11 +310,7 @@ class Lens(HookedRootModule):
             InputError: gradients asked without a scalar loss, of a rollout, or of a model whose backward pass is
                 not the derivative; a rollout of a model that runs twice a forecast.
         """
-        if incl_bwd and (rollout or loss is None):
-            raise InputError(
-                "gradients need a single forward and a scalar: run_with_cache(..., incl_bwd=True, loss=fn) "
-                "with rollout=False"
-            )
+        refuse_run(self, rollout, incl_bwd, loss)
         return recorded_run(self, series, names_filter, rollout, device, reduce, loss if incl_bwd else None, run)
 
     # --- interventions -----------------------------------------------------------------------------------
@@ -381,5 +389,10 @@ class Lens(HookedRootModule):
         Returns:
             Token models: logits (…, series, step, vocabulary). Patch models: quantiles in data units
             (…, series, quantile, step).
+
+        Raises:
+            InputError: the stream has another width.
         """
+        if resid.shape[-1] != self.d_model:
+            raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         return self.adapter.head(self.adapter.final_norm(resid, like), encoded)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
+from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.wirings._checks import tensor_names
@@ -49,6 +50,7 @@ def load(
     else:
         folder, model_id, commit = _locate(str(source), revision)
         lens = _from_folder(folder, model_id, commit, _DTYPES[dtype], device)
+        refuse_dtype(lens.adapter, _DTYPES[dtype])
     if check:
         from tsfm_lens.testing.oracles import quick_check
 

@@ -12,8 +12,8 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.architecture import Adapter
 
-SpansAt = Callable[[str, int, int, int], TokenSpans]
-"""(stack, forecast steps read out before, position of the first token, tokens) -> what they cover."""
+SpansAt = Callable[[str, int, int, int, int], TokenSpans]
+"""(stack, forecast steps read out before, position of the first token, tokens, tokens of the first pass) -> spans."""
 
 
 def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.DataFrame:
@@ -67,16 +67,19 @@ def rollout_spans(adapter: Adapter, batch: SeriesBatch, horizon: int) -> SpansAt
             found[step] = {stack: each.shifted(step) for stack, each in spans.items()}
         return found[step]
 
-    def at(stack: str, step: int, offset: int, n_tokens: int) -> TokenSpans:
+    def at(stack: str, step: int, offset: int, n_tokens: int, n_first: int) -> TokenSpans:
         output = adapter.wiring.output_stack.name
         if adapter.rollout == "tokens":
             # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
-            grown = step // adapter.prediction_length * adapter.prediction_length
+            restarts = getattr(adapter, "restarts", True)
+            grown = step // adapter.prediction_length * adapter.prediction_length if restarts else 0
             return TokenSpans.patches(grown + offset, n_tokens, 1) if stack == output else encoded(grown)[stack]
-        if adapter.rollout == "cache":
-            first = encoded(0)[stack]
-            width = first.stop[0] - first.start[0]
-            return TokenSpans.patches(first.start[0] + width * offset, n_tokens, width)
+        if adapter.rollout == "cache" or getattr(adapter, "decode_block_size", None):
+            base = encoded(0)[stack]
+            width = base.stop[0] - base.start[0]
+            # the first pass of a cached rollout ends where the forecast starts, however long a context it was given
+            start = -width * n_first if adapter.rollout == "cache" else base.start[0]
+            return TokenSpans.patches(start + width * offset, n_tokens, width)
         spans = encoded(step if adapter.rollout == "refeed" else 0)[stack]
         missing = n_tokens - len(spans)
         if missing > 0:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
@@ -47,6 +47,7 @@ def attention_patterns(
         UnknownNameError: the model has no such stack or kind of attention.
     """
     batch = as_series(series)
+    _refuse_variates(batch)
     if len(batch) != 1:
         raise InputError(
             f"attention patterns are drawn for one series at a time, got {len(batch)}; use batch.select(…)"
@@ -104,6 +105,16 @@ def attention_patterns(
     return data
 
 
+def _refuse_variates(batch: SeriesBatch) -> None:
+    """A variate by itself is another input than the item that it belongs to."""
+    if batch.multivariate:
+        raise InputError(
+            "these probes read the attention of univariate series, and the variates of an item seen one by one attend "
+            "otherwise than together; read them together with "
+            "lens.run_with_cache(series, names_filter='**.hook_pattern')"
+        )
+
+
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
     """Entropy in nats of each attention row, (…, query, key) -> (…, query); rows are normalised first.
 
@@ -141,6 +152,7 @@ def head_entropy(
         tsfm-lens paper, section 4 (S3-HENT).
     """
     batch = as_series(series)
+    _refuse_variates(batch)
     single = [
         attention_patterns(lens, batch.select(i), horizon, kind=kind, num_samples=num_samples, seed=seed)
         for i in range(len(batch))

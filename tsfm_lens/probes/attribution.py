@@ -137,7 +137,8 @@ def _biases(lens: Lens, carried: Mapping[Place, float]) -> Tensor | None:
     total = None
     for layer in range(stack.n_layers):
         for row in stack.attentions(layer):
-            bias = lens.weights.b_O(layer, row.kind, stack.name) * carried[layer, row.kind]
+            scale = lens.weights.scale(layer, row.kind, stack.name) * carried[layer, row.kind]
+            bias = lens.weights.b_O(layer, row.kind, stack.name) * scale
             if not row.post_norm and bool(bias.any()):
                 total = bias if total is None else total + bias
     return total

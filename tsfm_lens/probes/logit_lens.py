@@ -11,8 +11,9 @@ import xarray as xr
 from scipy.signal import find_peaks
 from torch import Tensor
 
+from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.forecast import context_dataset
-from tsfm_lens.models.lens import DECILES, Lens
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
 
 PEAK_HEIGHT = 0.02

@@ -159,9 +159,9 @@ def accounting(case: Case) -> OracleResult:
                 at = f"{stack.prefix}.{layer}.{writer.kind}"
                 total += acts[f"{at}.hook_out"] * carried[layer, writer.kind]
                 if isinstance(writer, Attention) and not writer.post_norm:
-                    heads = acts[f"{at}.hook_result"].sum(dim=-2) + case.lens.weights.b_O(
-                        layer, writer.kind, stack.name
-                    )
+                    weights, place = case.lens.weights, (layer, writer.kind, stack.name)
+                    bias = weights.b_O(*place) * weights.scale(*place)
+                    heads = acts[f"{at}.hook_result"].sum(dim=-2) + bias
                     found[f"{at}: heads"] = relative(heads, acts[f"{at}.hook_out"])
                 elif isinstance(writer, Attention):
                     found[f"{at}: heads"] = relative(acts[f"{at}.hook_result"].sum(dim=-2), acts[f"{at}.hook_out"])

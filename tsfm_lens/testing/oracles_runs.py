@@ -111,7 +111,7 @@ def _cache_rollout(case: Case) -> dict[str, float]:
     """All passes of a cached rollout, joined, are one forward without a cache on the joined input."""
     lens = case.lens
     wanted = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
-    horizon = 2 * lens.wiring.steps_per_readout + 1
+    horizon = 2 * lens.adapter.prediction_length + 1
     draws: dict[str, Any] = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     entry = lens.adapter.model.get_submodule(lens.wiring.output_stack.entry)
@@ -155,6 +155,12 @@ _ROLLOUTS = {
 
 def _half(pattern: Tensor) -> Tensor:
     return 0.5 * pattern
+
+
+def _even(pattern: Tensor) -> Tensor:
+    # over the keys that are attended to: what padding holds depends on the batch
+    seen = (pattern > 0).to(pattern)
+    return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1.0)
 
 
 def leaves_no_trace(case: Case) -> OracleResult:
@@ -234,6 +240,11 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
         for row in stack.attentions(last):
             half = EditPattern(Component(stack.name, last, row.kind), _half, rows=[0])
             variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
+            even = EditPattern(Component(stack.name, last, row.kind), _even)
+            # in a stream of its own, so that what leaks between variants shows
+            steered = Steer(f"{stack.prefix}.0.mlp.hook_out", torch.ones(stack.d_model))
+            variants.append(Variant(f"even pattern of {row.kind}", (even,)))
+            variants.append(Variant(f"even pattern of {row.kind}, steered", (steered, even)))
     _, acts = case.captured
     swapped = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
     variants.append(Variant("patched", (PatchFrom(swapped, acts), Zero(str(chosen[-1])))))

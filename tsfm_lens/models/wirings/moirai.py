@@ -42,6 +42,7 @@ class MoiraiAdapter(PatchAdapter):
     packed = True
     levels = (0.5,)
     package = "timecopilot-uni2ts"
+    dtypes = ("float32",)
     context_length = 4096
     prediction_length = 64
     longest_pass = 1024
@@ -50,10 +51,14 @@ class MoiraiAdapter(PatchAdapter):
         self.native = native
         self.model = getattr(native, "module", native)
         self._made: tuple[tuple[int, ...], Any] | None = None
-        given = getattr(getattr(native, "hparams", None), "patch_size", None)
+        own = getattr(native, "hparams", {})
+        given = own.get("patch_size")
+        self.prediction_length = int(own.get("prediction_length", self.prediction_length))
+        self.context_length = int(own.get("context_length", self.context_length))
+        self.samples = int(own.get("num_samples", SAMPLES))
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = given if isinstance(given, int) else nearest
-        mixture = Site("param_proj", "out", "weights_logits", "batch pos step component")
+        mixture = Site("param_proj", "out", "weights_logits", "batch pos patch_step component")
         self.wiring = Wiring(NAME, (_moirai.stack(self.model),), mixture, "in_proj", self.prediction_length)
 
     def encode(
@@ -137,7 +142,7 @@ class MoiraiAdapter(PatchAdapter):
         handles = [part.register_forward_hook(lambda _module, _args, output: seen.append(output)) for part in parts]
         try:
             with torch.no_grad():
-                drawn = forecast(**shown, num_samples=SAMPLES if num_samples is None else num_samples).cpu()
+                drawn = forecast(**shown, num_samples=self.samples if num_samples is None else num_samples).cpu()
         finally:
             for handle in handles:
                 handle.remove()

@@ -38,12 +38,15 @@ class Moirai2Adapter(PatchAdapter):
     packed = True
     joint_rollout = False
     package = "timecopilot-uni2ts"
+    dtypes = ("float32",)
     context_length = 4096
 
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
         self._made: tuple[tuple[int, ...], Any] | None = None
+        own = getattr(native, "hparams", {})
+        self.context_length = int(own.get("context_length", self.context_length))
         self.patch = int(self.model.patch_size)
         self.prediction_length = self.patch * int(self.model.num_predict_token)
         self.levels = tuple(float(level) for level in self.model.quantile_levels)

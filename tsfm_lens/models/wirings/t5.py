@@ -36,6 +36,7 @@ class T5Adapter(PatchAdapter):
     rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
     package = "transformers"
     integers = True
+    restarts = False
     context_length = 512
     prediction_length = 64
     first_value_token = 2

@@ -50,6 +50,7 @@ class TimesFmAdapter(PatchAdapter):
     rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
     levels = DECILES
     package = "timesfm"
+    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = native
@@ -112,7 +113,10 @@ class TimesFmAdapter(PatchAdapter):
         """``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
         self.no_samples(num_samples)
         compiled = copy.copy(self.native)
+        # the library notes a device at construction and sends inputs there, and fills batches up for every device
+        self.model.device = self.device
         compiled.compile(self._forecast_config(batch, horizon))
+        compiled.global_batch_size = len(batch)
         _, values = compiled.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
         return Prediction(at_levels(quantiles[..., 1:], self.levels, levels), None, quantiles[..., 0])

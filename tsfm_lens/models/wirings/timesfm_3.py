@@ -86,6 +86,7 @@ class TimesFm3Adapter(PatchAdapter):
     architecture = NAME
     multivariate = True
     package = "timesfm"
+    dtypes = ("float32",)
     context_length = 16384
     longest_pass = 1024
 
@@ -110,8 +111,8 @@ class TimesFm3Adapter(PatchAdapter):
         inputs = self._native_input(batch, steps)
         length = inputs["target"].shape[-1]
         spans = TokenSpans.patches(-length, length // self.patch + self._future_patches(steps), self.patch)
-        flat = _series.padded(batch, length)
-        loc, scale = flat.nanmean(dim=1), torch.ones(len(flat))
+        # running statistics of every patch, inside decode: no single scale
+        loc, scale = torch.zeros(len(batch)), torch.ones(len(batch))
         return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=steps, items=len(inputs["target"]))
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
@@ -214,6 +215,6 @@ ARCHITECTURE = Architecture(
     adapt=TimesFm3Adapter,
     tiny=_tiny,
     build=lambda size: _native(),
-    notes="weights for non-commercial use only",
+    notes="weights for non-commercial use only; forecasts are decode's: gaps masked, quantiles as they are",
     extra="timesfm",
 )

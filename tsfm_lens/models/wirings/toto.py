@@ -111,6 +111,7 @@ class TotoAdapter(PatchAdapter):
     multivariate = True
     levels = (0.5,)
     package = "timecopilot-toto"
+    dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
         self.native = native

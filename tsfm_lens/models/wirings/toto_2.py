@@ -111,7 +111,7 @@ def _wiring(model: Any) -> Wiring:
         (stack,),
         Site("output_head.param_projection.proj", layout="series variate pos d_out"),
         "patch_proj",
-        steps_per_readout=config.patch_size,
+        steps_per_readout=lambda output: config.patch_size * output.shape[-2],
         sizes_from=Site("transformer", "in", 0, "series variate pos d_model"),
         # unit scaling rescales the backward pass
         true_gradients=False,
@@ -135,6 +135,7 @@ class Toto2Adapter(PatchAdapter):
     multivariate = True
     levels = DECILES
     package = "timecopilot-toto-2"
+    dtypes = ("float32",)
     context_length = 4096
     longest_pass = 4096
 

@@ -1,0 +1,198 @@
+"""Rows, steps and spans where libraries order or count them in ways of their own."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.ablation import Variant, run_variants
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks import EditPattern, Intervention, PatchFrom, Steer, Zero
+from tsfm_lens.models import Lens, architectures, load
+
+STEPS = np.arange(32)
+ONE, TWO = np.sin(STEPS / 2.0), 3 + np.cos(STEPS / 3.0)
+JOINT = ("chronos-2", "timesfm-3", "toto-1", "toto-2", "moirai-1.1", "moirai-2")
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def pairs() -> object:
+    """Two items of two variates."""
+    return as_series([np.stack([ONE, TWO]), np.stack([TWO[::-1], 0.5 * ONE])])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        EditPattern("1.group_attn", lambda p: torch.full_like(p, 1 / p.shape[-1])),
+        EditPattern("1.group_attn", lambda p: p.roll(1, -1)),
+        Zero("blocks.1.group_attn.hook_attn_scores"),
+    ],
+    ids=["uniform", "rolled", "scores"],
+)
+def test_variants_do_not_attend_to_each_other(edit: Intervention) -> None:
+    lens = lens_of("chronos-2")
+    encoded = lens.encode(pairs(), horizon=8)
+    first = (Zero("0.mlp"), edit)
+    other = (Zero("0.mlp"), Steer("0.mlp", 3 * torch.ones(lens.d_model)), edit)
+    together = run_variants(lens, encoded, [Variant("first", first), Variant("other", other)])
+    with torch.no_grad():
+        for index, interventions in enumerate((first, other)):
+            with lens.edit(*interventions):
+                torch.testing.assert_close(together[index], lens.forward(encoded), rtol=1e-5, atol=1e-5)
+
+
+def test_sample_paths_of_toto_are_labelled_and_patched_as_they_lie() -> None:
+    lens = lens_of("toto-1")
+    series = [ONE, TWO]
+    point = "blocks.0.hook_resid_post"
+    plain, acts = lens.run_with_cache(series, names_filter=point, rollout=True, horizon=4, num_samples=3)
+    array = acts.to_xarray(point)
+    for name in acts.ids:
+        same = array.isel(step=0).where(array["series"] == name, drop=True)
+        np.testing.assert_array_equal(same.values, np.broadcast_to(same.values[:1], same.shape))
+    with torch.no_grad():
+        _, single = lens.run_with_cache(series, names_filter=point)
+    with lens.edit(PatchFrom(point, single)):
+        patched = lens.forecast(series, 4, num_samples=3)
+    np.testing.assert_allclose(patched.quantiles, plain.quantiles, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_every_activation_of_several_variates_has_labels_or_none(name: str) -> None:
+    lens = lens_of(name)
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(pairs(), names_filter=lambda _: True)
+    for each in acts:
+        array = acts.to_xarray(each)
+        if acts.points[each].over == "variate" and "query" in array.dims:
+            assert "series" not in array.coords
+
+
+@pytest.mark.parametrize("name", ["timesfm-3", "toto-1", "toto-2"])
+def test_rows_of_the_head_are_the_series(name: str) -> None:
+    lens = lens_of(name)
+    with torch.no_grad():
+        plain = lens.forward(pairs())
+        for row in range(4):
+            with lens.edit(Zero("unembed.hook_out", rows=[row])):
+                changed = (lens.forward(pairs()) != plain).flatten(1).any(dim=1)
+            assert changed.tolist() == [index == row for index in range(4)]
+
+
+def test_a_native_call_inside_a_context_has_rows_of_its_own() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    lens.forecast([ONE, TWO], 4)
+    four = [torch.tensor(values) for values in (ONE, TWO, ONE + 1, TWO + 1)]
+    plain = lens.native.predict(four, prediction_length=4)
+    with lens.edit(Zero("decoder.0", rows=[1])):
+        edited = lens.native.predict(four, prediction_length=4)
+    assert (edited != plain).flatten(1).any(dim=1).tolist() == [False, True, False, False]
+
+
+def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
+    lens = load(architectures()["toto-2"].tiny(), check=False)
+    point = "blocks.0.hook_resid_post"
+    with pytest.raises(InputError, match="derivatives"), lens.hooks(bwd_hooks=[(point, lambda grad, hook: None)]):
+        pass
+    with pytest.raises(InputError, match="derivatives"):
+        lens.add_hook(point, lambda grad, hook: None, dir="bwd")
+    with pytest.raises(InputError, match="derivatives"):
+        lens.run_with_cache([ONE], incl_bwd=True, loss=torch.sum)
+
+
+def test_blocks_of_toto_2_know_their_steps_and_spans() -> None:
+    lens = load(architectures()["toto-2"].tiny(), check=False)
+    point = "blocks.0.hook_resid_post"
+    whole = lens.forecast([ONE], 48)
+    lens.adapter.decode_block_size = 16  # type: ignore[attr-defined]
+    forecast, acts = lens.run_with_cache([ONE], names_filter=point, rollout=True, horizon=48)
+    native = lens.native.forecast(
+        {
+            "target": torch.tensor(ONE, dtype=torch.float32)[None, None],
+            "target_mask": torch.ones(1, 1, 32, dtype=torch.bool),
+            "series_ids": torch.zeros(1, 1, dtype=torch.long),
+        },
+        horizon=48,
+        decode_block_size=16,
+    )
+    np.testing.assert_array_equal(forecast.quantiles[0], native[:, 0, 0].numpy())
+    assert not np.allclose(forecast.quantiles, whole.quantiles)
+    assert [call.step for call in acts.calls(point)] == [0, 16, 32]
+    # after the first pass, the block just predicted and the one to predict
+    spans = [acts.token_spans(point, call) for call in range(3)]
+    assert [(s.start[0], s.stop[-1]) for s in spans if s is not None] == [(-32, 16), (0, 32), (16, 48)]
+
+
+def test_spans_of_timesfm_end_where_the_forecast_starts_however_much_is_padded() -> None:
+    import timesfm
+
+    lens = load(architectures()["timesfm-2.5"].tiny(), check=False)
+    settings = timesfm.ForecastConfig(max_context=256, max_horizon=48, force_flip_invariance=False)
+    lens.native.compile(settings)
+    point = "blocks.0.hook_resid_post"
+    _, acts = lens.run_with_cache([ONE], names_filter=point, rollout=True, horizon=40)
+    spans = [acts.token_spans(point, call) for call in range(len(acts.calls(point)))]
+    assert [(s.start[0], s.stop[-1]) for s in spans if s is not None] == [(-256, 0), (0, 16), (16, 32)]
+
+
+def test_spans_of_t5_go_on_beyond_64_tokens() -> None:
+    lens = lens_of("t5")
+    series = lens.adapter.example(0, 20)  # type: ignore[attr-defined]
+    point = "decoder_blocks.0.hook_resid_post"
+    _, acts = lens.run_with_cache(series, names_filter=point, rollout=True, horizon=70, num_samples=1)
+    assert [acts.token_spans(point, call).start[0] for call in range(70)] == list(range(70))  # type: ignore[union-attr]
+
+
+def test_a_model_without_outer_quantiles_forecasts_its_own() -> None:
+    lens = load(architectures()["toto-2"].tiny(), check=False)
+    adapter = lens.adapter
+    adapter.levels = (0.5,)  # type: ignore[attr-defined]
+    adapter.run = lambda inputs: torch.zeros(1, 1, 8)  # type: ignore[method-assign]
+    adapter.predict = lambda *args: type(adapter).__mro__[1].predict(adapter, *args)  # type: ignore[method-assign]
+    assert lens.forecast([ONE], 8).levels == (0.5,)
+
+
+@pytest.mark.parametrize("name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "moirai-1.1", "moirai-2"])
+def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    with pytest.raises(InputError, match="float32"):
+        lens.to(torch.bfloat16)
+    assert next(lens.parameters()).dtype == torch.float32
+
+
+def test_a_moirai_forecast_keeps_its_settings() -> None:
+    from tsfm_lens.models.extras import require
+
+    module = architectures()["moirai-1.1"].tiny()
+    native = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
+        prediction_length=12,
+        target_dim=1,
+        feat_dynamic_real_dim=0,
+        past_feat_dynamic_real_dim=0,
+        context_length=24,
+        module=module,
+        patch_size=8,
+        num_samples=7,
+    )
+    lens = load(native, check=False)
+    forecast = lens.forecast([ONE])
+    assert forecast.samples is not None
+    assert forecast.samples.shape == (1, 7, 12)
+    assert lens.adapter.context_length == 24
+
+
+def test_variants_take_series_and_streams_their_width() -> None:
+    lens = lens_of("chronos-bolt")
+    batch = bundled("co2").tail(40)
+    assert run_variants(lens, batch, [Variant("plain", ())]).shape[0] == 1
+    with pytest.raises(InputError, match="36"):
+        lens.readout(torch.zeros(1, 1, 7), lens.encode(batch))
