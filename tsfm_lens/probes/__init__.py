@@ -6,6 +6,7 @@ from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.induction import repeated_tokens
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
+from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.trajectory import Trajectory, trajectory
@@ -14,6 +15,7 @@ from tsfm_lens.probes.zero_ablation import ablation_effects
 __all__ = [
     "Trajectory",
     "ablation_effects",
+    "attention_flow",
     "attention_patterns",
     "attribute",
     "bin_quantiles",
@@ -26,7 +28,9 @@ __all__ = [
     "layer_gain",
     "layer_similarity",
     "logit_lens",
+    "norm_weighted_attention",
     "repeated_tokens",
+    "rollout_maps",
     "row_entropy",
     "stable_rank",
     "trajectory",

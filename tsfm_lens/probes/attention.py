@@ -34,7 +34,7 @@ def attention_patterns(
         lens: the model.
         series: exactly one series.
         horizon, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
-        kind: "cross_attn", "self_attn" …; the stack's last kind of attention if None.
+        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
         stack: "encoder", "decoder"; the one that is read out if None.
 
     Returns:
@@ -58,7 +58,8 @@ def attention_patterns(
         raise unknown_name("stack", wanted, names)
     row = lens.wiring.stack(wanted)
     kinds = row.attention_kinds()
-    chosen = kinds[-1] if kind is None else kind
+    in_time = {each.kind for layer in range(row.n_layers) for each in row.attentions(layer) if each.over == "time"}
+    chosen = next(each for each in reversed(kinds) if each in in_time) if kind is None and in_time else str(kind)
     if chosen not in kinds:
         raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)
     run = trajectory(lens, batch, horizon, along=along, num_samples=num_samples, seed=seed)

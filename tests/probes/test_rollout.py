@@ -1,0 +1,125 @@
+"""Roll-out maps, attention flow and norm-weighted attention against known answers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks import EditPattern
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import attention_flow, norm_weighted_attention, rollout_maps, trajectory
+from tsfm_lens.probes.rollout import rolled
+
+NAMES = sorted(architectures())
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def series_for(lens: Lens) -> object:
+    own = getattr(lens.adapter, "example", None)
+    return own(0, 40) if own else bundled("co2").tail(40)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_columns_of_the_maps_sum_to_one(name: str) -> None:
+    lens = lens_of(name)
+    found = rollout_maps(lens, series_for(lens), 4)
+    columns = found["attention"].sum("key").values
+    np.testing.assert_allclose(columns[columns > 0], 1, atol=1e-5)
+    assert sorted(found["sharpness_rank"].values.ravel()) == list(range(found["sharpness_rank"].size))
+    sharpest = found["sharpness_rank"].values == 0
+    assert found["entropy"].values[sharpest][0] == found["entropy"].min()
+
+
+def test_a_hand_built_lag_is_a_band() -> None:
+    lens = lens_of("chronos")
+
+    def lag(pattern: torch.Tensor) -> torch.Tensor:
+        queries, keys = pattern.shape[-2:]
+        moved = torch.zeros_like(pattern)
+        for query in range(queries):
+            # twelve steps before the step that is forecast; the last key is EOS
+            moved[:, :, query, (keys - 1) + query - 12] = 1.0
+        return moved
+
+    with lens.edit(EditPattern("decoder.0.cross_attn", lag)):
+        found = rollout_maps(lens, series_for(lens), 6).sel(layer="0")
+    for query in range(6):
+        column = found["attention"].isel(head=0, query=query).values
+        key = int(column.argmax())
+        assert column[key] == pytest.approx(1)
+        assert int(found["query_start"][query]) - int(found["key_start"][key]) == 12
+    np.testing.assert_allclose(found["entropy"], 0, atol=1e-6)
+
+
+def test_flow_of_known_patterns() -> None:
+    eye = torch.eye(5, dtype=torch.float64)[None]
+    torch.testing.assert_close(rolled([eye, eye, eye])[-1], eye[0])
+    even = torch.full((2, 4, 4), 0.25, dtype=torch.float64)
+    # (E + I)/2 has eigenvalue 1 along the mean and 1/2 elsewhere, E being the projection on the mean
+    projection = torch.full((4, 4), 0.25, dtype=torch.float64)
+    expected = projection + (torch.eye(4, dtype=torch.float64) - projection) / 8
+    torch.testing.assert_close(rolled([even, even, even])[-1], expected)
+    silent = torch.zeros(1, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(rolled([silent])[0], torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "chronos-bolt"])
+def test_rows_of_the_flow_sum_to_one(name: str) -> None:
+    lens = lens_of(name)
+    flow = attention_flow(lens, series_for(lens), 4)["flow"]
+    np.testing.assert_allclose(flow.sum("key"), 1, atol=1e-6)
+    assert (flow >= -1e-12).all()
+
+
+def test_flow_of_the_encoder_and_of_no_stack() -> None:
+    lens = lens_of("chronos-bolt")
+    assert attention_flow(lens, series_for(lens), stack="encoder")["flow"].sizes["query"] == 11
+    with pytest.raises(UnknownNameError, match="encoder"):
+        attention_flow(lens, series_for(lens), stack="encoders")
+    with pytest.raises(InputError, match="one series"):
+        attention_flow(lens, bundled("co2", "elnino").tail(40))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
+    lens = lens_of(name)
+    found = norm_weighted_attention(lens, series_for(lens), 4)
+    norms = found["norm"]
+    assert np.isfinite(norms).all()
+    stack = lens.wiring.output_stack
+    layer = int(norms["layer"].values[0])
+    kind = found.attrs["attention"]
+    if stack.attention(kind, layer).post_norm:
+        return
+    # the triangle inequality: a head's write is no longer than its parts together
+    run = trajectory(lens, series_for(lens), 4)
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(run.encoded, names_filter=f"{stack.prefix}.{layer}.{kind}.hook_result")
+    written = acts[f"{stack.prefix}.{layer}.{kind}.hook_result"][0].norm(dim=-1).T.numpy()
+    assert (written <= norms.isel(layer=0).sum("key").values * (1 + 1e-4) + 1e-5).all()
+
+
+def test_one_hot_patterns_contribute_what_is_written() -> None:
+    lens = lens_of("chronos")
+
+    def first_key(pattern: torch.Tensor) -> torch.Tensor:
+        moved = torch.zeros_like(pattern)
+        moved[..., 0] = 1.0
+        return moved
+
+    with lens.edit(EditPattern("decoder.1.cross_attn", first_key)):
+        norms = norm_weighted_attention(lens, series_for(lens), 4, kind="cross_attn")["norm"].sel(layer="1")
+        run = trajectory(lens, series_for(lens), 4)
+        with torch.no_grad():
+            _, acts = lens.run_with_cache(run.encoded, names_filter="decoder_blocks.1.cross_attn.hook_result")
+    written = acts["decoder_blocks.1.cross_attn.hook_result"][0].norm(dim=-1).T.numpy()
+    np.testing.assert_allclose(norms.sum("key"), written, rtol=1e-5)
