@@ -4,6 +4,7 @@ from tsfm_lens.probes.attention import attention_patterns, head_entropy, row_ent
 from tsfm_lens.probes.attribution import attribute, component_writes
 from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.induction import repeated_tokens
+from tsfm_lens.probes.kernel_regression import kernel_regression
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
@@ -25,6 +26,7 @@ __all__ = [
     "head_entropy",
     "head_similarity",
     "head_spectra",
+    "kernel_regression",
     "layer_gain",
     "layer_similarity",
     "logit_lens",

@@ -11,6 +11,7 @@ from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
+from tsfm_lens.viz.rollout import rollout_panels
 from tsfm_lens.viz.saving import save
 from tsfm_lens.viz.structure import entropic_rank_line, similarity_map, spectrum_lines, stable_rank_map
 
@@ -27,6 +28,7 @@ __all__ = [
     "layer_gain",
     "lens_forecast",
     "logit_map",
+    "rollout_panels",
     "save",
     "similarity_map",
     "spectrum_lines",

@@ -1,0 +1,96 @@
+"""The kernel identity and the concentration bound, on random heads and on models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import architectures, load
+from tsfm_lens.probes import kernel_regression
+from tsfm_lens.probes.kernel_regression import concentration_bound, spectral_kernel
+
+
+def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return normal(n, d), normal(m, d), size * normal(d, r) @ normal(r, d) / d
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(2, 9), st.integers(2, 8), st.floats(0.01, 20))
+def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size: float) -> None:
+    queries, keys, product = draw(seed, n, m, d, max(1, d // 2), size)
+    expected = torch.softmax(queries @ product @ keys.T, dim=-1)
+    torch.testing.assert_close(spectral_kernel(queries, keys, product).weights, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_equal_lengths_leave_the_kernel_alone() -> None:
+    queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
+    keys = keys / keys.norm(dim=-1, keepdim=True)
+    kernel = spectral_kernel(queries, keys, torch.eye(5, dtype=torch.float64))
+    assert float(kernel.log_tilt.std()) == pytest.approx(0, abs=1e-12)
+    plain = torch.softmax(-0.5 * torch.cdist(queries, keys).square(), dim=-1)
+    torch.testing.assert_close(kernel.weights, plain)
+    torch.testing.assert_close(kernel.bandwidth, torch.ones(5, dtype=torch.float64))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 8), st.floats(0.1, 60))
+def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: float) -> None:
+    queries, keys, product = draw(seed, 6, 7, d, d, size)
+    found = concentration_bound(queries, keys, product, rank)
+    held = found.missing <= found.bound * (1 + 1e-9) + 1e-12
+    assert bool(held[found.applicable].all())
+    assert bool(found.bound[~found.applicable].isnan().all())
+
+
+def test_the_bound_applies_somewhere_and_is_no_tautology() -> None:
+    applied = tight = 0
+    for seed in range(60):
+        queries, keys, product = draw(seed, 6, 7, 6, 2, 30.0)
+        found = concentration_bound(queries, keys, product, 2)
+        applied += int(found.applicable.sum())
+        tight += int((found.bound[found.applicable] < 1).sum())
+    assert applied > 100
+    assert tight > 20
+
+
+def test_one_aligned_key_of_a_rank_one_head() -> None:
+    direction = torch.zeros(4, dtype=torch.float64)
+    direction[0] = 1.0
+    keys = torch.zeros(5, 4, dtype=torch.float64)
+    keys[2, 0] = 1.0
+    found = concentration_bound(3 * direction[None], keys, torch.outer(direction, direction))
+    # scores are 3 for the aligned key and 0 for the four others
+    assert float(found.margin) == pytest.approx(3)
+    assert float(found.bound) == pytest.approx(4 * np.exp(-3))
+    assert float(found.missing) == pytest.approx(4 / (4 + np.exp(3)))
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5"])
+def test_heads_of_the_t5_family(name: str) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    own = getattr(lens.adapter, "example", None)
+    found = kernel_regression(lens, own(0, 40) if own else bundled("co2").tail(40), 4)
+    assert float(found["identity_error"].max()) < 1e-4
+    applicable = found["applicable"].values
+    assert (found["missing"].values[applicable] <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9).all()
+    assert (found["tilt_share"] >= 0).all()
+
+
+def test_other_models_and_inputs_are_refused() -> None:
+    with pytest.raises(InputError, match="cross-attention"):
+        kernel_regression(load(architectures()["timesfm-2.5"].tiny(), check=False), bundled("co2").tail(40))
+    queries, keys, product = draw(0, 2, 3, 4, 4, 1.0)
+    with pytest.raises(InputError, match="rank"):
+        concentration_bound(queries, keys, product, 0)
+    with pytest.raises(InputError, match="two keys"):
+        concentration_bound(queries, keys[:1], product)
