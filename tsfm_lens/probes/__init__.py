@@ -7,6 +7,7 @@ from tsfm_lens.probes.induction import repeated_tokens
 from tsfm_lens.probes.kernel_regression import kernel_regression
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
+from tsfm_lens.probes.parroting import context_parroting, lag_attention
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
@@ -22,11 +23,13 @@ __all__ = [
     "bin_quantiles",
     "component_writes",
     "count_peaks",
+    "context_parroting",
     "entropic_rank",
     "head_entropy",
     "head_similarity",
     "head_spectra",
     "kernel_regression",
+    "lag_attention",
     "layer_gain",
     "layer_similarity",
     "logit_lens",

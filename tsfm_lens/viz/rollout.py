@@ -74,6 +74,6 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
     return dress(
         grid.fig,
         f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
-        f"{ds.attrs.get('attention', 'attention')}; steps count from the forecast start; black: {number(limit)} and more",
+        f"{ds.attrs.get('attention', 'attention')}; steps from the forecast start; black: {number(limit)} and more",
         **grid.room,
     )
