@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -30,6 +31,14 @@ class Answer(NamedTuple):
 @cache
 def tiny(name: str) -> Lens:
     return load(architectures()[name].tiny(), check=False)
+
+
+@pytest.fixture(autouse=True)
+def silent() -> Iterator[None]:
+    """Libraries warn of every long horizon."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

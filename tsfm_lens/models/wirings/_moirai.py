@@ -107,6 +107,14 @@ def native_input(
     }
 
 
+def packed(model: Any, forecast: Any, shown: dict[str, Tensor], patch: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """A forecast object's packed sequence, and the location and scale of every token, (item, pos, 1) each."""
+    parts = dict(zip(PACKED, forecast._convert(patch, *shown.values()), strict=True))
+    known = parts["observed_mask"] * ~parts["prediction_mask"].unsqueeze(-1)
+    loc, scale = model.scaler(parts["target"], known, parts["sample_id"], parts["variate_id"])
+    return parts, loc, scale
+
+
 def spans(n_variates: int, n_context: int, n_future: int, patch: int) -> TokenSpans:
     """Tokens of a packed sequence: every variate's context, then every variate's future."""
     context = TokenSpans.patches(-n_context * patch, n_context, patch)

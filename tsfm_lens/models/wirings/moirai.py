@@ -74,14 +74,8 @@ class MoiraiAdapter(PatchAdapter):
             raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
         steps = self.prediction_length if horizon is None else horizon
         forecast, shown = self._forecast(batch, steps)
-        packed = dict(zip(_moirai.PACKED, forecast._convert(self.patch, *shown.values()), strict=True))
+        packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
         packed["patch_size"] = torch.full_like(packed["time_id"], self.patch)
-        loc, scale = self.model.scaler(
-            packed["target"],
-            packed["observed_mask"] * ~packed["prediction_mask"].unsqueeze(-1),
-            packed["sample_id"],
-            packed["variate_id"],
-        )
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
         spans = {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)}
         first = slice(batch.n_variates * n_context, None, n_future)

@@ -64,13 +64,7 @@ class Moirai2Adapter(PatchAdapter):
         self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
         forecast, shown = self._forecast(batch, steps)
-        packed = dict(zip(_moirai.PACKED, forecast._convert(self.patch, *shown.values()), strict=True))
-        loc, scale = self.model.scaler(
-            packed["target"],
-            packed["observed_mask"] * ~packed["prediction_mask"].unsqueeze(-1),
-            packed["sample_id"],
-            packed["variate_id"],
-        )
+        packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
         last = torch.arange(n_context - 1, batch.n_variates * n_context, n_context)
         each = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()

@@ -1,0 +1,163 @@
+"""What is no series, no horizon or no argument is named, and odd forms of numbers are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, architectures
+
+ARCHITECTURES = sorted(architectures())
+NAN = float("nan")
+BAD_HORIZONS = (0, -1, 2.5, 3.0, "3", True, NAN, np.float32(2.0), [1], 10**30)
+Opened = Callable[[str], Lens]
+
+
+def selfish() -> list:
+    data: list = [1.0]
+    data.append(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (None, "NoneType is no series: expected arrays"),
+        (7, "int is no series"),
+        ((value for value in [1.0]), "generator is no series"),
+        ({1.0, 2.0}, "set is no series"),
+        (b"abc", "bytes is no series"),
+        ({}, "there is no series: expected at least one"),
+        ([[1.0], []], "series 'series-1' is empty"),
+        ({"a": {"b": 1.0}}, "series 'a' holds {'b': 1.0} at position 0, which is not a number"),
+        (np.float64(3.0), "0 axes"),
+        (torch.tensor(3.0), "0 axes"),
+        (np.zeros((1, 1, 1, 2)), "4 axes (shape (1, 1, 1, 2)), expected (time,), (series, time) or (series, variate"),
+        (np.zeros((3, 0)), "the array is empty (shape (3, 0))"),
+        ([[[1, 2], [3]]], "series 'series-0' is not a regular array of numbers"),
+        ([1.0, [2.0]], "series 'series-0' has shape (), expected (time,) or (variate, time)"),
+        (selfish(), "expected (time,) or (variate, time)"),
+        ([1.0, "x"], "holds np.str_('1.0') at position 0, which is not a number"),
+        ([[1.0, "1,5"]], "at position 0, which is not a number"),
+        (np.array([1.0, "x"], dtype=object), "holds 'x' at position 1, which is not a number"),
+        (np.ma.masked_array(["a", "b"], [True, False]), "holds 'b' at position 1, which is not a number"),
+        ([10**400, 1], "holds a number beyond double precision at position 0"),
+        ([1, 10**30], "holds 1e+30 at position 1; models compute in single precision"),
+        (np.array([1.0, -2e18]), "holds -2e+18 at position 1"),
+        (np.array([1.0, NAN, np.inf]), "is infinite at position 2; use NaN for missing values"),
+        (np.array([NAN, NAN]), "nothing but NaN (2 steps)"),
+        (np.ma.masked_all(4), "nothing but NaN (4 steps)"),
+        (np.array([1j]), "holds complex128, expected real numbers"),
+        (np.array(["2020-01-01"], dtype="datetime64[D]"), "holds datetime64[D], expected real numbers"),
+        (np.zeros(2, dtype=[("a", float), ("b", int)]), "expected real numbers"),
+        (np.zeros(2, dtype="V4"), "expected real numbers"),
+        (torch.eye(3).to_sparse(), "is not a dense tensor of numbers"),
+        (torch.empty(3, device="meta"), "is not a dense tensor of numbers"),
+        (torch.zeros(3, dtype=torch.complex64), "expected real numbers"),
+        ("a" * 5000, "there is no file 'aaa"),
+        ("a\0b", "there is no file"),
+        ([pd.DataFrame({"y": [1.0]})], "is a frame; give its values transposed"),
+        (pd.DataFrame(), "the frame has no rows"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value[:30].strip("a\0"),
+)
+def test_what_is_no_series_is_named(opened: Opened, data: Any, said: str) -> None:
+    lens = opened("chronos-bolt")
+    for call in (lens.forecast, lens.forward, lens.run_with_cache):
+        with pytest.raises(InputError) as caught:
+            call(data)
+        assert said in str(caught.value)
+
+
+def test_odd_numbers_are_numbers(opened: Opened, natively: Callable) -> None:
+    """Whatever holds the same values gives the same forecast."""
+    lens = opened("chronos-bolt")
+    expected = lens.forecast(np.array([1.0, NAN, 3.0, 0.0])).quantiles
+    for data in (
+        [1, None, 3, 0],
+        (True, pd.NA, 3.0, False),
+        np.ma.masked_array([1, 77, 3, 0], [False, True, False, False]),
+        pd.Series([1, None, 3, 0], dtype="Int64"),
+        torch.tensor([1.0, NAN, 3.0, 0.0], dtype=torch.bfloat16),
+        torch.tensor([1.0, NAN, 3.0, 0.0]).to(torch.float8_e5m2),
+        torch.tensor([1.0, NAN, 3.0, 0.0], requires_grad=True),
+        np.array([1.0, NAN, 3.0, 0.0], dtype=">f4")[::1],
+        np.array([0.0, 3.0, NAN, 1.0])[::-1],
+    ):
+        np.testing.assert_array_equal(lens.forecast(data).quantiles, expected)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bad_horizons_are_named(opened: Opened, name: str) -> None:
+    for horizon in BAD_HORIZONS:
+        for call in (opened(name).forecast, opened(name).forward):
+            with pytest.raises(InputError, match=re.escape(f"horizon {horizon!r} ")):
+                call(np.arange(9), horizon=horizon)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"quantiles": 0.5}, "quantiles 0.5 are not levels between 0 and 1"),
+        ({"quantiles": [0.1, "x"]}, "'x'"),
+        ({"quantiles": [NAN, 0.5]}, "quantiles [nan, 0.5]"),
+        ({"num_samples": 2.5}, "num_samples 2.5 is not a number of sample paths"),
+        ({"num_samples": "3"}, "num_samples '3'"),
+        ({"seed": "a"}, "seed 'a' is not an integer"),
+        ({"seed": -1}, "seed -1"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(opened: Opened, arguments: dict, said: str) -> None:
+    for name in ("chronos", "chronos-bolt"):
+        with pytest.raises(InputError) as caught:
+            opened(name).forecast(np.arange(9.0), 2, **arguments)
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"future": [["a"]]}, "the future holds np.str_('a') at position 0"),
+        ({"future": [[1.0], [2.0, 3.0]]}, "the future is not a regular array"),
+        ({"future": [1.0, 2.0]}, "future values have shape (2,), expected (series, step) with 1 series"),
+        ({"tokens": [[1, 64]]}, "decoder tokens are ids from 0 to 63; got 64"),
+        ({"tokens": torch.tensor([[-1, 2]])}, "got -1"),
+        ({"tokens": [[1.5]]}, "got 1.5"),
+        ({"tokens": [[NAN]]}, "got nan"),
+        ({"tokens": "ab"}, "the array of tokens holds np.str_('ab')"),
+    ],
+    ids=str,
+)
+def test_a_future_that_is_none_is_named(opened: Opened, given: dict, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        opened("chronos").forward(np.arange(9.0), **given)
+    assert said in str(caught.value)
+
+
+def test_tokens_are_taken_in_any_form(opened: Opened) -> None:
+    forward = opened("chronos").forward
+    expected = forward(np.arange(9.0), tokens=torch.tensor([[4, 60, 7]]))
+    for tokens in ([[4, 60, 7]], np.array([[4, 60, 7]], dtype=np.int32), torch.tensor([[4.0, 60.0, 7.0]])):
+        assert torch.equal(forward(np.arange(9.0), tokens=tokens), expected)
+
+
+def test_a_forecast_of_no_number_is_refused(opened: Opened) -> None:
+    """Whoever makes it: here a hook, in the second of two series."""
+    lens = opened("chronos-bolt")
+
+    def spoil(value: torch.Tensor, hook: Any) -> torch.Tensor:
+        return value * torch.tensor([1.0, NAN])[:, None, None]
+
+    data = {"good": np.arange(9.0), "bad": np.full(9, 1e5)}
+    said = r"chronos-bolt forecasts no number at step 0 of series 'bad' \(1 of 2 series have NaN or infinity\)"
+    with pytest.raises(InputError, match=said + r".*reaches 1e\+05"):
+        lens.run_with_hooks(data, [("decoder_blocks.2.hook_resid_post", spoil)], rollout=True)
+    lens.forecast(data)
