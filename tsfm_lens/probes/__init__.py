@@ -9,6 +9,7 @@ from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
 from tsfm_lens.probes.parroting import context_parroting, lag_attention
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
+from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.trajectory import Trajectory, trajectory
@@ -37,6 +38,7 @@ __all__ = [
     "repeated_tokens",
     "rollout_maps",
     "row_entropy",
+    "seasonality_bias",
     "stable_rank",
     "trajectory",
 ]

@@ -1,0 +1,67 @@
+"""Seasons of known amplitude and period."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import architectures, load
+from tsfm_lens.probes import seasonality_bias
+from tsfm_lens.probes.seasonality import amplitude_at, dominant_period
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.floats(0.01, 1e4), st.floats(2.5, 20), st.floats(0, 6), st.floats(-50, 50), st.floats(-3, 3))
+def test_a_sine_has_its_amplitude_whatever_it_rides_on(
+    size: float, period: float, phase: float, level: float, slope: float
+) -> None:
+    steps = np.arange(60)
+    values = size * np.sin(2 * np.pi * steps / period + phase) + level + slope * steps
+    assert amplitude_at(values, period) == pytest.approx(size, rel=1e-6, abs=1e-7)
+    values[7:11] = np.nan
+    assert amplitude_at(values, period) == pytest.approx(size, rel=1e-6, abs=1e-7)
+
+
+def test_too_short_a_stretch_has_none() -> None:
+    assert np.isnan(amplitude_at(np.arange(5.0), 12))
+    assert np.isnan(amplitude_at(np.array([1.0, np.nan, np.nan, 2.0, 3.0]), 2))
+
+
+@pytest.mark.parametrize("period", [4, 7, 12, 15.5, 24])
+def test_the_period_of_a_season_is_found(period: float) -> None:
+    steps = np.arange(150)
+    rng = np.random.default_rng(0)
+    values = 3 * np.sin(2 * np.pi * steps / period) + 0.05 * steps + 0.2 * rng.standard_normal(150)
+    assert dominant_period(values) == pytest.approx(period, rel=0.02)
+
+
+def test_the_season_of_co2_is_a_year() -> None:
+    assert dominant_period(bundled("co2").tail(240).values[0]) == pytest.approx(12, rel=0.02)
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    steps = np.arange(48)
+    season = np.round(5 + 3 * np.sin(2 * np.pi * steps / 6))
+    true = lens.forecast
+
+    def flat(series: object, horizon: int, **options: object) -> object:
+        found = true(series, horizon, **options)  # type: ignore[arg-type]
+        found.quantiles[:] = 4.0
+        return found
+
+    draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
+    plain = seasonality_bias(lens, season, 8, **draws)
+    assert float(plain["period"][0]) == pytest.approx(6, rel=0.05)
+    monkeypatch.setattr(lens, "forecast", flat)
+    found = seasonality_bias(lens, season, 8, truth=season[None, :8], **draws)
+    assert float(found["amplitude_ratio"][0]) == pytest.approx(0, abs=1e-9)
+    assert float(found["spread_ratio"][0]) == pytest.approx(0, abs=1e-9)
+    assert float(found["truth_amplitude"][0]) > 2
+    with pytest.raises(InputError, match="periods"):
+        seasonality_bias(lens, season, 8, periods=[1.0], **draws)

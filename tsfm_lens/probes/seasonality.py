@@ -1,0 +1,127 @@
+"""Seasonality bias: does a forecast keep the season of its context, flatten it, or bring in one of its own?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.trajectory import describe
+
+
+def seasonality_bias(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    periods: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Amplitudes of the forecast at the context's period and at the model's patch length.
+
+    Args:
+        lens: the model.
+        series: one or more series.
+        horizon: forecast steps; the model's prediction length if None.
+        truth: (series, step) what came, where known.
+        periods: (series,) periods in steps; the strongest of each context if None.
+        num_samples, seed: of the forecast, whose median is used.
+
+    Returns:
+        Dataset of kind "seasonality" over ``series``: ``period``; ``context_amplitude``, ``forecast_amplitude`` and,
+        with a truth, ``truth_amplitude`` of the sine at that period, in data units; ``amplitude_ratio``, forecast
+        over context (0 is a forecast without the season); ``spread_ratio``, standard deviation of the forecast over
+        the context's, small where a model regresses to the mean; and for models that read patches ``patch_amplitude``
+        and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of
+        the context. NaN where a stretch is shorter than the period.
+
+    Source:
+        tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
+
+    Raises:
+        InputError: periods are not one number above 1 a series.
+    """
+    batch = as_series(series)
+    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    forecast = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
+    period = np.array([dominant_period(values) for values in batch.values]) if periods is None else np.asarray(periods)
+    if period.shape != (len(batch),) or (np.asarray(period, dtype=float) <= 1).any():
+        raise InputError(
+            f"periods {period.tolist()}: expected one number of steps above 1 for each of {len(batch)} series"
+        )
+    data = context_dataset(batch, steps, truth)
+    context = np.array([amplitude_at(v, p) for v, p in zip(batch.values, period, strict=True)])
+    ahead = np.array([amplitude_at(v, p) for v, p in zip(forecast, period, strict=True)])
+    spread = np.array([np.nanstd(values) for values in batch.values])
+    spread = np.where(spread > 0, spread, np.nan)
+    columns = {
+        "period": period.astype(float),
+        "context_amplitude": context,
+        "forecast_amplitude": ahead,
+        "amplitude_ratio": ahead / np.where(context > 0, context, np.nan),
+        "spread_ratio": forecast.std(axis=1) / spread,
+    }
+    if "truth" in data:
+        came = data["truth"].values
+        columns["truth_amplitude"] = np.array([amplitude_at(v, p) for v, p in zip(came, period, strict=True)])
+    spans = lens.encode(batch).spans.values()
+    widths = [stop - start for axis in spans for start, stop in zip(axis.start, axis.stop, strict=True)]
+    patch = next((width for width in widths if width > 0), 0)
+    if patch > 1:
+        own = np.array([amplitude_at(values, patch) for values in batch.values])
+        columns["patch_amplitude"] = np.array([amplitude_at(values, patch) for values in forecast])
+        columns["patch_pull"] = (columns["patch_amplitude"] - own) / spread
+    for name, values in columns.items():
+        data[name] = (("series",), values)
+    data["forecast"] = (("series", "step"), forecast)
+    source = "tsfm-lens paper, section 5 and figure 20"
+    data.attrs = describe(lens, "seasonality", "Seasonality bias", source, seed=seed, horizon=steps, patch=patch)
+    return data
+
+
+def amplitude_at(values: np.ndarray, period: float) -> float:
+    """Amplitude of the sine of one period that fits best, beside a constant and a straight line.
+
+    Args:
+        values: (time,), NaN where missing.
+        period: steps.
+
+    Returns:
+        The amplitude in the units of the values; NaN for stretches shorter than the period, or with gaps that
+        leave fewer than five values.
+    """
+    known = np.isfinite(values)
+    if len(values) < period or known.sum() < 5:
+        return float("nan")
+    time = np.arange(len(values))[known]
+    angle = 2 * np.pi * time / period
+    trend = (time - time.mean()) / len(values)
+    columns = np.stack([np.cos(angle), np.sin(angle), np.ones_like(trend), trend], axis=1)
+    cosine, sine, *_ = np.linalg.lstsq(columns, values[known], rcond=None)[0]
+    return float(np.hypot(cosine, sine))
+
+
+def dominant_period(values: np.ndarray) -> float:
+    """The period with the largest amplitude, from 2 steps to a third of the series; 2 if the series is shorter than 6.
+
+    The largest Fourier amplitude of the detrended series, refined among the periods around it.
+    """
+    if len(values) < 6:
+        return 2.0
+    known = np.isfinite(values)
+    time = np.arange(len(values))
+    filled = np.interp(time, time[known], values[known])
+    flat = filled - np.polyval(np.polyfit(time, filled, 1), time)
+    spectrum = np.abs(np.fft.rfft(flat))
+    lowest = 3  # cycles in the series
+    place = lowest + int(spectrum[lowest:].argmax())
+    near = np.linspace(max(place - 1, lowest), min(place + 1, len(spectrum) - 1), 41)
+    fitted = [amplitude_at(values, len(values) / frequency) for frequency in near]
+    return float(len(values) / near[int(np.nanargmax(fitted))])
