@@ -65,3 +65,7 @@ def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.Monk
     assert float(found["truth_amplitude"][0]) > 2
     with pytest.raises(InputError, match="periods"):
         seasonality_bias(lens, season, 8, periods=[1.0], **draws)
+
+
+def test_too_few_known_values_have_no_season() -> None:
+    assert dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])) == 2.0

@@ -148,3 +148,23 @@ def test_similarities_of_a_model(name: str) -> None:
     heads = head_similarity(lens, series_for(lens), 6, **draws)["cosine"].values
     np.testing.assert_allclose(np.diagonal(heads, axis1=1, axis2=2), 1)
     assert (np.abs(heads) <= 1 + 1e-9).all()
+
+
+# in Toto 1.0 and TimesFM 3 the tokens themselves depend on the padding; token models draw other samples
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"toto-1", "timesfm-3", "chronos", "t5"}])
+def test_the_length_of_another_series_changes_no_statistic(name: str) -> None:
+    generator = np.random.default_rng(3)
+    short, long = generator.normal(size=9).cumsum(), generator.normal(size=60).cumsum()
+    lens = lens_of(name)
+    alone = entropic_rank(lens, [short])["entropy"].values[:, 0]
+    beside = entropic_rank(lens, [short, long])["entropy"].values[:, 0]
+    np.testing.assert_allclose(beside, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["moirai-2", "chronos-2"])
+def test_variates_pass_in_groups_of_whole_items(name: str) -> None:
+    items = np.random.default_rng(4).normal(size=(3, 2, 40)).cumsum(axis=-1)
+    lens = lens_of(name)
+    once, groups = (entropic_rank(lens, items, batch_size=size) for size in (3, 2))
+    assert list(groups["series"].values) == list(once["series"].values)
+    np.testing.assert_allclose(groups["entropy"], once["entropy"], atol=1e-5)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tsfm_lens.errors import unknown_name
+
 
 @dataclass(frozen=True)
 class Site:
@@ -213,6 +215,18 @@ class Stack:
     def attention_kinds(self) -> list[str]:
         """Kinds of attention that any layer has, in order."""
         return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
+
+    def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
+        """A kind of attention, the last one if None, and the layers that have it.
+
+        Raises:
+            UnknownNameError: no layer has this kind.
+        """
+        kinds = self.attention_kinds()
+        chosen = kinds[-1] if kind is None else kind
+        if chosen not in kinds:
+            raise unknown_name("attention", chosen, kinds)
+        return chosen, [x for x in range(self.n_layers) if any(row.kind == chosen for row in self.attentions(x))]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,14 @@ class Encoded:
         """Names of the rows that hooks see: the series, or the items whose variates share one sequence."""
         return rows_of(self.batch, self.packed)
 
+    def shown(self, stack: str) -> Tensor:
+        """(row, pos), whether a token of a stack shows its row; the rest pads short series to the longest."""
+        spans = self.spans[stack]
+        lengths = dict(zip(self.batch.groups if self.packed else self.batch.ids, self.batch.lengths, strict=True))
+        special = torch.tensor([bool(word) for word in spans.special])
+        starts_at = -torch.tensor([lengths[row] for row in self.rows])
+        return special | (torch.tensor(spans.stop) > starts_at[:, None])
+
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
         """One row a token: the steps it covers, and their timestamps; see ``time_axis.token_table``.
 

@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import describe, trajectory
 
@@ -38,11 +38,11 @@ def entropic_rank(
         series: any number of series; they pass through in groups, and only sums are kept.
         horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
         kind: kind of attention; the stack's last kind if None.
-        batch_size: series in a group.
+        batch_size: series in a group, or items where they have several variates.
 
     Returns:
         Dataset of kind "entropic_rank" over ``layer``: ``rank``, and ``entropy`` in nats (layer, series), the
-        mean over tokens.
+        mean over tokens; tokens that only pad a short series do not count.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
@@ -54,36 +54,32 @@ def entropic_rank(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
-    kinds = stack.attention_kinds()
-    chosen = kinds[-1] if kind is None else kind
-    if chosen not in kinds:
-        raise unknown_name("attention", chosen, kinds)
-    layers = [layer for layer in range(stack.n_layers) if chosen in [row.kind for row in stack.attentions(layer)]]
+    chosen, layers = stack.layers_with(kind)
+    points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
     batch = as_series(series)
+    # the variates of an item stay together
+    item = batch.group_index
     entropies = []
+    rows: list[str] = []
     steps = 0
-    for first in range(0, len(batch), batch_size):
-        run = trajectory(
-            lens,
-            batch.select(list(range(first, min(first + batch_size, len(batch))))),
-            horizon,
-            num_samples=num_samples,
-            seed=seed,
-        )
+    for first in range(0, int(item.max()) + 1, batch_size):
+        group = np.flatnonzero((item >= first) & (item < first + batch_size)).tolist()
+        run = trajectory(lens, batch.select(group), horizon, num_samples=num_samples, seed=seed)
         steps = run.horizon
-        points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
+        rows += run.encoded.rows
         with torch.no_grad():
             # reduced while the model runs: the writes of all heads are never kept
             _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=head_entropy_of_writes)
-            entropies.append(torch.stack([acts[point].mean(dim=1) for point in points]).cpu().double().numpy())
+        each = torch.stack([acts[point] for point in points]).cpu()
+        shown = run.encoded.shown(stack.name)
+        entropies.append(((each * shown).sum(dim=-1) / shown.sum(dim=-1)).numpy())
     entropy = np.concatenate(entropies, axis=1)
-    rows = run.encoded.rows if len(entropies) == 1 else tuple(batch.ids)
     data = xr.Dataset(
         {
             "entropy": (("layer", "series"), entropy, {"units": "nats"}),
             "rank": (("layer",), np.exp(entropy.mean(axis=1))),
         },
-        coords={"layer": list(map(str, layers)), "series": list(rows)},
+        coords={"layer": list(map(str, layers)), "series": rows},
     )
     data.attrs = describe(
         lens,

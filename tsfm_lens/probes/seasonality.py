@@ -109,13 +109,13 @@ def amplitude_at(values: np.ndarray, period: float) -> float:
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """The period with the largest amplitude, from 2 steps to a third of the series; 2 if the series is shorter than 6.
+    """The period with the largest amplitude, from 2 steps to a third of the series; 2 where fewer than 6 are known.
 
     The largest Fourier amplitude of the detrended series, refined among the periods around it.
     """
-    if len(values) < 6:
-        return 2.0
     known = np.isfinite(values)
+    if known.sum() < 6:
+        return 2.0
     time = np.arange(len(values))
     filled = np.interp(time, time[known], values[known])
     flat = filled - np.polyval(np.polyfit(time, filled, 1), time)

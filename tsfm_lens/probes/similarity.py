@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.logit_lens import layer_streams
 from tsfm_lens.probes.trajectory import describe, trajectory
@@ -36,9 +36,10 @@ def layer_similarity(
     run = trajectory(lens, series, horizon, num_samples=num_samples, seed=seed)
     names, streams = layer_streams(lens, run)
     updates = torch.stack([after - before for before, after in pairwise(streams)]).double()
-    unit = updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    cosine = torch.einsum("lbpd,mbpd->lmbp", unit, unit).mean(dim=(-2, -1))
-    flat = [stream.flatten(0, 1).double() for stream in streams]
+    shown = run.encoded.shown(lens.wiring.output_stack.name).to(updates.device)
+    unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, shown]
+    cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
+    flat = [stream[shown].double() for stream in streams]
     data = xr.Dataset(
         {
             "update_cosine": (("layer", "other_layer"), cosine.cpu().numpy()),
@@ -74,15 +75,12 @@ def head_similarity(
         UnknownNameError: no such kind of attention.
     """
     stack = lens.wiring.output_stack
-    kinds = stack.attention_kinds()
-    chosen = kinds[-1] if kind is None else kind
-    if chosen not in kinds:
-        raise unknown_name("attention", chosen, kinds)
-    layers = [layer for layer in range(stack.n_layers) if chosen in [row.kind for row in stack.attentions(layer)]]
+    chosen, layers = stack.layers_with(kind)
     run = trajectory(lens, series, horizon, num_samples=num_samples, seed=seed)
     points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
+    shown = run.encoded.shown(stack.name)
     with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=_head_cosines)
+        _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=partial(_head_cosines, shown=shown))
     cosine = np.stack([acts[point].cpu().numpy() for point in points])
     data = xr.Dataset(
         {"cosine": (("layer", "head", "other_head"), cosine)},
@@ -93,11 +91,11 @@ def head_similarity(
     return data
 
 
-def _head_cosines(writes: Tensor) -> Tensor:
-    """(batch, pos, head, d_model) to (head, head)."""
-    z = writes.double()
+def _head_cosines(writes: Tensor, shown: Tensor) -> Tensor:
+    """(batch, pos, head, d_model) to (head, head), over the tokens that are shown, (batch, pos)."""
+    z = writes[shown.to(writes.device)].double()
     unit = z / z.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    return (unit @ unit.transpose(-2, -1)).mean(dim=(0, 1))
+    return (unit @ unit.transpose(-2, -1)).mean(dim=0)
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:

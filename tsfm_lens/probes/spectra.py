@@ -51,17 +51,13 @@ def head_spectra(
         UnknownNameError: no such stack, kind of attention or product.
     """
     column = lens.wiring.output_stack if stack is None else _stack(lens, stack)
-    kinds = column.attention_kinds()
-    chosen = kinds[-1] if kind is None else kind
-    if chosen not in kinds:
-        raise unknown_name("attention", chosen, kinds)
+    chosen, layers = column.layers_with(kind)
     wanted = list(products)
     for product in wanted:
         if product not in PRODUCTS:
             raise unknown_name("product", product, PRODUCTS)
     if not wanted:
         raise InputError("products is empty; choose QK, OV or both")
-    layers = [layer for layer in range(column.n_layers) if chosen in [row.kind for row in column.attentions(layer)]]
     values = np.empty((len(wanted), len(layers), column.n_heads, column.d_head))
     for place, layer in enumerate(layers):
         weights = lens.weights.heads(layer, chosen, column.name, fold_norm=fold_norm)
