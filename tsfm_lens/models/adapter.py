@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -22,7 +23,7 @@ from tsfm_lens.models.architecture import Adapter, Encoded, Prediction
 DECILES = tuple(level / 10 for level in range(1, 10))
 
 
-class PatchAdapter:
+class PatchAdapter(ABC):
     """Base of the adapters of models that read patches and emit quantiles or a distribution.
 
     A subclass sets the attributes and defines ``encode``, ``run``, ``predict`` and ``head``; see
@@ -44,6 +45,7 @@ class PatchAdapter:
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
+    @abstractmethod
     def encode(
         self,
         batch: SeriesBatch,
@@ -52,11 +54,10 @@ class PatchAdapter:
         horizon: int | None = None,
     ) -> Encoded:
         """Series to native input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """One differentiable native forward."""
-        raise NotImplementedError
 
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None

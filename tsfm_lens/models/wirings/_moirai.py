@@ -13,7 +13,23 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack
+from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.wirings import _series
+
+
+class PackedAdapter(PatchAdapter):
+    """Base of the adapters of both Moirai: the variates of an item share one sequence."""
+
+    packed = True
+    _made: tuple[dict[str, int], Any] | None = None
+
+    def made(self, kind: type, **sizes: int) -> Any:
+        """The library's forecast object for these sizes, kept until others are asked for."""
+        if self._made is None or self._made[0] != sizes:
+            forecast = kind(**sizes, feat_dynamic_real_dim=0, past_feat_dynamic_real_dim=0, module=self.model)
+            self._made = sizes, forecast.eval()
+        return self._made[1]
+
 
 PACKED = ("target", "observed_mask", "sample_id", "time_id", "variate_id", "prediction_mask")
 

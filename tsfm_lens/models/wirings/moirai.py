@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
@@ -28,7 +27,7 @@ SAMPLES = 100
 PATCH = 32
 
 
-class MoiraiAdapter(PatchAdapter):
+class MoiraiAdapter(_moirai.PackedAdapter):
     """A ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size.
 
     The library's ``patch_size="auto"`` runs every size twice and picks by validation loss; here one size is
@@ -39,7 +38,6 @@ class MoiraiAdapter(PatchAdapter):
     architecture = NAME
     readout: Literal["token", "quantile", "distribution"] = "distribution"
     multivariate = True
-    packed = True
     levels = (0.5,)
     package = "timecopilot-uni2ts"
     dtypes = ("float32",)
@@ -50,7 +48,6 @@ class MoiraiAdapter(PatchAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
-        self._made: tuple[tuple[int, ...], Any] | None = None
         own = getattr(native, "hparams", {})
         given = own.get("patch_size")
         self.prediction_length = int(own.get("prediction_length", self.prediction_length))
@@ -87,23 +84,16 @@ class MoiraiAdapter(PatchAdapter):
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
-        key = (horizon, batch.n_variates, length, self.patch)
-        if self._made is None or self._made[0] != key:
-            self._made = key, self._make(horizon, batch.n_variates, length)
-        return self._made[1], _moirai.native_input(batch, length, self.device)
-
-    def _make(self, horizon: int, n_variates: int, length: int) -> Any:
-        forecast = require("moirai", "uni2ts.model.moirai").MoiraiForecast(
+        kind = require("moirai", "uni2ts.model.moirai").MoiraiForecast
+        forecast = self.made(
+            kind,
             prediction_length=horizon,
-            target_dim=n_variates,
-            feat_dynamic_real_dim=0,
-            past_feat_dynamic_real_dim=0,
+            target_dim=batch.n_variates,
             context_length=length,
-            module=self.model,
             patch_size=self.patch,
             num_samples=SAMPLES,
         )
-        return forecast.eval()
+        return forecast, _moirai.native_input(batch, length, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Mean of the mixture in data units, (batch, 1, step), with whole patches of steps."""

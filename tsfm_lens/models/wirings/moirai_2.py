@@ -13,7 +13,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import PatchAdapter, at_levels
+from tsfm_lens.models.adapter import at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
@@ -29,13 +29,12 @@ KEYS = frozenset(
 DECILES = tuple(level / 10 for level in range(1, 10))
 
 
-class Moirai2Adapter(PatchAdapter):
+class Moirai2Adapter(_moirai.PackedAdapter):
     """A ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
 
     architecture = NAME
     rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
     multivariate = True
-    packed = True
     joint_rollout = False
     package = "timecopilot-uni2ts"
     dtypes = ("float32",)
@@ -44,7 +43,6 @@ class Moirai2Adapter(PatchAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
-        self._made: tuple[tuple[int, ...], Any] | None = None
         own = getattr(native, "hparams", {})
         self.context_length = int(own.get("context_length", self.context_length))
         self.patch = int(self.model.patch_size)
@@ -81,23 +79,11 @@ class Moirai2Adapter(PatchAdapter):
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
-        key = (horizon, batch.n_variates, length)
-        if self._made is None or self._made[0] != key:
-            self._made = key, self._make(horizon, batch.n_variates, length)
+        kind = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast
+        forecast = self.made(kind, prediction_length=horizon, target_dim=batch.n_variates, context_length=length)
         # the library's own transform fills gaps with 0 where there are several variates
         causal = batch.n_variates == 1
-        return self._made[1], _moirai.native_input(batch, length, self.device, causal_fill=causal)
-
-    def _make(self, horizon: int, n_variates: int, length: int) -> Any:
-        forecast = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast(
-            prediction_length=horizon,
-            target_dim=n_variates,
-            feat_dynamic_real_dim=0,
-            past_feat_dynamic_real_dim=0,
-            context_length=length,
-            module=self.model,
-        )
-        return forecast.eval()
+        return forecast, _moirai.native_input(batch, length, self.device, causal_fill=causal)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Quantiles in data units, (batch, quantile, step): what the last context token of each variate emits."""
