@@ -28,13 +28,15 @@ MAY_IMPORT = {
     "viz": {"errors"},
     "report": {"errors", "viz"},
     "zoo": {"errors", "data", "hooks", "models", "ablation", "probes"},
+    "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
+    "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "pipeline"},
     "pipeline": {"errors", "data", "hooks", "models", "probes"},
     "doctor": {"errors", "models", "testing", "zoo"},
-    "cli": {"errors", "data", "models", "testing", "probes", "report", "zoo", "pipeline", "doctor"},
+    "cli": {"errors", "data", "models", "testing", "probes", "viz", "report", "zoo", "pipeline", "doctor", "paper"},
     "__init__": {"data", "hooks", "models"},
 }
-# imports inside functions that would point upwards: opening a model by name and checking it on load
-DEFERRED = {("models", "zoo"), ("models", "testing")}
+# imports inside functions that would point upwards: opening a model by name, checking it on load, lens.explore
+DEFERRED = {("models", "zoo"), ("models", "testing"), ("models", "explore")}
 
 
 def room_of(file: Path) -> str:

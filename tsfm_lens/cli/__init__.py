@@ -1,0 +1,11 @@
+"""The command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
+
+from tsfm_lens.cli import analyses, listings
+from tsfm_lens.cli.common import app
+
+__all__ = ["analyses", "app", "listings", "main"]
+
+
+def main() -> None:
+    """Entry point of ``tsfm-lens``."""
+    app(prog_name="tsfm-lens")

@@ -1,0 +1,166 @@
+"""Commands that run a model on series: report, forecast, ablate, attribute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsfm_lens.cli.common import (
+    AsJson,
+    Data,
+    Holdout,
+    Horizon,
+    Model,
+    Seed,
+    app,
+    emit,
+    open_lens,
+    progress_display,
+    read_series,
+    show_rows,
+    step_words,
+)
+
+
+@app.command()
+def report(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
+    horizon: Horizon = None,
+    holdout: Holdout = True,
+    seed: Seed = 0,
+) -> None:
+    """Analyse a model on series and write one HTML file that opens offline."""
+    series = read_series(data)
+    with progress_display() as bar:
+        opening = bar.add_task("open the model", total=1)
+        from tsfm_lens.pipeline import analyse, provenance, steps_of
+        from tsfm_lens.report import build_report
+
+        lens = open_lens(model)
+        bar.update(opening, completed=1)
+        # one bar a step, all shown from the start, so that what is left to do can be seen
+        bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens)}
+        writing = bar.add_task("write the report", total=1, start=False)
+
+        def progress(name: str, done: int, total: int) -> None:
+            bar.start_task(bars[name])
+            bar.update(bars[name], completed=done, total=total)
+
+        results = analyse(lens, series, horizon, holdout=holdout, seed=seed, progress=progress)
+        bar.start_task(writing)
+        title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
+        path = build_report(results, out, title=title, provenance=provenance(lens, results, data, holdout=holdout))
+        bar.update(writing, completed=1)
+    typer.echo(str(path))
+
+
+@app.command()
+def forecast(
+    model: Model,
+    data: Data,
+    horizon: Horizon = None,
+    quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, one row a series and step.")] = False,
+) -> None:
+    """Forecast beyond the end of each series, in data units."""
+    if as_json and as_csv:
+        raise typer.BadParameter("choose one of --json and --csv")
+    series = read_series(data)
+    from tsfm_lens.models.adapter import DECILES
+
+    made = open_lens(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    if as_json:
+        emit(made.to_dataset().drop_vars("sample", errors="ignore"))
+        return
+    frame = made.to_frame()
+    if as_csv:
+        typer.echo(frame.to_csv(index=False), nl=False)
+        return
+    show_rows(list(frame.columns), frame.to_numpy().tolist())
+
+
+@app.command()
+def ablate(
+    model: Model,
+    data: Data,
+    component: Annotated[
+        list[str] | None, typer.Option("--component", "-c", metavar="GLOB", help="Name or glob; all by default.")
+    ] = None,
+    how: Annotated[str, typer.Option(help="What takes the component's place: zero.")] = "zero",
+    horizon: Horizon = None,
+    holdout: Holdout = True,
+    samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
+    seed: Seed = 0,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Knock components out one at a time and measure what that does to the forecast."""
+    series = read_series(data)
+    from tsfm_lens.pipeline import prepare
+    from tsfm_lens.probes import ablation_effects
+
+    lens = open_lens(model)
+    task = prepare(lens, series, horizon, holdout=holdout)
+    with progress_display() as bar:
+        row = bar.add_task("ablation", total=None)
+        result = ablation_effects(
+            lens,
+            task.context,
+            task.horizon,
+            components=component or None,
+            how=how,
+            truth=task.truth,
+            num_samples=samples,
+            seed=seed,
+            progress=lambda done, total: bar.update(row, completed=done, total=total),
+        )
+    if as_json:
+        emit(result)
+        return
+    columns = [name for name in ("spearman_distance", "mase_change", "mae_change") if name in result]
+    means = result[columns].mean("series")
+    order = means["spearman_distance"].values.argsort()[::-1][:top]
+    names = [str(name) for name in result["component"].values]
+    rows = [[names[i], *(float(means[column].values[i]) for column in columns)] for i in order]
+    show_rows(["component", *columns], rows)
+
+
+@app.command()
+def attribute(
+    model: Model,
+    data: Data,
+    horizon: Horizon = None,
+    holdout: Holdout = True,
+    seed: Seed = 0,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Split the forecast among the components that wrote it."""
+    series = read_series(data)
+    from tsfm_lens.pipeline import prepare
+    from tsfm_lens.probes import attribute as attribute_forecast
+
+    lens = open_lens(model)
+    task = prepare(lens, series, horizon, holdout=holdout)
+    result = attribute_forecast(lens, task.context, task.horizon, truth=task.truth, seed=seed)
+    if as_json:
+        emit(result)
+        return
+    methods = [str(name) for name in result["method"].values]
+    middle = result["attribution"]
+    if "quantile" in middle.dims:
+        middle = middle.sel({"quantile": 0.5}, method="nearest")
+    sizes = abs(middle).mean(["series", "step"]).transpose("component", "method")
+    order = sizes.values[:, -1].argsort()[::-1][:top]
+    names = [str(name) for name in result["component"].values]
+    units = [str(unit) for unit in result["unit"].values]
+    header = [f"{name} ({unit})" if unit else name for name, unit in zip(methods, units, strict=True)]
+    typer.echo("Mean size of each component's share, over series and steps.", err=True)
+    show_rows(["component", *header], [[names[i], *map(float, sizes.values[i])] for i in order])

@@ -1,0 +1,130 @@
+"""What all commands share: the application, their arguments, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from tsfm_lens.errors import LensError
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from rich.table import Table
+
+    from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.models import Lens
+
+MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
+DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+Data = Annotated[list[str], typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)]
+Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
+Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
+
+
+_PIPED_WIDTH = 1000
+
+
+class _Commands(TyperGroup):
+    """A group that turns an error made on purpose into its message and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except LensError as error:
+            Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="See inside a time-series foundation model, change one thing, know what it did to the forecast.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import tsfm_lens
+
+        typer.echo(f"tsfm-lens-toolbox {tsfm_lens.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Options of all commands."""
+
+
+def open_lens(model: str, *, check: bool = True) -> Lens:
+    """The lens, without the progress display of the library that reads the weights."""
+    from transformers.utils import logging
+
+    from tsfm_lens import load
+
+    logging.disable_progress_bar()
+    return load(model, check=check)
+
+
+def read_series(sources: Sequence[str]) -> SeriesBatch:
+    """Series of every ``--data``."""
+    from tsfm_lens.pipeline import read_sources
+
+    return read_sources(sources)
+
+
+def emit(result: xr.Dataset) -> None:
+    from tsfm_lens.pipeline import as_plain
+
+    typer.echo(json.dumps(as_plain(result), allow_nan=False))
+
+
+def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table of results to stdout."""
+    from rich.table import Table
+
+    numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name, right in zip(header, numeric, strict=True):
+        table.add_column(escape(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else escape(str(cell)) for cell in row))
+    show(table)
+
+
+def show(table: Table) -> None:
+    """To stdout; as wide as it needs to be when piped, so no name is ever cut."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PIPED_WIDTH)
+    console.print(table)
+
+
+@contextmanager
+def progress_display() -> Iterator[Any]:
+    """A progress display on stderr that leaves stdout alone."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield bar
+
+
+def step_words(step: str) -> str:
+    kind, _, rest = step.partition("_")
+    return f"attention: {rest.replace('_', ' ')}" if kind == "attention" else step.replace("_", " ")

@@ -1,0 +1,110 @@
+"""Commands that list what there is: models, hook points, bundled series, the installation."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from tsfm_lens.cli.common import MODEL_HELP, AsJson, Model, app, open_lens, progress_display, show, show_rows
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List architectures with their published sizes, and the embedded checkpoints."""
+
+    from tsfm_lens.models.architecture import architectures
+    from tsfm_lens.models.extras import status as extra_status
+    from tsfm_lens.zoo import checkpoint_names
+
+    known = architectures().values()
+    if as_json:
+        listed = [
+            {
+                "name": each.name,
+                "title": each.title,
+                "readout": each.readout,
+                "published": dict(each.published),
+                "extra": each.extra,
+                "notes": each.notes,
+            }
+            for each in known
+        ]
+        typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
+        return
+    there = {name: status.importable for name, status in extra_status().items()}
+    rows: list[list[object]] = [[name, "embedded", name, "", ""] for name in checkpoint_names()]
+    for each in known:
+        needs = each.extra and f"[{each.extra}]" + ("" if there[each.extra] else " (not installed)")
+        rows += [[each.title, size, hub_id, needs, each.notes] for size, hub_id in each.published.items()]
+    show_rows(["model", "size", "load(…)", "extra", "note"], rows)
+    typer.echo(
+        "load() also takes a local folder, a pipeline or model of these libraries, and a model with a wiring of your "
+        "own; `tsfm-lens doctor` says how to install an extra."
+    )
+
+
+@app.command()
+def hooks(
+    model: Model,
+    pattern: Annotated[str, typer.Option("--filter", "-f", metavar="GLOB", help="* within a part, ** across.")] = "**",
+    as_json: AsJson = False,
+) -> None:
+    """List hook points with their axes, and the shapes that one short run gives them."""
+    from tsfm_lens.pipeline import hook_shapes
+
+    listed = hook_shapes(open_lens(model), pattern)
+    if as_json:
+        typer.echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in listed]))
+        return
+    show_rows(["hook point", "axes", "shape"], [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in listed])
+
+
+@app.command()
+def data(as_json: AsJson = False) -> None:
+    """List the bundled real series."""
+    from dataclasses import asdict
+
+    from tsfm_lens.data import bundled_info, bundled_names
+
+    found = [bundled_info(name) for name in bundled_names()]
+    if as_json:
+        typer.echo(json.dumps([asdict(info) for info in found]))
+        return
+    rows: list[list[object]] = [
+        [info.name, info.title, info.field, info.freq, info.length, info.unit, info.licence] for info in found
+    ]
+    show_rows(["name", "title", "field", "freq", "steps", "unit", "licence"], rows)
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} Check it too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
+    from tsfm_lens.doctor import examine, plain_oracles, render
+
+    facts = examine()
+    if not as_json:
+        for table in render(facts):
+            show(table)
+    results = None
+    if model is not None:
+        from tsfm_lens.testing import check_lens
+
+        with progress_display() as bar:
+            row = bar.add_task("conformance", total=1)
+            # its own quick check would refuse what the table is there to show
+            results = check_lens(open_lens(model, check=False))
+            bar.update(row, completed=1)
+    if as_json:
+        checked = None if results is None else {"model": model, "oracles": plain_oracles(results)}
+        typer.echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
+    elif results is not None:
+        from tsfm_lens.testing import oracle_table
+
+        show(oracle_table(results, f"Conformance of {model}"))
+    if results and not all(result.passed for result in results):
+        raise typer.Exit(1)
