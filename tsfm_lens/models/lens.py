@@ -17,12 +17,13 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
-from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, PatchFrom, Resample, Rows, Zero
+from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import describe, select
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer
 from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.adapter import default_levels, refuse_dtype, versions
 from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count, refuse_non_finite, refuse_overflow
@@ -345,22 +346,7 @@ class Lens(HookedRootModule):
             positions: token positions to change; all if None.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
-        kinds = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
-        if how not in kinds:
-            raise InputError(f"how={how!r} is not known, choose one of {', '.join(kinds)}")
-        targets = select_components(self.wiring, *components)
-        if how in ("mean", "resample"):
-            if reference is None:
-                raise InputError(f"how={how!r} needs reference=…: activations, or series to record them on")
-            if not isinstance(reference, Activations):
-                # series are recorded along their forecasts, so that every decoder position has a mean
-                along = not isinstance(reference, Encoded)
-                with torch.no_grad():
-                    _, reference = self.run_with_cache(
-                        reference, names_filter=["**.hook_z", "**.hook_out"], rollout=along
-                    )
-            options["reference"] = reference
-        built = [kinds[how](target, rows=rows, positions=positions, **options) for target in targets]
+        built = knock_outs(self, components, how, reference, rows, positions, **options)
         with self.edit(*built):
             yield self
 

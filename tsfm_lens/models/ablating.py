@@ -1,0 +1,58 @@
+"""Interventions that knock components out, by the name of what takes their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component, select_components
+from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Rows, Zero
+from tsfm_lens.models.architecture import Encoded
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.lens import Lens
+
+KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
+
+
+def knock_outs(
+    lens: Lens,
+    components: Sequence[str | Component],
+    how: str = "zero",
+    reference: Any = None,
+    rows: Rows = None,
+    positions: Rows = None,
+    **options: Any,
+) -> list[Intervention]:
+    """One intervention a component; arguments as :meth:`Lens.ablate` takes them.
+
+    Raises:
+        UnknownNameError: no such component.
+        InputError: no such ``how``, or it needs a reference and none is given.
+    """
+    if how not in KINDS:
+        raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
+    targets = select_components(lens.wiring, *components)
+    if how in ("mean", "resample"):
+        options["reference"] = reference_activations(lens, how, reference)
+    return [KINDS[how](target, rows=rows, positions=positions, **options) for target in targets]
+
+
+def reference_activations(lens: Lens, how: str, reference: Any) -> Activations:
+    """Activations as they are; of series, those recorded along their forecasts, so that every position has a mean.
+
+    Raises:
+        InputError: there is no reference.
+    """
+    if reference is None:
+        raise InputError(f"how={how!r} needs reference=…: activations, or series to record them on")
+    if isinstance(reference, Activations):
+        return reference
+    along = not isinstance(reference, Encoded)
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(reference, names_filter=["**.hook_z", "**.hook_out"], rollout=along)
+    return acts
