@@ -20,7 +20,6 @@ from tsfm_lens.probes import (
     head_entropy,
     layer_gain,
     logit_lens,
-    repeated_tokens,
     row_entropy,
     trajectory,
 )
@@ -257,54 +256,3 @@ def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
     assert float(result.normalised.max()) == 1.0
     single = [attention_patterns(token_lens, BATCH.select(i), H).entropy for i in (0, 1)]
     np.testing.assert_allclose(result.entropy, (single[0] + single[1]) / 2)
-
-
-# --- induction ---------------------------------------------------------------------------------------------
-
-
-def test_a_hand_built_induction_head_is_found() -> None:
-    """Plant attention on the right key and a write that unembeds as the token there."""
-    lens = load(architectures()["chronos"].tiny())
-    motif, repeats = 8, 4
-    plain = repeated_tokens(lens, motif=motif, repeats=repeats, n_sequences=8, within=8.0)
-    assert not plain.induction.any()
-    model = lens.adapter.model
-    unembed = model.lm_head.weight.detach()
-
-    def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-        pattern[:, 1] = 0.0
-        for query in range(motif):
-            pattern[:, 1, query, (repeats - 1) * motif + query] = 1.0
-        return pattern
-
-    def copy(result: torch.Tensor, hook: object) -> torch.Tensor:
-        result[:, :, 1] = unembed[right] * 50.0
-        return result
-
-    generator = torch.Generator().manual_seed(0)
-    centers = lens.native.tokenizer.centers
-    allowed = torch.nonzero(centers.abs() <= 8.0).reshape(-1) + 3
-    right = allowed[torch.randint(len(allowed), (8, motif), generator=generator)]
-    at = "decoder_blocks.1.cross_attn"
-    with lens.hooks([(f"{at}.hook_pattern", attend), (f"{at}.hook_result", copy)]):
-        found = repeated_tokens(lens, motif=motif, repeats=repeats, n_sequences=8, within=8.0)
-    assert found.induction.values.tolist() == [[False] * 4, [False, True, False, False]]
-    assert float(found.prefix_matching.sel(layer="1", head=1)) == pytest.approx(1.0)
-
-
-def test_a_uniform_head_attends_to_every_key_alike() -> None:
-    lens = load(architectures()["chronos"].tiny())
-
-    def uniform(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-        return torch.full_like(pattern, 1.0 / pattern.shape[-1])
-
-    with lens.hooks([("**.hook_pattern", uniform)]):
-        found = repeated_tokens(lens, motif=8, repeats=4, n_sequences=4)
-    np.testing.assert_allclose(found.prefix_matching, 1 / 33, rtol=1e-5)
-
-
-def test_the_test_needs_room_and_a_token_model(token_lens: Lens, patch_lens: Lens) -> None:
-    with pytest.raises(InputError, match="at most 64 tokens"):
-        repeated_tokens(token_lens, motif=32, repeats=4)
-    with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):
-        repeated_tokens(patch_lens)

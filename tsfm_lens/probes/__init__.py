@@ -3,11 +3,14 @@
 from tsfm_lens.probes.attention import attention_patterns, head_entropy, row_entropy
 from tsfm_lens.probes.attribution import attribute, component_writes
 from tsfm_lens.probes.entropic_rank import entropic_rank
+from tsfm_lens.probes.head_choice import diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads, sharp_heads
 from tsfm_lens.probes.induction import repeated_tokens
+from tsfm_lens.probes.induction_overlap import induction_overlap
 from tsfm_lens.probes.kernel_regression import kernel_regression
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
 from tsfm_lens.probes.parroting import context_parroting, lag_attention
+from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
@@ -17,28 +20,36 @@ from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = [
     "Trajectory",
+    "ablated_share",
     "ablation_effects",
+    "ablation_recipes",
     "attention_flow",
     "attention_patterns",
     "attribute",
     "bin_quantiles",
     "component_writes",
-    "count_peaks",
     "context_parroting",
+    "count_peaks",
+    "diffuse_heads",
     "entropic_rank",
     "head_entropy",
     "head_similarity",
     "head_spectra",
+    "heads_at_1pp",
+    "heads_by_stable_rank",
+    "induction_overlap",
     "kernel_regression",
     "lag_attention",
     "layer_gain",
     "layer_similarity",
     "logit_lens",
     "norm_weighted_attention",
+    "random_heads",
     "repeated_tokens",
     "rollout_maps",
     "row_entropy",
     "seasonality_bias",
+    "sharp_heads",
     "stable_rank",
     "trajectory",
 ]

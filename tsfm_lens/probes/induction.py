@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attention import row_entropy
 from tsfm_lens.probes.trajectory import describe
 
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
+DECODINGS = ("forced", "rollout")
+
+_SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
+
+
+class _Targets(NamedTuple):
+    """What each decoder position but the start should look at and copy, (sequence, motif - 1) each.
+
+    Attributes:
+        keys: encoder position of the most recent instance of the current token.
+        right: the token after it.
+        known: whether there is such an instance.
+    """
+
+    keys: Tensor
+    right: Tensor
+    known: Tensor
 
 
 def repeated_tokens(
@@ -23,14 +44,16 @@ def repeated_tokens(
     n_sequences: int = 64,
     offset: int = 1,
     within: float = WITHIN,
+    decoding: str = "rollout",
+    prefix_from: float = PREFIX_FROM,
+    copy_from: float = COPY_FROM,
     seed: int = 0,
 ) -> xr.Dataset:
     """Show a random motif several times and see which cross-attention heads find and copy its continuation.
 
     Tokens are drawn uniformly from the bins within ``within`` times the scale around zero (the paper's ids
-    1911 to 2187 of 4096). The encoder sees motif × repeats and the end token. The decoder is forced along
-    the motif, which equals its rollout as long as it copies; at every position but the first two, the current
-    token has a most recent instance in the context and the token after that is the right continuation.
+    1911 to 2187 of 4096). The encoder sees motif × repeats and the end token; the decoder begins with its
+    start token and the motif's first token.
 
     Args:
         lens: a token model.
@@ -38,69 +61,86 @@ def repeated_tokens(
         repeats: times it is shown.
         n_sequences: random sequences.
         offset: key that the prefix-matching score looks at: 1 the token after the most recent instance
-            (induction), 0 the instance itself.
+            (induction), 0 the instance itself (the paper's words).
         within: half-width of the range of values, in units of the scale.
+        decoding: "rollout" lets the decoder go on by its own most probable token, as the paper does, and leaves
+            out positions whose token never came in the context; "forced" leads it along the motif, so that every
+            position has a right continuation whatever the model does. Both are the same as long as the model
+            copies and no token comes twice in a motif.
+        prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
     Returns:
         Dataset of kind "induction" over (layer, head): ``prefix_matching`` (mean attention to the key),
-        ``copy_score`` (the head's own logit of the right token, in standard deviations over the vocabulary),
-        ``induction`` (prefix matching at least 0.3 and copy score at least 2); and ``copy_accuracy``, the
-        share of positions at which the model's most probable token is the right one, and
-        ``copy_rank_score``, the z-score of the right token under the whole model.
+        ``copy_score`` (the head's own logit of the right token, in standard deviations over the vocabulary; 0
+        for a head that writes nothing), ``entropy`` of its attention rows in nats, ``induction`` (both scores
+        reach their thresholds); and ``copy_accuracy``, the share of positions at which the model's most probable
+        token is the right one, ``copy_rank_score``, the z-score of the right token under the whole model, and
+        ``matched``, the share of positions that have a right token.
 
     Source:
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
 
     Raises:
-        InputError: not a token model with cross-attention, or the sequence exceeds its context length.
+        InputError: not a token model with cross-attention, the sequence exceeds its context length, an option
+            is not as above, or a rollout that never gives a token of its context.
     """
+    _refuse(lens, motif, repeats, offset, decoding)
     stack = lens.wiring.output_stack
-    if not hasattr(lens.adapter, "encode_tokens") or "cross_attn" not in stack.attention_kinds():
+    ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
+    start = torch.full((n_sequences, 1), lens.adapter.model.config.decoder_start_token_id)
+    if decoding == "forced":
+        decoder, targets = torch.cat([start, motifs[:, :-1]], dim=1), _forced_targets(motifs, repeats)
+    else:
+        decoder = _rolled_out(lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif)
+        targets = _found_targets(ids[:, : motif * repeats], decoder[:, 1:])
+    encoded = lens.adapter.encode_tokens(ids, decoder)  # type: ignore[attr-defined]
+    places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
+    wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
+    with torch.no_grad():
+        logits, acts = lens.run_with_cache(encoded, names_filter=wanted)
+        targets = _Targets(*(part.to(logits.device) for part in targets))
+        patterns = [acts[f"{at}.hook_pattern"] for at in places]
+        prefix = [_prefix_scores(pattern, targets, offset) for pattern in patterns]
+        copy = [_copy_scores(lens, acts[f"{at}.hook_result"], encoded, targets) for at in places]
+        entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
+        known = targets.known
+        accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[known].float().mean())
+        strength = float(_z_score(logits[:, 1:], targets.right)[known].mean())
+    data = xr.Dataset(
+        {
+            "prefix_matching": (("layer", "head"), torch.stack(prefix).cpu().double().numpy()),
+            "copy_score": (("layer", "head"), torch.stack(copy).cpu().double().numpy()),
+            "entropy": (("layer", "head"), np.stack(entropy), {"units": "nats"}),
+            "copy_accuracy": accuracy,
+            "copy_rank_score": strength,
+            "matched": float(known.float().mean()),
+        },
+        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
+    )
+    data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
+    settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
+    settings |= {"offset": offset, "decoding": decoding, "prefix_from": prefix_from, "copy_from": copy_from}
+    data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
+    return data
+
+
+def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str) -> None:
+    kinds = lens.wiring.output_stack.attention_kinds()
+    if not hasattr(lens.adapter, "encode_tokens") or "cross_attn" not in kinds:
         raise InputError(
-            f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one"
+            f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one. "
+            "repeated_motif asks the same of every model, in values"
         )
     if motif < 3 or repeats < 2 or motif * repeats > lens.adapter.context_length:
         raise InputError(
             f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or more, 2 or more repeats, and at "
             f"most {lens.adapter.context_length} tokens in all"
         )
-    ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
-    start = torch.full((n_sequences, 1), lens.adapter.model.config.decoder_start_token_id)
-    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))
-    places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
-    wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
-    with torch.no_grad():
-        logits, acts = lens.run_with_cache(encoded, names_filter=wanted)
-        queries = torch.arange(1, motif)
-        keys = (repeats - 1) * motif + queries - 1 + offset
-        right = motifs[:, 1:].to(logits.device)
-        prefix = [acts[f"{at}.hook_pattern"][:, :, queries, keys].mean(dim=(0, 2)) for at in places]
-        copy = [_copy_scores(lens, acts[f"{at}.hook_result"], encoded, right) for at in places]
-        accuracy = float((logits[:, 1:].argmax(-1) == right).float().mean())
-        strength = float(_z_score(logits[:, 1:], right).mean())
-    data = xr.Dataset(
-        {
-            "prefix_matching": (("layer", "head"), torch.stack(prefix).cpu().double().numpy()),
-            "copy_score": (("layer", "head"), torch.stack(copy).cpu().double().numpy()),
-            "copy_accuracy": accuracy,
-            "copy_rank_score": strength,
-        },
-        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
-    )
-    data["induction"] = (data["prefix_matching"] >= PREFIX_FROM) & (data["copy_score"] >= COPY_FROM)
-    data.attrs = describe(
-        lens,
-        "induction",
-        "Repeated random tokens",
-        "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)",
-        motif=motif,
-        repeats=repeats,
-        n_sequences=n_sequences,
-        offset=offset,
-        seed=seed,
-    )
-    return data
+    if offset not in (0, 1):
+        raise InputError(f"offset is {offset!r}, expected 1 (the token after the instance) or 0 (the instance)")
+    if decoding not in DECODINGS:
+        raise InputError(f"decoding={decoding!r} is not known, choose {' or '.join(map(repr, DECODINGS))}")
 
 
 def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -114,15 +154,61 @@ def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, 
     return torch.cat([motifs.repeat(1, repeats), end], dim=1), motifs
 
 
-def _copy_scores(lens: Lens, results: Tensor, encoded: object, right: Tensor) -> Tensor:
+def _rolled_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
+    """The prompt and its most probable continuation, (sequence, motif), by the library's own greedy search."""
+    with torch.no_grad():
+        found = lens.adapter.model.generate(
+            input_ids=ids.to(lens.device),
+            attention_mask=torch.ones_like(ids).to(lens.device),
+            decoder_input_ids=prompt.to(lens.device),
+            max_new_tokens=motif - prompt.shape[1],
+            do_sample=False,
+        ).cpu()
+    # sequences that all ended early are shorter; what follows their end is padding anyway
+    short = motif - found.shape[1]
+    return torch.nn.functional.pad(found, (0, short), value=int(lens.adapter.settings.pad_token_id))  # type: ignore[attr-defined]
+
+
+def _forced_targets(motifs: Tensor, repeats: int) -> _Targets:
+    """The same place in the last repeat: the decoder goes along the motif."""
+    count, motif = motifs.shape
+    keys = (repeats - 1) * motif + torch.arange(motif - 1)
+    return _Targets(keys.expand(count, -1), motifs[:, 1:], torch.ones(count, motif - 1, dtype=torch.bool))
+
+
+def _found_targets(context: Tensor, tokens: Tensor) -> _Targets:
+    """The last instance of each token that still has another one of the context after it."""
+    # the last token of the context is followed by nothing that could be copied
+    same = tokens[:, :, None] == context[:, None, :-1]
+    places = torch.arange(context.shape[1] - 1)
+    keys = torch.where(same, places, -1).amax(-1)
+    known = keys >= 0
+    if not bool(known.any()):
+        raise InputError(
+            "the rollout gives no token of its context, so there is nothing to match; use decoding='forced'"
+        )
+    keys = keys.clamp(min=0)
+    return _Targets(keys, context.gather(1, keys + 1), known)
+
+
+def _prefix_scores(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
+    """Mean attention to the targets, (head,); pattern (sequence, head, query, key)."""
+    keys = (targets.keys + offset)[:, None, :, None].expand(-1, pattern.shape[1], -1, 1)
+    weights = pattern[:, :, 1:].gather(-1, keys)[..., 0]
+    return weights.transpose(0, 1)[:, targets.known].mean(-1)
+
+
+def _copy_scores(lens: Lens, results: Tensor, encoded: object, targets: _Targets) -> Tensor:
     """Mean z-score of the right token under each head's own logits, (head,); results (batch, pos, head, d_model)."""
     scores = []
     for head in range(results.shape[2]):
         logits = lens.readout(results[:, 1:, head], encoded)  # type: ignore[arg-type]
-        scores.append(_z_score(logits, right).mean())
+        scores.append(_z_score(logits, targets.right)[targets.known].mean())
     return torch.stack(scores)
 
 
 def _z_score(logits: Tensor, right: Tensor) -> Tensor:
-    chosen = logits.gather(-1, right[..., None])[..., 0]
-    return (chosen - logits.mean(-1)) / logits.std(-1)
+    """Standard deviations of the right token's logit above the mean over the vocabulary; 0 where all are equal."""
+    above = logits.gather(-1, right[..., None])[..., 0] - logits.mean(-1)
+    spread = logits.std(-1)
+    return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(logits.dtype).tiny), 0.0)

@@ -1,0 +1,248 @@
+"""The repeated-tokens test on hand-built heads, and the overlap of induction and sharp heads against the paper."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
+from tsfm_lens.probes.induction import _forced_targets, _found_targets, _rolled_out, _sequences, _z_score
+
+AT = "decoder_blocks.1.cross_attn"
+MOTIF, REPEATS, COUNT = 8, 4, 8
+
+
+@cache
+def tiny() -> Lens:
+    return load(architectures()["chronos"].tiny(), check=False)
+
+
+def uniform(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+    return torch.full_like(pattern, 1.0 / pattern.shape[-1])
+
+
+def drawn(lens: Lens, within: float = 8.0) -> torch.Tensor:
+    """The motifs of the test, drawn here once more."""
+    generator = torch.Generator().manual_seed(0)
+    allowed = torch.nonzero(lens.native.tokenizer.centers.abs() <= within).reshape(-1) + 3
+    return allowed[torch.randint(len(allowed), (COUNT, MOTIF), generator=generator)]
+
+
+def options(decoding: str = "forced", **more: object) -> dict[str, Any]:
+    return {"motif": MOTIF, "repeats": REPEATS, "n_sequences": COUNT, "within": 8.0, "decoding": decoding, **more}
+
+
+# --- the test ------------------------------------------------------------------------------------------------
+
+
+def test_the_drawn_ids_are_the_papers() -> None:
+    lens = load(architectures()["chronos"].build("tiny"), check=False)
+    ids, motifs = _sequences(lens, 32, 4, 400, 1.0124, 0)
+    assert sorted(set(motifs.ravel().tolist())) == list(range(1911, 2188))
+    assert ids.shape == (400, 129)
+    assert (ids[:, -1] == 1).all()
+    assert torch.equal(ids[:, :-1].reshape(400, 4, 32), motifs[:, None].expand(-1, 4, -1))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_hand_built_induction_head_is_found(offset: int) -> None:
+    """Plant attention on the right key and a write that unembeds as the token there."""
+    lens = tiny()
+    assert not repeated_tokens(lens, **options()).induction.any()
+    motifs = drawn(lens)
+
+    def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        pattern[:, 1] = 0.0
+        for query in range(1, MOTIF):
+            pattern[:, 1, query, (REPEATS - 1) * MOTIF + query - 1 + offset] = 1.0
+        return pattern
+
+    def copy(result: torch.Tensor, hook: object) -> torch.Tensor:
+        result[:, :, 1] = lens.adapter.model.lm_head.weight.detach()[motifs] * 50.0
+        return result
+
+    with lens.hooks([(f"{AT}.hook_pattern", attend), (f"{AT}.hook_result", copy)]):
+        found = repeated_tokens(lens, **options(offset=offset))
+        other = repeated_tokens(lens, **options(offset=1 - offset))
+        strict = repeated_tokens(lens, **options(offset=offset, copy_from=1e3))
+    assert found.induction.values.tolist() == [[False] * 4, [False, True, False, False]]
+    assert float(found.prefix_matching.sel(layer="1", head=1)) == pytest.approx(1.0)
+    assert float(other.prefix_matching.sel(layer="1", head=1)) == 0
+    assert int(found.copy_score.values.argmax()) == 5
+    # the start token's row is empty here, so it has no entropy either
+    assert float(found.entropy.sel(layer="1", head=1)) == pytest.approx(0.0, abs=1e-6)
+    assert not strict.induction.any()
+
+
+@pytest.mark.parametrize("decoding", ["forced", "rollout"])
+def test_a_uniform_head_attends_to_every_key_alike(decoding: str) -> None:
+    """128 tokens and the end token."""
+    lens = load("chronos-nano")
+    with lens.hooks([("decoder_blocks.*.cross_attn.hook_pattern", uniform)]):
+        found = repeated_tokens(lens, n_sequences=4, within=0.5, decoding=decoding)
+    np.testing.assert_allclose(found.prefix_matching, 1 / 129, rtol=1e-5)
+    np.testing.assert_allclose(found.entropy, np.log(129), rtol=1e-5)
+
+
+def test_one_hot_logits_have_the_known_copy_score() -> None:
+    size = 4096
+    logits = torch.zeros(1, 1, size, dtype=torch.float64)
+    logits[..., 7] = 3.0
+    expected = np.sqrt(size - 1) * np.sqrt((size - 1) / size)
+    assert float(_z_score(logits, torch.tensor([[7]]))) == pytest.approx(expected)
+    assert expected == pytest.approx(63.98, abs=0.01)
+    assert float(_z_score(torch.zeros(1, 1, size), torch.tensor([[7]]))) == 0
+
+
+def test_a_head_that_writes_nothing_copies_nothing() -> None:
+    lens = tiny()
+    with lens.ablate("decoder.1.cross_attn.2"):
+        found = repeated_tokens(lens, **options())
+    assert float(found.copy_score.sel(layer="1", head=2)) == 0
+
+
+def test_the_rollout_is_greedy_decoding_without_a_cache() -> None:
+    lens = tiny()
+    ids, motifs = _sequences(lens, MOTIF, REPEATS, COUNT, 8.0, 0)
+    decoder = torch.cat([torch.zeros(COUNT, 1, dtype=torch.long), motifs[:, :1]], dim=1)
+    found = _rolled_out(lens, ids, decoder, MOTIF)
+    ended = torch.zeros(COUNT, dtype=torch.bool)
+    for _ in range(MOTIF - 2):
+        with torch.no_grad():
+            following = lens.forward(lens.adapter.encode_tokens(ids, decoder))[:, -1].argmax(-1)  # type: ignore[attr-defined]
+        following[ended] = 0
+        ended |= following == 1
+        decoder = torch.cat([decoder, following[:, None]], dim=1)
+    assert torch.equal(found, decoder)
+    # interventions act on it
+    with lens.ablate("decoder.0"):
+        assert not torch.equal(_rolled_out(lens, ids, decoder[:, :2], MOTIF), decoder)
+
+
+def test_a_decoder_that_copies_has_the_same_targets_free_and_forced() -> None:
+    motifs = torch.stack([torch.randperm(60)[:MOTIF] for _ in range(COUNT)])
+    free, forced = _found_targets(motifs.repeat(1, REPEATS), motifs[:, :-1]), _forced_targets(motifs, REPEATS)
+    for one, other in zip(free, forced, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_last_instance_with_a_continuation_counts() -> None:
+    context = torch.tensor([[5, 6, 7, 5, 8, 9]])
+    found = _found_targets(context, torch.tensor([[5, 6, 9, 4]]))
+    assert found.known.tolist() == [[True, True, False, False]]  # 9 ends the context, 4 never came
+    assert found.keys[0, :2].tolist() == [3, 1]
+    assert found.right[0, :2].tolist() == [8, 7]
+    with pytest.raises(InputError, match="no token of its context"):
+        _found_targets(context, torch.tensor([[9, 4]]))
+
+
+def test_the_test_needs_room_and_a_token_model() -> None:
+    with pytest.raises(InputError, match="at most 64 tokens"):
+        repeated_tokens(tiny(), motif=32, repeats=4)
+    with pytest.raises(InputError, match="offset is 2"):
+        repeated_tokens(tiny(), motif=8, offset=2)
+    with pytest.raises(InputError, match="decoding='free'"):
+        repeated_tokens(tiny(), motif=8, decoding="free")
+    with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):
+        repeated_tokens(load(architectures()["chronos-bolt"].tiny(), check=False))
+
+
+# --- the overlap ---------------------------------------------------------------------------------------------
+
+
+def results(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> tuple[xr.Dataset, xr.Dataset]:
+    layers, heads = prefix.shape
+    coords = {"layer": list(map(str, range(layers))), "head": range(heads)}
+    where = ("layer", "head")
+    one = xr.Dataset({"prefix_matching": (where, prefix), "copy_score": (where, copy)}, coords=coords)
+    span = np.ptp(entropy)
+    two = xr.Dataset({"normalised": (where, (entropy - entropy.min()) / span), "entropy": (where, entropy)}, coords)
+    one.attrs = {"kind": "induction", "model": "toy", "attention": "cross_attn"}
+    two.attrs = {"kind": "head_entropy", "model": "toy", "attention": "cross_attn"}
+    return one, two
+
+
+def test_the_papers_table() -> None:
+    """12 induction heads, 10 sharp heads, 2 both, of 144."""
+    flat = np.arange(144).reshape(12, 12)
+    # the first twelve just reach both thresholds, each of the others misses one of them by a little
+    prefix = np.where((flat < 12) | (flat % 2 == 0), 0.3, 0.29)
+    copy = np.where((flat < 12) | (flat % 2 == 1), 2.0, 1.99)
+    # nine sharp heads at 0, one just below the threshold, one head on it
+    entropy = np.where((flat >= 10) & (flat < 19), 0.0, 1.0)
+    entropy.flat[19], entropy.flat[20] = 0.379, 0.38
+    found = induction_overlap(*results(prefix, copy, entropy))
+    np.testing.assert_array_equal(found["count"], [[2, 10], [8, 124]])
+    np.testing.assert_allclose(found["proportion"], [[0.0139, 0.0694], [0.0556, 0.8611]], atol=5e-5)
+    np.testing.assert_allclose(found["proportion_induction"], [0.0833, 0.9167], atol=5e-5)
+    np.testing.assert_allclose(found["proportion_sharp"], [0.0694, 0.9306], atol=5e-5)
+    assert float(found["p_sharp_given_induction"]) == pytest.approx(1 / 6)
+    assert float(found["p_induction_given_sharp"]) == pytest.approx(0.2)
+
+
+def test_sweeps_are_the_table_at_every_threshold() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.random((4, 5)), 4 * rng.random((4, 5)), rng.random((4, 5))
+    one, two = results(*scores)
+    grids = {"copy_grid": [0.0, 1.0, 2.5], "entropy_grid": [0.2, 0.5], "prefix_grid": [0.0, 0.3, 0.6, 0.9]}
+    found = induction_overlap(one, two, **grids)
+    for copy in grids["copy_grid"]:
+        for level in grids["entropy_grid"]:
+            single = induction_overlap(one, two, copy_from=copy, sharp_below=level)
+            at = {"copy_threshold": copy, "entropy_threshold": level}
+            for name in ("sharp_given_induction", "induction_given_sharp"):
+                assert float(found[f"sweep_{name}"].sel(at)) == float(single[f"p_{name}"])
+            assert int(found["sweep_sharp_count"].sel(entropy_threshold=level)) == int(single["count"][:, 0].sum())
+        for prefix in grids["prefix_grid"]:
+            single = induction_overlap(one, two, copy_from=copy, prefix_from=prefix)
+            cell = found["sweep_proportion_induction"].sel(copy_threshold=copy, prefix_threshold=prefix)
+            assert float(cell) == pytest.approx(float(single["proportion_induction"][0]))
+    flat = [score.ravel() for score in scores]
+    np.testing.assert_allclose(found["correlation"], np.corrcoef(flat), atol=1e-12)
+
+
+def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
+    ones = np.ones((2, 3))
+    one, two = results(0 * ones, ones, np.arange(6.0).reshape(2, 3))
+    found = induction_overlap(one, two)
+    assert np.isnan(found["p_sharp_given_induction"])
+    assert float(found["p_induction_given_sharp"]) == 0
+    assert (found["sweep_induction_count"] == 0).all()
+    assert np.isnan(found["correlation"].sel(score="copy_score", other_score="normalised"))
+
+
+def test_only_results_of_the_same_heads_are_compared() -> None:
+    one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
+    with pytest.raises(InputError, match="'induction' is needed, from repeated_tokens; got 'head_entropy'"):
+        induction_overlap(two, one)
+    with pytest.raises(InputError, match="holds no entropies"):
+        induction_overlap(one)
+    with pytest.raises(InputError, match="the entropies of 'self_attn'"):
+        induction_overlap(one, two.assign_attrs(attention="self_attn"))
+    with pytest.raises(InputError, match="of the model 'toy', the entropies of 'other'"):
+        induction_overlap(one, two.assign_attrs(model="other"))
+    with pytest.raises(InputError, match="the heads"):
+        induction_overlap(one, two.isel(head=[0, 1]))
+    with pytest.raises(InputError, match="ascending"):
+        induction_overlap(one, two, copy_grid=[2.0, 1.0])
+
+
+def test_both_sources_of_entropy_on_a_model() -> None:
+    lens = load("chronos-nano")
+    test = repeated_tokens(lens, motif=16, n_sequences=8)
+    along = induction_overlap(test)
+    spread = test["entropy"] - test["entropy"].min()
+    np.testing.assert_allclose(along["normalised"], spread / spread.max())
+    entropy = head_entropy(lens, bundled("co2").tail(96), 12, kind="cross_attn")
+    found = induction_overlap(test, entropy)
+    np.testing.assert_array_equal(found["sharp"], entropy["sharp"])
+    np.testing.assert_array_equal(found["induction"], test["induction"])
+    assert (along.attrs["entropy_along"], found.attrs["entropy_along"]) == ("repeated tokens", "forecasts")

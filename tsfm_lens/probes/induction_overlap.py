@@ -1,0 +1,168 @@
+"""How far induction heads and sharp heads are the same heads, and how that depends on the thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.probes.attention import SHARP_BELOW
+from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM
+
+COPY_GRID = tuple(np.round(np.arange(0.0, 4.01, 0.25), 2))
+ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
+PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
+
+SCORES = ("prefix_matching", "copy_score", "normalised")
+_KEEP = ("model", "revision", "architecture", "versions", "motif", "repeats", "n_sequences", "offset", "decoding")
+
+
+def induction_overlap(
+    induction: xr.Dataset,
+    entropy: xr.Dataset | None = None,
+    *,
+    prefix_from: float = PREFIX_FROM,
+    copy_from: float = COPY_FROM,
+    sharp_below: float = SHARP_BELOW,
+    copy_grid: Sequence[float] = COPY_GRID,
+    entropy_grid: Sequence[float] = ENTROPY_GRID,
+    prefix_grid: Sequence[float] = PREFIX_GRID,
+) -> xr.Dataset:
+    """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
+
+    A head is an induction head if both its scores reach their thresholds, and sharp if its entropy, min-max scaled
+    over all heads, is below its threshold.
+
+    Args:
+        induction: of kind "induction", from :func:`tsfm_lens.probes.induction.repeated_tokens`.
+        entropy: of kind "head_entropy", of the same heads; None takes the entropies along the repeated tokens,
+            which ``induction`` holds. The paper's text reads as the latter, its figure 5 as the former.
+        prefix_from, copy_from, sharp_below: the thresholds of the table.
+        copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
+
+    Returns:
+        Dataset of kind "induction_overlap". Over (layer, head): the scores ``prefix_matching``, ``copy_score`` and
+        ``normalised`` (entropy), ``induction``, ``sharp``. The table: ``count`` and ``proportion``
+        (induction_state, sharp_state), their totals ``proportion_induction`` (induction_state) and
+        ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps, at
+        a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
+        (copy_threshold, entropy_threshold); with ``sweep_induction_count`` (copy_threshold) and
+        ``sweep_sharp_count`` (entropy_threshold), what they are shares of; and ``sweep_proportion_induction``
+        (copy_threshold, prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads.
+        A share of no heads at all is not 0 but undefined, and given as NaN: its count is then 0. So is the
+        correlation with a score that is the same for every head.
+
+    Source:
+        tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
+
+    Raises:
+        InputError: a Dataset is of another kind, the two are of different models, heads or attentions, or a grid
+            does not ascend.
+    """
+    _refuse_kind(induction, "induction", "repeated_tokens")
+    normalised = _normalised(induction) if entropy is None else _aligned(induction, entropy)
+    grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
+    axes = {name: _ascending(name, values) for name, values in grids.items()}
+    prefix, copy = induction["prefix_matching"], induction["copy_score"]
+    data = xr.Dataset({"prefix_matching": prefix, "copy_score": copy, "normalised": normalised}, coords=axes)
+    data["induction"] = (prefix >= prefix_from) & (copy >= copy_from)
+    data["sharp"] = normalised < sharp_below
+    data = _table(data)
+    data = _sweeps(data, prefix_from)
+    data["correlation"] = (("score", "other_score"), _correlations([data[name].values for name in SCORES]))
+    data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
+    data.attrs = {
+        "kind": "induction_overlap",
+        "title": "Overlap of induction heads and sharp heads",
+        "source": "tsfm-lens paper, appendix G (S3-OVER, S3-F23)",
+        **{key: induction.attrs[key] for key in _KEEP if key in induction.attrs},
+        "entropy_along": "repeated tokens" if entropy is None else "forecasts",
+        "prefix_from": prefix_from,
+        "copy_from": copy_from,
+        "sharp_below": sharp_below,
+        "undefined": "NaN is a share of no heads, or a correlation with a constant",
+    }
+    return data
+
+
+def _table(data: xr.Dataset) -> xr.Dataset:
+    """Counts, proportions and both conditional ones."""
+    is_induction, is_sharp = data["induction"].values, data["sharp"].values
+    count = np.array([[int((a & b).sum()) for b in (is_sharp, ~is_sharp)] for a in (is_induction, ~is_induction)])
+    data = data.assign_coords(induction_state=["induction", "other"], sharp_state=["sharp", "other"])
+    share = count / is_sharp.size
+    data["count"] = (("induction_state", "sharp_state"), count)
+    data["proportion"] = (("induction_state", "sharp_state"), share)
+    data["proportion_induction"] = (("induction_state",), share.sum(axis=1))
+    data["proportion_sharp"] = (("sharp_state",), share.sum(axis=0))
+    data["p_sharp_given_induction"] = ((), float(_shares(count[0, 0], count[0].sum())))
+    data["p_induction_given_sharp"] = ((), float(_shares(count[0, 0], count[:, 0].sum())))
+    return data
+
+
+def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
+    """The same shares at every threshold of the grids."""
+    copies = data["copy_score"] >= data["copy_threshold"]
+    found = copies & (data["prefix_matching"] >= prefix_from)
+    sharp = data["normalised"] < data["entropy_threshold"]
+    heads = ["layer", "head"]
+    both = (found & sharp).sum(heads).transpose("copy_threshold", "entropy_threshold").values
+    n_found, n_sharp = found.sum(heads).values, sharp.sum(heads).values
+    at = ("copy_threshold", "entropy_threshold")
+    data["sweep_sharp_given_induction"] = (at, _shares(both, n_found[:, None]))
+    data["sweep_induction_given_sharp"] = (at, _shares(both, n_sharp[None]))
+    data["sweep_induction_count"] = (("copy_threshold",), n_found)
+    data["sweep_sharp_count"] = (("entropy_threshold",), n_sharp)
+    passed = copies & (data["prefix_matching"] >= data["prefix_threshold"])
+    data["sweep_proportion_induction"] = passed.mean(heads).transpose("copy_threshold", "prefix_threshold")
+    return data
+
+
+def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    part, whole = np.broadcast_arrays(np.asarray(part, float), np.asarray(whole, float))
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+
+
+def _correlations(scores: list[np.ndarray]) -> np.ndarray:
+    flat = np.stack([score.ravel() - score.mean() for score in scores])
+    length = np.linalg.norm(flat, axis=1)
+    return _shares(flat @ flat.T, np.outer(length, length))
+
+
+def _normalised(data: xr.Dataset) -> xr.DataArray:
+    """Entropy scaled to 0 … 1 over all heads, as ``head_entropy`` does."""
+    if "entropy" not in data:
+        raise InputError("this induction result holds no entropies; give a head_entropy result beside it")
+    low, high = float(data["entropy"].min()), float(data["entropy"].max())
+    return ((data["entropy"] - low) / ((high - low) or 1.0)).drop_attrs()
+
+
+def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
+    """The normalised entropies, if they are of the heads that were tested for induction."""
+    _refuse_kind(entropy, "head_entropy", "head_entropy")
+    for key in ("model", "attention"):
+        ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
+        if None not in (ours, theirs) and ours != theirs:
+            raise InputError(f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}")
+    for dim in ("layer", "head"):
+        ours, theirs = list(map(str, induction[dim].values)), list(map(str, entropy[dim].values))
+        if ours != theirs:
+            raise InputError(f"the induction scores have the {dim}s {ours}, the entropies {theirs}")
+    values = entropy["normalised"].transpose("layer", "head").values
+    return xr.DataArray(values, dims=("layer", "head"), coords={dim: induction[dim] for dim in ("layer", "head")})
+
+
+def _refuse_kind(data: xr.Dataset, kind: str, made_by: str) -> None:
+    found = data.attrs.get("kind") if isinstance(data, xr.Dataset) else type(data).__name__
+    if found != kind:
+        raise InputError(f"a Dataset of kind {kind!r} is needed, from {made_by}; got {found!r}")
+
+
+def _ascending(name: str, values: Sequence[float]) -> list[float]:
+    grid = [float(value) for value in values]
+    if not grid or any(not a < b for a, b in pairwise(grid)):
+        raise InputError(f"the grid of {name} is {grid}, expected ascending numbers")
+    return grid
