@@ -1,0 +1,176 @@
+"""Heavy ablations against edited weights, and the choice of heads against dense products and hand-built entropies."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import ablation_recipes, diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads
+from tsfm_lens.probes import sharp_heads as sharpest
+from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.probes.recipes import ablated_share
+
+NAMES = sorted(architectures())
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def without(lens: Lens, components: list[Component]) -> Lens:
+    """A copy of an encoder-decoder model in which the components' rows of the output matrices are zero."""
+    native = copy.deepcopy(lens.native)
+    edited = load(native, check=False)
+    model = edited.adapter.model
+    for component in components:
+        stack = edited.wiring.stack(component.stack)
+        row = stack.writer(component.kind, component.layer)
+        block = stack.block(component.layer)
+        with torch.no_grad():
+            if isinstance(row, Attention):
+                weight = model.get_submodule(f"{block}.{row.o.module}").weight
+                weight[:, component.head * stack.d_head : (component.head + 1) * stack.d_head] = 0
+            else:
+                model.get_submodule(f"{block}.{row.o}").weight.zero_()
+    return edited
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
+def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name: str) -> None:
+    lens = load(name)
+    context, truth = bundled("co2", "electricity").tail(96).split(33)
+    recipe = ["decoder.1.cross_attn.0", "decoder.2.cross_attn.3", "decoder.2.self_attn.1", "decoder.1.mlp"]
+    found = ablation_recipes(lens, context, 33, {"three heads": recipe}, truth=truth, num_samples=_draws(lens), seed=3)
+    expected = without(lens, lens.components(*recipe)).forecast(context, 33, num_samples=_draws(lens), seed=3)
+    plain = lens.forecast(context, 33, num_samples=_draws(lens), seed=3)
+    np.testing.assert_array_equal(found["quantile_forecast"].sel(recipe="original"), plain.quantiles)
+    np.testing.assert_allclose(found["quantile_forecast"].sel(recipe="three heads"), expected.quantiles, rtol=2e-5)
+    assert ("sample" in found) == (lens.adapter.readout == "token")
+    # the recipe changes the forecast by far more than that tolerance
+    assert found["spearman_distance"].sel(recipe="three heads").max() > 1e-3
+    assert (found["spearman_distance"].sel(recipe="original") < 1e-12).all()
+    assert found["n_heads"].values.tolist() == [0, 3]
+    assert found["n_mlps"].values.tolist() == [0, 1]
+    # two kinds of attention are touched, each with 3 layers of 4 heads
+    np.testing.assert_allclose(found["heads_share"], [0, 3 / 24])
+    error = np.abs(expected.median - truth).mean(axis=-1)
+    np.testing.assert_allclose(found["mae"].sel(recipe="three heads"), error, rtol=1e-4)
+
+
+def _draws(lens: Lens) -> int | None:
+    return 2 if lens.adapter.readout == "token" else None
+
+
+def test_the_spread_ratio_compares_with_as_many_steps_of_the_context() -> None:
+    lens = load("bolt-nano")
+    context = bundled("electricity").tail(128)
+    found = ablation_recipes(lens, context, 32, {"empty": ["decoder.*", "encoder.*"]})
+    ratio = found["spread_ratio"].sel(series="electricity")
+    past = np.std(context.values[0][-32:])
+    expected = found["quantile_forecast"].sel(recipe="original", series="electricity", quantile=0.5).values.std() / past
+    assert float(ratio.sel(recipe="original")) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("recipes", "words"),
+    [
+        ({}, "no recipe"),
+        ({"original": ["decoder.0.mlp"]}, "original"),
+        ({"x": []}, "'x'"),
+        ({"x": "decoder.0"}, "list"),
+    ],
+)
+def test_recipes_that_cannot_be_run(recipes: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ablation_recipes(load("bolt-nano"), bundled("co2").tail(64), 8, recipes)
+    with pytest.raises(UnknownNameError, match=r"decoder\.9\.mlp"):
+        ablation_recipes(load("bolt-nano"), bundled("co2").tail(64), 8, {"x": ["decoder.9.mlp"]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    kind = attention_over_time(stack)
+    layer = stack.layers_with(kind)[1][-1]
+    weights = lens.weights.heads(layer, kind, stack.name)
+    dense = (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
+    values = np.linalg.svd(dense, compute_uv=False)
+    ranks = (values**2).sum(-1) / values[:, 0] ** 2
+    for order, ends in (("low", ranks.argsort()), ("high", (-ranks).argsort())):
+        for kept in range(stack.n_heads + 1):
+            chosen = heads_by_stable_rank(lens, {layer: kept}, order=order)
+            assert {(c.layer, c.kind) for c in chosen} <= {(layer, kind)}
+            assert sorted(c.head for c in chosen) == sorted(ends[: stack.n_heads - kept])
+
+
+def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> None:
+    lens = load("chronos-nano")
+    keep = {0: 1, 2: 3}
+    first, second = (random_heads(lens, keep, seed=seed, paired=True) for seed in (0, 1))
+    for chosen in (first, second, heads_by_stable_rank(lens, keep, paired=True)):
+        assert len(chosen) == 2 * (3 + 1)
+        assert sum(c.layer == 0 for c in chosen) == 6
+        by_kind = [{(c.layer, c.head) for c in chosen if c.kind == kind} for kind in ("self_attn", "cross_attn")]
+        assert by_kind[0] == by_kind[1]
+    assert first == random_heads(lens, keep, seed=0, paired=True)
+    assert any(random_heads(lens, keep, seed=seed) != random_heads(lens, keep) for seed in range(1, 6))
+
+
+def test_impossible_choices_are_refused() -> None:
+    lens = load("chronos-nano")
+    with pytest.raises(InputError, match="5 heads, and it has 4"):
+        heads_by_stable_rank(lens, {0: 5})
+    with pytest.raises(UnknownNameError, match="'7'"):
+        random_heads(lens, {7: 1})
+    with pytest.raises(InputError, match="'low' or 'high'"):
+        heads_by_stable_rank(lens, {0: 1}, order="up")
+
+
+def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
+    entropy = xr.Dataset(
+        {"entropy": (("layer", "head"), [[3.0, 0.5], [2.0, 4.0]])},
+        coords={"layer": ["1", "4"], "head": [0, 1]},
+        attrs={"kind": "head_entropy", "stack": "decoder", "attention": "cross_attn"},
+    )
+    assert list(map(str, sharpest(entropy, 2))) == ["decoder.1.cross_attn.1", "decoder.4.cross_attn.0"]
+    assert list(map(str, diffuse_heads(entropy, 2))) == ["decoder.4.cross_attn.1", "decoder.1.cross_attn.0"]
+    with pytest.raises(InputError, match="1 to 4"):
+        sharpest(entropy, 5)
+    with pytest.raises(InputError, match="head_entropy gives"):
+        sharpest(xr.Dataset(attrs={"kind": "forecast"}))
+
+
+def test_shares_count_layers_branches_and_heads_once() -> None:
+    lens = load("chronos-nano")
+    heads, total, mlps = ablated_share(
+        lens.wiring, lens.components("decoder.0", "decoder.0.cross_attn.1", "decoder.1.mlp")
+    )
+    assert (heads, total, mlps) == (8, 24, 2)
+    assert ablated_share(lens.wiring, lens.components("decoder.*.cross_attn.0")) == (3, 12, 0)
+
+
+def test_heads_at_1pp_of_dead_and_of_vital_layers() -> None:
+    lens = load("bolt-nano")
+    dead = without(lens, lens.components("decoder.1.cross_attn.*"))
+    context = bundled("co2", "electricity").tail(96)
+    # so near the model's own forecast that any change of it is a large error
+    truth = dead.forecast(context, 8).median * (1 + 1e-7)
+    found = heads_at_1pp(dead, context, 8, truth=truth)
+    assert found["kept"].values.tolist() == [4, 0, 4]
+    assert float(found["rise"].sel(layer="1")) == pytest.approx(0, abs=1e-9)
+    # a tolerance that lets all pass keeps none
+    assert (heads_at_1pp(lens, context, 8, truth=truth + 1.0, tolerance=np.inf)["kept"] == 0).all()
+    with pytest.raises(InputError, match="truth of every series"):
+        heads_at_1pp(lens, context, 8, truth=np.full((2, 8), np.nan))
