@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -58,6 +60,99 @@ def test_a_hand_built_lag_is_a_band() -> None:
         assert column[key] == pytest.approx(1)
         assert int(found["query_start"][query]) - int(found["key_start"][key]) == 12
     np.testing.assert_allclose(found["entropy"], 0, atol=1e-6)
+
+
+REREADING = ["chronos", "chronos-2", "chronos-bolt", "moirai-2"]
+
+
+@pytest.mark.parametrize("name", REREADING)
+def test_a_long_map_begins_with_the_short_one(name: str) -> None:
+    lens = lens_of(name)
+    width = lens.adapter.longest_pass
+    along = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
+    short = rollout_maps(lens, series_for(lens), width, along=along[:, :width])
+    found = rollout_maps(lens, series_for(lens), 2 * width + 3, along=along)
+    np.testing.assert_allclose(found["attention"].sum("key"), 1, atol=1e-5)
+    assert found.attrs["passes"] == 3
+    first = found.isel(query=found["pass_start"].values == 0)
+    same = {(int(key["key_start"]), str(key["key_special"].values)): i for i, key in enumerate(_each(first, "key"))}
+    rows = [same[int(key["key_start"]), str(key["key_special"].values)] for key in _each(short, "key")]
+    np.testing.assert_allclose(first["attention"].values[:, :, rows], short["attention"], atol=1e-6)
+    # what a pass does not read has no attention
+    left = np.setdiff1d(np.arange(found.sizes["key"]), rows)
+    assert not first["attention"].values[:, :, left].any()
+    # columns of later passes follow on without gap
+    covered = [(int(q["query_start"]), int(q["query_stop"])) for q in _each(found, "query") if q["query_start"] >= 0]
+    assert all(after[0] == before[1] for before, after in pairwise(covered))
+
+
+def _each(data: xr.Dataset, axis: str) -> list[xr.Dataset]:
+    return [data.isel({axis: index}) for index in range(data.sizes[axis])]
+
+
+def test_a_long_map_is_the_rollout_of_the_library() -> None:
+    lens = load("chronos-nano")
+    series, width = bundled("co2").tail(100), lens.adapter.prediction_length
+    steps = width + 5
+    found = rollout_maps(lens, series, steps, num_samples=1, seed=4)
+    window = rollout_maps(lens, series, steps, num_samples=1, seed=4, keys="window")
+    point = "decoder_blocks.1.cross_attn.hook_pattern"
+    _, acts = lens.run_with_cache(series, rollout=True, horizon=steps, num_samples=1, seed=4, names_filter=point)
+    for step, call in enumerate(acts.calls(point)):
+        native = call.value[0, :, -1].numpy()
+        context = native.shape[-1] - 1
+        known = step // width * width
+        assert context == 100 + known
+        column = found["attention"].sel(layer="1").isel(query=step)
+        ordinary = column.where((column["key_special"] == "") & (column["key_start"] < known), drop=True)
+        np.testing.assert_array_equal(ordinary["key_start"], np.arange(-100, known))
+        np.testing.assert_allclose(ordinary.values, native[:, :-1], atol=1e-5)
+        np.testing.assert_allclose(column.isel(key=-1), native[:, -1], atol=1e-5)
+        moved = window["attention"].sel(layer="1").isel(query=step)
+        last = moved.where((moved["key_special"] == "") & (moved["key_start"] >= -context), drop=True)
+        np.testing.assert_allclose(last.values, native[:, :-1], atol=1e-5)
+    assert step == steps - 1
+
+
+def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
+    lens = lens_of("chronos-bolt")
+    series, width = series_for(lens), lens.adapter.prediction_length
+    found = rollout_maps(lens, series, 2 * width)
+    point = "decoder_blocks.0.cross_attn.hook_pattern"
+    _, acts = lens.run_with_cache(series, rollout=True, horizon=2 * width, names_filter=point)
+    # the library goes on from every quantile; the fifth of nine is the median
+    native = acts.calls(point)[1].value[4, :, 0].numpy()
+    column = found["attention"].sel(layer="0").isel(query=1)
+    np.testing.assert_allclose(column.values, native, atol=1e-5)
+
+
+def test_a_window_has_a_key_a_place() -> None:
+    lens = lens_of("chronos")
+    along = bundled("co2").values[0][None, -24:].copy()
+    context = bundled("co2").tail(64)
+    window = rollout_maps(lens, context, 24, along=along, keys="window")
+    assert window["attention"].sizes == {"layer": 2, "head": 4, "key": 65, "query": 24}
+    np.testing.assert_allclose(window["attention"].sum("key"), 1, atol=1e-5)
+    time = rollout_maps(lens, context, 24, along=along)
+    # the window of the last pass begins sixteen steps later
+    for found, shift in ((window, 0), (time, 16)):
+        last = found.isel(query=20).set_index(key=["key_special", "key_start"])["attention"]
+        np.testing.assert_array_equal(
+            last.sel(key=[("", shift - 64 + i) for i in range(64)]),
+            window["attention"].isel(query=20, key=slice(64)),
+        )
+    np.testing.assert_allclose(time["entropy"], window["entropy"], rtol=1e-9)
+
+
+def test_maps_refuse_what_they_cannot_follow() -> None:
+    with pytest.raises(InputError, match="one pass"):
+        rollout_maps(lens_of("timesfm-2.5"), series_for(lens_of("timesfm-2.5")), 100)
+    with pytest.raises(InputError, match="choose 'time' or 'window'"):
+        rollout_maps(lens_of("chronos"), series_for(lens_of("chronos")), keys="steps")
+    with pytest.raises(InputError, match=r"expected \(series, step\) = \(1, 20\)"):
+        rollout_maps(lens_of("chronos"), series_for(lens_of("chronos")), 20, along=np.zeros((1, 3)))
+    with pytest.raises(InputError, match="one series at a time"):
+        rollout_maps(lens_of("chronos"), bundled("co2", "elnino").tail(40))
 
 
 def test_flow_of_known_patterns() -> None:

@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import describe, trajectory
@@ -47,32 +48,14 @@ def attention_patterns(
         UnknownNameError: the model has no such stack or kind of attention.
     """
     batch = as_series(series)
-    _refuse_variates(batch)
+    refuse_variates(batch)
     if len(batch) != 1:
         raise InputError(
             f"attention patterns are drawn for one series at a time, got {len(batch)}; use batch.select(…)"
         )
-    names = [s.name for s in lens.wiring.stacks]
-    wanted = lens.wiring.output_stack.name if stack is None else stack
-    if wanted not in names:
-        raise unknown_name("stack", wanted, names)
-    row = lens.wiring.stack(wanted)
-    kinds = row.attention_kinds()
-    in_time = {each.kind for layer in range(row.n_layers) for each in row.attentions(layer) if each.over == "time"}
-    chosen = next(each for each in reversed(kinds) if each in in_time) if kind is None and in_time else str(kind)
-    if chosen not in kinds:
-        raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)
+    row, chosen, layers = attention_over_time(lens, stack, kind)
+    wanted = row.name
     run = trajectory(lens, batch, horizon, along=along, num_samples=num_samples, seed=seed)
-    layers = [
-        layer
-        for layer in range(row.n_layers)
-        if any(each.kind == chosen and each.over == "time" for each in row.attentions(layer))
-    ]
-    if not layers:
-        raise InputError(
-            f"{chosen} attends over variates, not over time; read its pattern with "
-            f"lens.run_with_cache(series, names_filter='**.{chosen}.hook_pattern')"
-        )
     points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
     with torch.no_grad():
         _, acts = lens.run_with_cache(run.encoded, names_filter=points)
@@ -106,7 +89,42 @@ def attention_patterns(
     return data
 
 
-def _refuse_variates(batch: SeriesBatch) -> None:
+def attention_over_time(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:
+    """A stack, one of its kinds of attention, and the layers in which that attends over time.
+
+    Args:
+        lens: the model.
+        stack: the one that is read out if None.
+        kind: the stack's last kind over time if None.
+
+    Raises:
+        InputError: attention of this kind is between variates.
+        UnknownNameError: the model has no such stack or kind of attention.
+    """
+    names = [s.name for s in lens.wiring.stacks]
+    wanted = lens.wiring.output_stack.name if stack is None else stack
+    if wanted not in names:
+        raise unknown_name("stack", wanted, names)
+    row = lens.wiring.stack(wanted)
+    kinds = row.attention_kinds()
+    in_time = {each.kind for layer in range(row.n_layers) for each in row.attentions(layer) if each.over == "time"}
+    chosen = next(each for each in reversed(kinds) if each in in_time) if kind is None and in_time else str(kind)
+    if chosen not in kinds:
+        raise unknown_name(f"attention in the {wanted or 'model'}", chosen, kinds)
+    layers = [
+        layer
+        for layer in range(row.n_layers)
+        if any(each.kind == chosen and each.over == "time" for each in row.attentions(layer))
+    ]
+    if not layers:
+        raise InputError(
+            f"{chosen} attends over variates, not over time; read its pattern with "
+            f"lens.run_with_cache(series, names_filter='**.{chosen}.hook_pattern')"
+        )
+    return row, chosen, layers
+
+
+def refuse_variates(batch: SeriesBatch) -> None:
     """A variate by itself is another input than the item that it belongs to."""
     if batch.multivariate:
         raise InputError(
@@ -153,7 +171,7 @@ def head_entropy(
         tsfm-lens paper, section 4 (S3-HENT).
     """
     batch = as_series(series)
-    _refuse_variates(batch)
+    refuse_variates(batch)
     single = [
         attention_patterns(lens, batch.select(i), horizon, kind=kind, num_samples=num_samples, seed=seed)
         for i in range(len(batch))

@@ -5,6 +5,9 @@ Three different measurements that are all called rollout or weighting of attenti
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,52 +15,221 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.attention import attention_patterns
-from tsfm_lens.probes.trajectory import describe, trajectory
+from tsfm_lens.probes.attention import attention_over_time, refuse_variates, row_entropy
+from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
 
-_KEEP = ("key_start", "key_stop", "key_special", "query_start", "query_stop", "query_special")
+KEYS = ("time", "window")
 
 
-def rollout_maps(lens: Lens, series: Any, horizon: int | None = None, **options: Any) -> xr.Dataset:
+def rollout_maps(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    kind: str | None = None,
+    stack: str | None = None,
+    along: Any = None,
+    keys: str = "time",
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
     """The attention of every head over the context, one column a forecast token.
 
     Not a product of matrices: the attention rows of all forecast tokens stand side by side, as the tsfm-lens
     paper draws them. Heads whose columns are narrow are sharp, and often read at a fixed lag.
 
+    Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
+    Chronos-2, Moirai 2) are followed pass by pass, each pass along the point forecast. Patterns go into the map layer
+    by layer while the model runs, so hardly more than the map itself is held.
+
     Args:
         lens: the model.
         series: exactly one series.
         horizon: forecast steps; the model's prediction length if None.
-        options: ``kind``, ``stack``, ``along``, ``num_samples``, ``seed``; see
-            :func:`tsfm_lens.probes.attention.attention_patterns`.
+        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
+        stack: "encoder", "decoder"; the one that is read out if None.
+        along: (series, step) values to force a token model's decoder along, and to append between passes; the
+            model's own median forecast if None.
+        keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every
+            place in the window that a pass reads, as in the paper: beyond one pass the window moves on, and keys count
+            from the start of their own pass. Within one pass both are the same.
+        num_samples, seed: of the forecast.
 
     Returns:
         Dataset of kind "rollout": ``attention`` (layer, head, key, query), columns over the keys summing to 1;
         ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the
-        sharpest head of all. Coordinates place keys and queries in time.
+        sharpest head of all. Coordinates place keys and queries in time: ``key_start``, ``key_stop`` in steps from
+        the forecast start, ``key_special`` for tokens that cover no step, and ``pass_start`` (query), the forecast
+        steps that were known to the pass.
 
     Source:
         tsfm-lens paper, appendix D.2 (S3-ROLL).
+
+    Raises:
+        InputError: more than one series or variate; ``keys`` or ``along`` is not as above; a horizon beyond one pass
+            of a model that does not re-read its forecast.
+        UnknownNameError: the model has no such stack or kind of attention.
     """
-    found = attention_patterns(lens, series, horizon, **options)
+    batch = as_series(series)
+    refuse_variates(batch)
+    if len(batch) != 1:
+        raise InputError(f"roll-out maps are drawn for one series at a time, got {len(batch)}; use batch.select(…)")
+    if keys not in KEYS:
+        raise InputError(f"keys={keys!r} is not known, choose 'time' or 'window'")
+    row, chosen, layers = attention_over_time(lens, stack, kind)
+    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    passes = _passes(lens, batch, steps, along, num_samples, seed)
+    read = row.attention(chosen, layers[0]).keys_from or row.name
+    key_axis, places = _joined([one.encoded.spans[read].shifted(one.start * (keys == "time")) for one in passes])
+    query_axis, columns = _columns(passes, row.name)
+    attention = np.zeros((len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32)
+    entropy = np.zeros(attention.shape[:2])
+    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
+    done = 0
+    for one, place, shown in zip(passes, places, columns, strict=True):
+        width = slice(done, done + len(shown))
+        done += len(shown)
+        fill = {
+            point: _filler(attention[index, :, :, width], entropy[index], place, shown)
+            for index, point in enumerate(points)
+        }
+        with torch.no_grad():
+            lens.run_with_cache(one.encoded, names_filter=points, reduce=fill)
+    entropy /= max(len(query_axis), 1)
     data = xr.Dataset(
         {
-            "attention": found["pattern"].transpose("layer", "head", "key", "query"),
-            "entropy": found["entropy"],
-            "sharpness_rank": (("layer", "head"), _ranks(found["entropy"].values)),
-        }
-    ).assign_coords({name: found[name] for name in _KEEP})
-    data.attrs = {
-        **found.attrs,
-        "kind": "rollout",
-        "title": "Roll-out maps",
-        "source": "tsfm-lens paper, D.2 (S3-ROLL)",
-    }
+            "attention": (("layer", "head", "key", "query"), attention),
+            "entropy": (("layer", "head"), entropy, {"units": "nats"}),
+            "sharpness_rank": (("layer", "head"), _ranks(entropy)),
+        },
+        coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
+    )
+    for axis, spans in (("key", key_axis), ("query", query_axis)):
+        parts = {"start": spans.start, "stop": spans.stop, "special": spans.special}
+        data = data.assign_coords({f"{axis}_{part}": (axis, list(values)) for part, values in parts.items()})
+    pass_start = np.repeat([one.start for one in passes], [len(shown) for shown in columns])
+    data = data.assign_coords(pass_start=("query", pass_start))
+    data.attrs = describe(
+        lens,
+        "rollout",
+        "Roll-out maps",
+        "tsfm-lens paper, D.2 (S3-ROLL)",
+        stack=row.name,
+        attention=chosen,
+        series=batch.ids[0],
+        units=batch.units[0],
+        keys=keys,
+        passes=len(passes),
+        seed=seed,
+        horizon=steps,
+    )
     return data
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward of a rollout: the forecast steps known to it, and its input."""
+
+    start: int
+    encoded: Encoded
+
+
+def _passes(lens: Lens, batch: SeriesBatch, steps: int, along: Any, num_samples: int | None, seed: int) -> list[_Pass]:
+    adapter = lens.adapter
+    width = adapter.longest_pass
+    rereads = adapter.rollout == "refeed" or (adapter.rollout == "tokens" and getattr(adapter, "restarts", True))
+    if steps <= width or not rereads:
+        # refuses what one pass cannot forecast
+        run = trajectory(lens, batch, steps, along=along, num_samples=num_samples, seed=seed)
+        return [_Pass(0, run.encoded)]
+    if along is None:
+        values = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
+    else:
+        values = np.asarray(along, dtype=float)
+    if values.shape != (1, steps):
+        raise InputError(f"along has shape {values.shape}, expected (series, step) = {(1, steps)}")
+    passes = []
+    for start in range(0, steps, width):
+        stop = min(start + width, steps)
+        longer = replace(batch, values=(np.concatenate([batch.values[0], values[0, :start]]),))
+        if adapter.readout == "token":
+            encoded = lens.encode(longer, future=values[:, start:stop])
+        else:
+            encoded = lens.encode(longer, horizon=stop - start)
+        passes.append(_Pass(start, encoded))
+    return passes
+
+
+def _joined(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
+    """One axis for the keys of all passes, and the places of each pass's keys on it.
+
+    Tokens that cover the same steps are one. A special token is the same in every pass, and stands at the end.
+    """
+    if len(passes) == 1:
+        return passes[0], [np.arange(len(passes[0]))]
+    labels = [_labels(spans) for spans in passes]
+    steps: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for spans, own in zip(passes, labels, strict=True):
+        for label, start, stop in zip(own, spans.start, spans.stop, strict=True):
+            steps.setdefault(label, (start, stop))
+    order = sorted(steps)
+    place = {label: index for index, label in enumerate(order)}
+    starts, stops = zip(*(steps[label] for label in order), strict=True)
+    axis = TokenSpans(starts, stops, tuple(word for word, *_ in order))
+    return axis, [np.array([place[label] for label in own]) for own in labels]
+
+
+def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
+    """What a token is on the common axis: the steps that it covers, or which special token it is."""
+    seen: Counter[str] = Counter()
+    labels = []
+    for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True):
+        labels.append((word, seen[word], 0) if word else ("", start, stop))
+        seen[word] += 1
+    return labels
+
+
+def _columns(passes: list[_Pass], stack: str) -> tuple[TokenSpans, list[np.ndarray]]:
+    """The axis of queries, and which tokens of each pass are on it: all of the first, then those that forecast."""
+    axis = TokenSpans((), (), ())
+    chosen = []
+    for one in passes:
+        spans = one.encoded.spans[stack].shifted(one.start)
+        later = [i for i in range(len(spans)) if spans.start[i] >= one.start and not spans.special[i]]
+        shown = later if one.start else list(range(len(spans)))
+        start, stop, special = (tuple(part[i] for i in shown) for part in (spans.start, spans.stop, spans.special))
+        axis += TokenSpans(start, stop, special)
+        chosen.append(np.array(shown))
+    return axis, chosen
+
+
+def _filler(
+    target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray
+) -> Callable[[Tensor], Tensor]:
+    """Takes a layer's pattern while the model runs, writes it into the map and keeps nothing.
+
+    Args:
+        target: (head, key, query) of this layer and pass, written to.
+        entropy: (head,), the entropies of the rows are added to it.
+        keys: place of each of the pass's keys on the map.
+        queries: the tokens that are columns of the map.
+    """
+
+    def take(pattern: Tensor) -> Tensor:
+        # head by head, as the entropy needs double precision
+        for head, rows in enumerate(pattern[0]):
+            shown = rows[queries].cpu().double().numpy()
+            target[head, keys] = shown.T
+            entropy[head] += row_entropy(shown).sum()
+        return pattern.new_empty(0)
+
+    return take
 
 
 def attention_flow(
@@ -99,17 +271,12 @@ def attention_flow(
     with torch.no_grad():
         _, acts = lens.run_with_cache(run.encoded, names_filter=points)
     flows = rolled([acts[point][0].double() for point in points])
-    spans = run.encoded.spans[column.name]
     data = xr.Dataset(
         {"flow": (("layer", "query", "key"), np.stack([flow.cpu().numpy() for flow in flows]))},
-        coords={"layer": list(map(str, layers))},
+        coords={"layer": list(map(str, layers)), **_places(run, column.name, column.name)},
     )
-    for axis in ("query", "key"):
-        parts = {"start": spans.start, "stop": spans.stop, "special": spans.special}
-        data = data.assign_coords({f"{axis}_{part}": (axis, list(values)) for part, values in parts.items()})
-    data.attrs = describe(
-        lens, "attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", stack=column.name, seed=seed
-    )
+    own = {"stack": column.name, "series": batch.ids[0], "seed": seed, "horizon": run.horizon}
+    data.attrs = describe(lens, "attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **own)
     return data
 
 
@@ -150,7 +317,8 @@ def norm_weighted_attention(
 
     Returns:
         Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of
-        ``pattern * (v W_O)`` in units of the residual stream, before a post-norm.
+        ``pattern * (v W_O)`` in units of the residual stream, before a post-norm. Coordinates place keys and
+        queries in time.
 
     Source:
         Kobayashi et al. 2020, equation 4.
@@ -183,9 +351,18 @@ def norm_weighted_attention(
         {"norm": (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads)},
     )
-    source = "Kobayashi et al. 2020, equation 4"
-    data.attrs = describe(lens, "norm_weighted", "Norm-weighted attention", source, attention=str(chosen), seed=seed)
+    keys = stack.attention(str(chosen), layers[0]).keys_from or stack.name
+    data = data.assign_coords(_places(run, stack.name, keys))
+    own = {"stack": stack.name, "attention": str(chosen), "series": batch.ids[0], "seed": seed, "horizon": run.horizon}
+    data.attrs = describe(lens, "norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **own)
     return data
+
+
+def _places(run: Trajectory, queries: str, keys: str) -> dict[str, tuple[str, list]]:
+    """Coordinates that place the tokens of two stacks in time."""
+    parts = ("start", "stop", "special")
+    sides = (("query", run.encoded.spans[queries]), ("key", run.encoded.spans[keys]))
+    return {f"{side}_{part}": (side, list(getattr(spans, part))) for side, spans in sides for part in parts}
 
 
 def _own_kind(stack: Stack) -> str:
