@@ -6,31 +6,55 @@ Importing this package registers the plotly template "tsfm_lens" and leaves plot
 from tsfm_lens.viz.ablation import ablation_forecasts
 from tsfm_lens.viz.ablation_map import ablation_heatmap
 from tsfm_lens.viz.attention import attention_map
-from tsfm_lens.viz.attention_heads import attention_grid
+from tsfm_lens.viz.attention_heads import attention_grid, norm_weighted_map
 from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
+from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
+from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_thresholds
+from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
-from tsfm_lens.viz.rollout import rollout_panels
+from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
+from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
-from tsfm_lens.viz.structure import entropic_rank_line, similarity_map, spectrum_lines, stable_rank_map
+from tsfm_lens.viz.seasonality import season_amplitudes
+from tsfm_lens.viz.structure import (
+    entropic_rank_line,
+    head_similarity_map,
+    similarity_map,
+    spectrum_lines,
+    stable_rank_map,
+)
 
 __all__ = [
     "ablation_forecasts",
     "ablation_heatmap",
+    "attention_flow_map",
     "attention_grid",
     "attention_map",
     "attribution_bars",
     "attribution_heatmap",
+    "concentration_bound_plot",
     "entropic_rank_line",
     "forecast_fan",
+    "head_entropy_map",
+    "head_similarity_map",
+    "induction_corner",
+    "induction_maps",
+    "kernel_bandwidths",
+    "lag_attention_map",
     "layer_entropy",
     "layer_gain",
     "lens_forecast",
     "logit_map",
+    "norm_weighted_map",
+    "overlap_thresholds",
+    "parroting_forecast",
     "rollout_panels",
     "save",
+    "season_amplitudes",
     "similarity_map",
     "spectrum_lines",
     "stable_rank_map",
+    "tilt_map",
 ]

@@ -12,12 +12,26 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 
 DRAWN_BY = {
-    "forecast": "forecast_fan",
-    "logit_lens": "logit_map, lens_forecast or layer_entropy",
-    "layer_gain": "layer_gain",
     "ablation": "ablation_heatmap or ablation_forecasts",
     "attention": "attention_map or attention_grid",
+    "attention_flow": "attention_flow_map",
     "attribution": "attribution_bars or attribution_heatmap",
+    "entropic_rank": "entropic_rank_line",
+    "forecast": "forecast_fan",
+    "head_entropy": "head_entropy_map",
+    "head_similarity": "head_similarity_map",
+    "induction": "induction_maps",
+    "induction_overlap": "induction_corner or overlap_thresholds",
+    "kernel_regression": "kernel_bandwidths, tilt_map or concentration_bound_plot",
+    "lag_attention": "lag_attention_map",
+    "layer_gain": "layer_gain",
+    "layer_similarity": "similarity_map",
+    "logit_lens": "logit_map, lens_forecast or layer_entropy",
+    "norm_weighted": "norm_weighted_map",
+    "parroting": "parroting_forecast",
+    "rollout": "rollout_panels",
+    "seasonality": "season_amplitudes",
+    "spectra": "stable_rank_map or spectrum_lines",
 }
 
 
