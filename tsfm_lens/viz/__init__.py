@@ -15,6 +15,7 @@ from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, ti
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
+from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
 from tsfm_lens.viz.seasonality import season_amplitudes
@@ -36,6 +37,7 @@ __all__ = [
     "attribution_heatmap",
     "concentration_bound_plot",
     "entropic_rank_line",
+    "for_print",
     "forecast_fan",
     "head_entropy_map",
     "head_similarity_map",

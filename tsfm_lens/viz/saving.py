@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -34,7 +34,7 @@ def save(
         path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing folders are made.
         width: in pixels of static images; the figure's own, else 800.
         height: in pixels of static images; the figure's own, else 500.
-        scale: how many dots of a png make one pixel; 2 suits screens, 4 print.
+        scale: how many dots of a png make one pixel; 2 suits screens, 6 print. Other formats have no dots.
         self_contained: whether an html file carries plotly.js (4.6 MB) and opens offline, or fetches it.
 
     Returns:
@@ -49,29 +49,49 @@ def save(
     if kind not in FORMATS:
         listed = ", ".join(f".{name}" for name in FORMATS)
         raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {listed}.")
-    if kind == "html":
-        text = fig.to_html(include_plotlyjs=self_contained or "cdn", config=BROWSER_CONFIG, div_id="figure")
-        content = text.encode()
-    elif kind == "json":
-        content = fig.to_json().encode()
-    else:
-        content = _static(fig, kind, width, height, scale)
+    content = rendered(fig, kind, width=width, height=height, scale=scale, self_contained=self_contained)
     return write_atomically(path, content)
+
+
+def rendered(
+    fig: go.Figure,
+    kind: str,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+    scale: float = 2.0,
+    self_contained: bool = True,
+) -> bytes:
+    """The content of a file of format ``kind``, one of ``FORMATS``; arguments and errors as in :func:`save`."""
+    if kind == "html":
+        return fig.to_html(include_plotlyjs=self_contained or "cdn", config=BROWSER_CONFIG, div_id="figure").encode()
+    if kind == "json":
+        return fig.to_json().encode()
+    return _static(fig, kind, width, height, scale)
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
     """Put ``content`` at ``path`` in one move, so that no reader and no crash meets half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    return write_together({path: content})[0]
+
+
+def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
+    """Write several files, all of them or none: each beside its place, then all moved once the last is whole."""
+    parts: dict[Path, Path] = {}
     try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parts[path] = path.with_name(f".{path.name}.{uuid4().hex}.part")
+            with parts[path].open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, part in parts.items():
+            part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
-    return path
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    return list(contents)
 
 
 def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, scale: float) -> bytes:
@@ -89,7 +109,8 @@ def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, sc
         "format": kind,
         "width": width or fig.layout.width or _WIDTH,
         "height": height or fig.layout.height or 500,
-        "scale": scale,
+        # vector files keep the size in which the figure was laid out
+        "scale": scale if kind == "png" else 1,
     }
     draw: Callable[..., bytes] = kaleido.calc_fig_sync
     try:

@@ -1,0 +1,192 @@
+"""Figures for print: journal column widths, type of 7 to 8 points, lines told apart without colour.
+
+Plotly measures in pixels of 1/96 inch, so a figure of 336 pixels is 89 mm wide. A print figure is the screen
+figure with every measure of its layout (type, lines, margins, panel heights) made smaller by one factor; the
+panels then fill the column's width.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+
+COLUMNS = {"single": 89.0, "double": 183.0}  # mm, the widths of Nature and of most journals on A4
+PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
+TYPE = (7.0, 8.0)  # points, smallest and largest
+TALLEST = 230.0  # mm, what a page leaves beside its caption
+_SCREEN_TYPE = 13  # pixels, the theme's body type
+_THINNEST = 0.5  # points, of a drawn line
+_TOP = 8  # pixels above the panels, now that no title stands there
+# solid stays solid; every other colour of the theme gets dashes of its own
+DASHES = {VERMILION: "6px,2px", GREEN: "2px,2px", PURPLE: "7px,2px,2px,2px", ORANGE: "10px,3px", SKY: "4px,3px"}
+SYMBOLS = {BLUE: "circle", VERMILION: "square", GREEN: "diamond", PURPLE: "triangle-up", ORANGE: "x", BLACK: "cross"}
+_HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
+_SIZE_IN_TEXT = re.compile(r"font-size:\s*(\d+(?:\.\d+)?)px")
+# measures in pixels, by the last part of their path
+_LENGTHS = {"ticklen", "standoff", "xshift", "yshift", "thickness", "ax", "ay", "xpad", "ypad", "outlinewidth"}
+_LENGTHS |= {"borderwidth", "borderpad", "tickwidth", "linewidth", "itemwidth", "tracegroupgap", "arrowsize"}
+
+
+def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
+    """A copy of a figure for a printed column: its width, type of 7 to 8 pt, no title inside.
+
+    The title goes to the caption: it stays in ``layout.meta``. Lines of different colours get different dashes,
+    markers different symbols, bars different hatches, where they have none of their own; sequential maps darken
+    throughout. Diverging maps need colour: without it, both their ends are dark.
+
+    Args:
+        fig: any figure of ``tsfm_lens.viz``.
+        column: "single" (89 mm), "double" (183 mm), or a width in mm. The narrowest of the two that the figure can
+            be read at if None.
+
+    Returns:
+        A figure with ``layout.width`` and ``layout.height`` in pixels of 1/96 inch; ``layout.meta`` has
+        ``width_mm`` and ``height_mm``.
+
+    Raises:
+        InputError: no such column, or one in which the figure cannot be read at 7 pt.
+    """
+    width_mm = _width(fig, column)
+    width = width_mm * PIXELS_PER_MM
+    meta = dict(fig.layout.meta or {})
+    needs = float(meta.get("min_width", 360))
+    smallest, largest = (points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
+    factor = min(max(width / needs, smallest), largest)
+    made = go.Figure(fig)
+    _untitle(made, meta)
+    parts = made.to_dict()
+    made = go.Figure({"data": parts["data"], "layout": {**_scaled(parts["layout"], factor)}})
+    made.update_layout(template=_print_template(parts["layout"], factor))
+    for trace in made.data:
+        _scale_trace(trace, factor)
+        _tell_apart(trace)
+    height = min(float(made.layout.height or 500 * factor), TALLEST * PIXELS_PER_MM)
+    size = {"width_mm": round(width_mm, 1), "height_mm": round(height / PIXELS_PER_MM, 1)}
+    made.update_layout(width=round(width), height=round(height), autosize=False, meta={**meta, **size})
+    return made
+
+
+def fits(fig: go.Figure, width_mm: float) -> bool:
+    """Whether a figure can be read at a width: its ``min_width``, in type of at least 7 pt."""
+    needs = float((fig.layout.meta or {}).get("min_width", 360))
+    return needs * TYPE[0] * PIXELS_PER_POINT / _SCREEN_TYPE <= width_mm * PIXELS_PER_MM
+
+
+def _width(fig: go.Figure, column: str | float | None) -> float:
+    """The width in mm."""
+    if column is None:
+        return COLUMNS["single"] if fits(fig, COLUMNS["single"]) else COLUMNS["double"]
+    if isinstance(column, str):
+        if column not in COLUMNS:
+            raise InputError(f"column {column!r} is not known, choose 'single' (89 mm), 'double' (183 mm) or mm")
+        width = COLUMNS[column]
+    else:
+        width = float(column)
+        if not 20 <= width <= 1000:
+            raise InputError(f"a column of {width:g} mm cannot be drawn, expected 20 to 1000")
+    # nothing is wider than both columns of a page, so there is nothing to send the caller to
+    if width < COLUMNS["double"] and not fits(fig, width):
+        raise InputError(f"this figure has too many panels to be read at {width:g} mm; choose column='double' (183 mm)")
+    return width
+
+
+def _untitle(fig: go.Figure, meta: dict[str, Any]) -> None:
+    top = float(fig.layout.margin.t or 80)
+    gone = float(meta.get("title_height", 0))
+    kept = max(top - gone, _TOP)
+    height = float(fig.layout.height or 500) - top + kept
+    fig.update_layout(title={"text": ""}, margin_t=kept, height=height)
+
+
+def _scaled(part: Any, factor: float, key: str = "", inside: str = "") -> Any:
+    """A layout with every length in pixels, every type size and every line width multiplied."""
+    if isinstance(part, dict):
+        return {
+            name: value if name in ("template", "meta") else _scaled(value, factor, name, key)
+            for name, value in part.items()
+        }
+    if isinstance(part, list | tuple):
+        return [_scaled(each, factor, key, inside) for each in part]
+    if isinstance(part, str):
+        return _scaled_text(part, factor)
+    if isinstance(part, bool) or not isinstance(part, int | float):
+        return part
+    return _scaled_number(part, factor, key, inside)
+
+
+def _scaled_number(value: float, factor: float, key: str, inside: str) -> float:
+    if inside.endswith("font") and key == "size":
+        return type_size(value, factor)
+    if key == "width" and inside == "line":
+        return line_width(value, factor)
+    if key in _LENGTHS or (inside == "margin" and key in "tblr") or (inside == "pad" and key in "tblr"):
+        return value * factor
+    if key in ("height", "width") and inside == "":
+        return value * factor
+    return value
+
+
+def _scaled_text(text: str, factor: float) -> str:
+    return _SIZE_IN_TEXT.sub(lambda found: f"font-size:{type_size(float(found[1]), factor):.2f}px", text)
+
+
+def type_size(pixels: float, factor: float) -> float:
+    """A type size in pixels, kept between 7 and 8 pt."""
+    smallest, largest = (points * PIXELS_PER_POINT for points in TYPE)
+    return min(max(pixels * factor, smallest), largest)
+
+
+def line_width(pixels: float, factor: float) -> float:
+    """A line width in pixels, not below half a point; 0 stays 0."""
+    return max(pixels * factor, _THINNEST * PIXELS_PER_POINT) if pixels > 0 else 0.0
+
+
+def _print_template(layout: dict[str, Any], factor: float) -> dict[str, Any]:
+    template = layout.get("template") or {}
+    small = {**template, "layout": _scaled(template.get("layout", {}), factor)}
+    base = small["layout"]
+    # what plotly itself takes as default counts in pixels too
+    base.setdefault("font", {})["size"] = type_size(_SCREEN_TYPE, factor)
+    for axis in ("xaxis", "yaxis"):
+        base.setdefault(axis, {}).update({"linewidth": 0.7, "tickwidth": 0.7})
+    base.setdefault("legend", {}).update({"itemwidth": 30, "tracegroupgap": 2})
+    return small
+
+
+def _scale_trace(trace: Any, factor: float) -> None:
+    for name in ("textfont", "insidetextfont", "outsidetextfont"):
+        if name in trace and trace[name].size is not None:
+            trace[name].size = type_size(float(trace[name].size), factor)
+    if "colorbar" in trace:
+        bar = trace.colorbar.to_plotly_json()
+        if bar:
+            trace.colorbar = _scaled(bar, factor, "colorbar")
+    line = getattr(trace, "line", None)
+    if line is not None and isinstance(getattr(line, "width", None), int | float):
+        line.width = line_width(float(line.width), factor)
+    marker = getattr(trace, "marker", None)
+    if marker is not None and "size" in marker and isinstance(marker.size, int | float):
+        marker.size = max(marker.size * factor, 2.0)
+
+
+def _tell_apart(trace: Any) -> None:
+    """Give a coloured line, marker or bar a form of its own, unless it has one."""
+    if trace.type == "bar":
+        hatch = _HATCHES.get(trace.marker.color if isinstance(trace.marker.color, str) else "")
+        if hatch and trace.marker.pattern.shape is None:
+            trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
+        return
+    if trace.type not in ("scatter", "scattergl"):
+        return
+    mode = trace.mode or ""
+    colour = trace.line.color
+    if "lines" in mode and isinstance(colour, str) and trace.line.dash is None and colour in DASHES:
+        trace.line.dash = DASHES[colour]
+    colour = trace.marker.color or colour
+    if "markers" in mode and isinstance(colour, str) and trace.marker.symbol is None and colour in SYMBOLS:
+        trace.marker.symbol = SYMBOLS[colour]
