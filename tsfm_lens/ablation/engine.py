@@ -8,7 +8,7 @@ share a prefix run side by side as rows of one batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,13 @@ class Start:
 
 
 def run_variants(
-    lens: Lens, encoded: Any, variants: Sequence[Variant], *, max_rows: int = 256, replay: bool = True
+    lens: Lens,
+    encoded: Any,
+    variants: Sequence[Variant],
+    *,
+    max_rows: int = 256,
+    replay: bool = True,
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The single-forward output of every variant.
 
@@ -66,9 +72,10 @@ def run_variants(
         variants: what to change in each.
         max_rows: series times variants that run side by side; bounds the memory.
         replay: False computes everything anew (the result is the same).
+        read: what to keep of outputs (…, with the axes of ``lens.forward`` behind), so that no more is held.
 
     Returns:
-        (variant, …) with the axes of ``lens.forward`` behind.
+        (variant, …) with the axes of ``lens.forward``, or of what ``read`` gives, behind.
 
     Raises:
         InputError: max_rows below 1.
@@ -88,7 +95,7 @@ def run_variants(
     model = lens.adapter.model
     with torch.no_grad():
         with recorded_outputs(model, everything) as stored, recorded_inputs(model, {o for _, o in heads}) as z:
-            plain = lens.forward(encoded)
+            plain = lens.forward(encoded) if read is None else read(lens.forward(encoded))
         outputs = plain.new_empty(len(variants), *plain.shape)
         rows = len(encoded.rows)
         abreast = max(1, max_rows // rows)
@@ -98,7 +105,8 @@ def run_variants(
             resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], stored[place[0]])} if place else {}
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                outputs[chunk] = _side_by_side(lens, encoded, [variants[i] for i in chunk], kept, resumed)
+                found = _side_by_side(lens, encoded, [variants[i] for i in chunk], kept, resumed)
+                outputs[chunk] = found if read is None else read(found)
     return outputs
 
 

@@ -3,6 +3,7 @@
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.bundled import BundledSeries, bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
+from tsfm_lens.data.corruption import remove_motif, shift_phase, swap_season
 from tsfm_lens.data.files import read_series
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.variates import by_variate
@@ -17,4 +18,7 @@ __all__ = [
     "by_variate",
     "from_frame",
     "read_series",
+    "remove_motif",
+    "shift_phase",
+    "swap_season",
 ]

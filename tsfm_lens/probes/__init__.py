@@ -2,14 +2,21 @@
 
 from tsfm_lens.probes.attention import attention_patterns, head_entropy, row_entropy
 from tsfm_lens.probes.attribution import attribute, component_writes
+from tsfm_lens.probes.attribution_patching import attribution_patching
+from tsfm_lens.probes.circuits import minimal_circuit
+from tsfm_lens.probes.edge_attribution import edge_attribution
+from tsfm_lens.probes.effects import causal_effects
 from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.head_choice import diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads, sharp_heads
+from tsfm_lens.probes.head_states import head_states
 from tsfm_lens.probes.induction import repeated_tokens
 from tsfm_lens.probes.induction_overlap import induction_overlap
 from tsfm_lens.probes.kernel_regression import kernel_regression
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
 from tsfm_lens.probes.parroting import context_parroting, lag_attention
+from tsfm_lens.probes.patching import activation_patching
+from tsfm_lens.probes.path_patching import path_patching
 from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.seasonality import seasonality_bias
@@ -23,18 +30,23 @@ __all__ = [
     "ablated_share",
     "ablation_effects",
     "ablation_recipes",
+    "activation_patching",
     "attention_flow",
     "attention_patterns",
     "attribute",
+    "attribution_patching",
     "bin_quantiles",
+    "causal_effects",
     "component_writes",
     "context_parroting",
     "count_peaks",
     "diffuse_heads",
+    "edge_attribution",
     "entropic_rank",
     "head_entropy",
     "head_similarity",
     "head_spectra",
+    "head_states",
     "heads_at_1pp",
     "heads_by_stable_rank",
     "induction_overlap",
@@ -43,7 +55,9 @@ __all__ = [
     "layer_gain",
     "layer_similarity",
     "logit_lens",
+    "minimal_circuit",
     "norm_weighted_attention",
+    "path_patching",
     "random_heads",
     "repeated_tokens",
     "rollout_maps",

@@ -1,0 +1,147 @@
+"""Corruptions of series for causal tracing: one thing is taken away, length and scale are kept.
+
+Each takes series and gives a batch of the same ids, lengths and times. With ``keep_scale`` the result is brought
+back to the mean and standard deviation that the series had, because models normalise each series by its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.coerce import as_series
+from tsfm_lens.errors import InputError
+
+
+def remove_motif(
+    series: Any, start: int, stop: int, *, every: int | None = None, keep_scale: bool = False
+) -> SeriesBatch:
+    """Replace a stretch by the straight line between its neighbours.
+
+    Args:
+        series: anything that ``as_series`` takes.
+        start, stop: steps of the stretch, stop excluded; negative ones count from the end, and stop 0 is the end.
+        every: remove it again every so many steps before and after, e.g. in every season.
+        keep_scale: restore mean and standard deviation.
+
+    Raises:
+        InputError: the stretch is empty, outside the series, or has no neighbour on either side; ``every`` is
+            shorter than the stretch.
+    """
+    if every is not None and every < 1:
+        raise InputError(f"every is {every}, expected 1 step or more")
+
+    def removed(values: np.ndarray, name: str) -> np.ndarray:
+        length = len(values)
+        first, last = (start + length if start < 0 else start), (stop + length if stop <= 0 else stop)
+        if not 0 <= first < last <= length or last - first == length:
+            raise InputError(
+                f"the motif [{start}, {stop}) of series {name!r} is empty, all of it, or outside its {length} steps"
+            )
+        if every is not None and every <= last - first:
+            raise InputError(f"every {every} steps leaves nothing between motifs of {last - first} steps")
+        gone = np.zeros(length, dtype=bool)
+        shifts = [0] if every is None else range(-(first // every) * every - every, length, every)
+        for shift in shifts:
+            gone[max(first + shift, 0) : max(last + shift, 0)] = True
+        out = values.copy()
+        kept = np.flatnonzero(~gone & np.isfinite(values))
+        if not len(kept):
+            raise InputError(f"series {name!r} has no value beside the motif to draw the line from")
+        out[gone] = np.interp(np.flatnonzero(gone), kept, values[kept])
+        return out
+
+    return _corrupted(series, removed, keep_scale)
+
+
+def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scale: bool = False) -> SeriesBatch:
+    """Move the season by some steps and leave trend and remainder where they are.
+
+    Args:
+        series: anything that ``as_series`` takes.
+        shift: steps; positive moves the season later.
+        period: of the season; that of each series if None.
+        keep_scale: restore mean and standard deviation.
+
+    Raises:
+        InputError: the season is unknown, a series is shorter than two of them or has gaps.
+    """
+
+    def shifted(values: np.ndarray, name: str, length: int) -> np.ndarray:
+        season = seasonal_part(values, length, name)
+        source = np.arange(len(values)) - shift
+        # beyond the ends the season of the nearest whole period
+        source = np.where(source < 0, source % length, source)
+        source = np.where(source >= len(values), len(values) - length + (source - len(values)) % length, source)
+        return values - season + season[source]
+
+    return _seasonal(series, shifted, period, keep_scale)
+
+
+def swap_season(series: Any, new_period: int, *, period: int | None = None, keep_scale: bool = False) -> SeriesBatch:
+    """Replace the season by its own mean profile stretched to another period.
+
+    Args:
+        series: anything that ``as_series`` takes.
+        new_period: steps of the new season.
+        period: of the present season; that of each series if None.
+        keep_scale: restore mean and standard deviation.
+
+    Raises:
+        InputError: a period below 2, the season is unknown, a series is shorter than two of them or has gaps.
+    """
+    if new_period < 2:
+        raise InputError(f"new_period is {new_period}, expected 2 steps or more")
+
+    def swapped(values: np.ndarray, name: str, length: int) -> np.ndarray:
+        season = seasonal_part(values, length, name)
+        # phases counted from the end, so that the forecast starts at the same phase as before
+        phase = (np.arange(len(values)) - len(values)) % length
+        profile = np.array([season[phase == each].mean() for each in range(length)])
+        place = (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
+        return values - season + np.interp(place, np.arange(length + 1), np.append(profile, profile[0]))
+
+    return _seasonal(series, swapped, period, keep_scale)
+
+
+def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
+    """The season of a series by a robust STL decomposition (Cleveland et al. 1990), (time,).
+
+    Raises:
+        InputError: a period below 2, fewer than two periods, or missing values.
+    """
+    if period < 2:
+        raise InputError(f"series {name!r} has no known season; give period=…, in steps")
+    if len(values) < 2 * period:
+        raise InputError(f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more")
+    if not np.isfinite(values).all():
+        raise InputError(f"series {name!r} has missing values; fill them before its season is taken apart")
+    from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
+
+    return np.asarray(STL(values, period=period, robust=True).fit().seasonal)
+
+
+def _seasonal(
+    series: Any, change: Callable[[np.ndarray, str, int], np.ndarray], period: int | None, keep_scale: bool
+) -> SeriesBatch:
+    batch = as_series(series)
+    periods = dict(zip(batch.ids, [period or own for own in batch.seasonalities], strict=True))
+    return _corrupted(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
+
+
+def _corrupted(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool) -> SeriesBatch:
+    batch = as_series(series)
+    made: Sequence[np.ndarray] = [change(v, name) for v, name in zip(batch.values, batch.ids, strict=True)]
+    if keep_scale:
+        made = [_rescaled(new, old) for new, old in zip(made, batch.values, strict=True)]
+    return replace(batch, values=tuple(made))
+
+
+def _rescaled(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+    spread = np.nanstd(values)
+    factor = np.nanstd(like) / spread if spread > 0 else 1.0
+    return (values - np.nanmean(values)) * factor + np.nanmean(like)

@@ -1,0 +1,244 @@
+"""Minimal circuits: the fewest heads and MLPs that keep a behaviour of the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import Intervention, PatchFrom
+from tsfm_lens.models.ablating import knock_outs, reference_activations
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.contrast import contrast
+from tsfm_lens.probes.edge_attribution import edge_attribution
+from tsfm_lens.probes.places import places_of
+from tsfm_lens.probes.runs import Progress, Runs, runs_of
+from tsfm_lens.probes.trajectory import describe
+
+_SOURCE = "Wang et al. 2022, arXiv:2211.00593 (faithfulness, completeness); Conmy et al. 2023; Syed et al. 2023"
+Ablations = dict[Component, tuple[Intervention, ...]]
+Behaviour = Callable[[np.ndarray], np.ndarray]
+"""Forecasts (…, series, step) -> what is to be kept of them, (…, series, feature)."""
+
+RANKINGS = ("greedy", "effects", "edges")
+
+
+def minimal_circuit(
+    lens: Lens,
+    clean: Any,
+    corrupted: Any = None,
+    horizon: int | None = None,
+    *,
+    ranking: str = "greedy",
+    tolerance: float = 0.1,
+    behaviour: Behaviour | None = None,
+    nodes: Sequence[str | Component] | None = None,
+    how: str = "zero",
+    reference: Any = None,
+    per_round: int = 1,
+    rollout: bool | None = None,
+    along: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Take components away as long as the behaviour stays within a tolerance.
+
+    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model), where d is the root mean square
+    difference of the behaviour and everything outside the set is ablated: 1 for the whole model, 0 for none of it.
+
+    Args:
+        lens: the model.
+        clean: the series on which the behaviour shows.
+        corrupted: series of equal lengths without what the circuit is for: components outside get their activations
+            from there. If None, ``how`` says what they get.
+        horizon: forecast steps.
+        ranking: "greedy" takes away, round by round, what is missed least given what is gone already, until nothing
+            more can go; "effects" orders components by what ablating each alone does, "edges" by the size of their
+            outgoing edges (edge attribution), and both take the shortest such list that is faithful enough.
+        tolerance: allowed loss of faithfulness, averaged over series.
+        behaviour: what must be kept of a forecast; the forecast itself if None.
+        nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
+        how, reference: see :meth:`Lens.ablate`; only without ``corrupted``.
+        per_round: components that greedy takes away at once, as long as that is faithful enough.
+        rollout, along, num_samples, seed: see :func:`tsfm_lens.probes.runs.runs_of`.
+        progress: called with (taken away, of).
+
+    Returns:
+        Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
+        taking away, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
+        sizes not reached; ``faithfulness`` and ``completeness`` (series), the latter 1 - faithfulness of the
+        complement; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing".
+
+    Source:
+        Wang et al. 2022; Conmy et al. 2023 (greedy pruning); Syed et al. 2023 (edge attribution); completeness as in
+        Marks et al. 2024, arXiv:2403.19647.
+
+    Raises:
+        InputError: no such ranking, "edges" without a corrupted series or gradients, a tolerance outside [0, 1), or a
+            behaviour that does not change when every node is ablated.
+        UnknownNameError: no such component.
+    """
+    if ranking not in RANKINGS:
+        raise InputError(f"ranking={ranking!r} is not known, choose one of {', '.join(RANKINGS)}")
+    if not 0 <= tolerance < 1 or per_round < 1:
+        raise InputError(
+            f"tolerance {tolerance} and per_round {per_round}: expected 0 <= tolerance < 1, per_round >= 1"
+        )
+    if ranking == "edges" and corrupted is None:
+        raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
+    places = places_of(lens, writers(lens.wiring) if nodes is None else nodes)
+    chosen = [place.target for place in places if isinstance(place.target, Component)]
+    if len(chosen) < len(places):
+        raise InputError("a circuit is made of heads and branches; residual streams cannot be nodes")
+    options: dict[str, Any] = {"rollout": rollout, "along": along, "num_samples": num_samples, "seed": seed}
+    if corrupted is not None:
+        names = sorted({place.point for place in places})
+        pair = contrast(lens, clean, corrupted, horizon, names=names, direction="noise", **options)
+        runs = pair.base
+        ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in chosen}
+    else:
+        runs = runs_of(lens, clean, horizon, **options)
+        known = reference_activations(lens, how, reference) if how in ("mean", "resample") else None
+        ablations = {node: tuple(knock_outs(lens, [node], how, known)) for node in chosen}
+    bench = _Bench.of(runs, ablations, behaviour)
+    if ranking == "greedy":
+        order, curve = _greedy(bench, tolerance, per_round, progress)
+    else:
+        order, curve = _ranked(bench, _scores(lens, bench, clean, corrupted, horizon, ranking, along, seed), tolerance)
+    data = _dataset(bench, chosen, order, curve)
+    label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
+    data.attrs = describe(
+        lens,
+        "circuit",
+        "Minimal circuit",
+        _SOURCE,
+        ranking=ranking,
+        tolerance=tolerance,
+        behaviour=label,
+        how="corrupted" if corrupted is not None else how,
+        seed=seed,
+        horizon=runs.horizon,
+        rollout=int(runs.rollout),
+    )
+    data.attrs["statistic"] = runs.statistic
+    return data
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Runs with sets of nodes ablated, and how faithful they are."""
+
+    runs: Runs
+    ablations: Ablations
+    behaviour: Behaviour
+    whole: np.ndarray
+    nothing: np.ndarray
+
+    @classmethod
+    def of(
+        cls, runs: Runs, ablations: dict[Component, tuple[Intervention, ...]], behaviour: Behaviour | None
+    ) -> _Bench:
+        kept: Behaviour = behaviour or (lambda forecasts: forecasts)
+        bench = cls(runs, ablations, kept, np.empty(0), np.empty(0))
+        whole, nothing = bench.forecasts([set(), set(ablations)])
+        found = cls(runs, ablations, kept, whole, nothing)
+        if not found._distance(nothing).all():
+            raise InputError(
+                "ablating every node does not change the behaviour of every series, so no circuit can be told apart; "
+                "take more nodes, another behaviour, or a stronger corruption"
+            )
+        return found
+
+    def forecasts(self, ablated: Sequence[set[Component]]) -> np.ndarray:
+        """(set, series, step)."""
+        together = [[i for node in self.ablations if node in gone for i in self.ablations[node]] for gone in ablated]
+        return self.runs.forecasts([Variant("ablated", tuple(interventions)) for interventions in together])
+
+    def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
+        """Of forecasts (…, series, step), (…, series)."""
+        return 1.0 - self._distance(forecasts) / self._distance(self.nothing)
+
+    def _distance(self, forecasts: np.ndarray) -> np.ndarray:
+        gap = self._features(forecasts) - self._features(self.whole)
+        return np.sqrt(np.square(gap).mean(-1))
+
+    def _features(self, forecasts: np.ndarray) -> np.ndarray:
+        found = np.asarray(self.behaviour(forecasts), dtype=float)
+        if found.shape[: forecasts.ndim - 1] != forecasts.shape[:-1]:
+            raise InputError(
+                f"the behaviour gives shape {found.shape} for forecasts of shape {forecasts.shape}; expected "
+                "(…, series) or (…, series, feature)"
+            )
+        return found[..., None] if found.ndim == forecasts.ndim - 1 else found
+
+
+def _greedy(
+    bench: _Bench, tolerance: float, per_round: int, progress: Progress | None
+) -> tuple[list[Component], dict[int, float]]:
+    """Nodes in the order of taking away, and the faithfulness of each size reached."""
+    gone: list[Component] = []
+    left = list(bench.ablations)
+    curve = {len(left): 1.0}
+    while left:
+        tried = bench.faithfulness(bench.forecasts([{*gone, node} for node in left])).mean(-1)
+        best = [left[i] for i in np.argsort(-tried, kind="stable")]
+        taken, value = best[:1], float(tried.max())
+        if per_round > 1 and value >= 1 - tolerance:
+            together = float(bench.faithfulness(bench.forecasts([{*gone, *best[:per_round]}]))[0].mean())
+            if together >= 1 - tolerance:
+                taken, value = best[:per_round], together
+        if value < 1 - tolerance:
+            break
+        gone += taken
+        left = [node for node in left if node not in taken]
+        curve[len(left)] = value
+        if progress is not None:
+            progress(len(gone), len(bench.ablations))
+    return gone, curve
+
+
+def _ranked(
+    bench: _Bench, scores: dict[Component, float], tolerance: float
+) -> tuple[list[Component], dict[int, float]]:
+    """Of the lists of the highest scores the shortest that is faithful enough."""
+    order = sorted(bench.ablations, key=lambda node: scores[node])
+    found = bench.faithfulness(bench.forecasts([set(order[:gone]) for gone in range(len(order) + 1)])).mean(-1)
+    curve = {len(order) - gone: float(value) for gone, value in enumerate(found)}
+    passing = [gone for gone, value in enumerate(found) if value >= 1 - tolerance]
+    return order[: max(passing, default=0)], curve
+
+
+def _scores(
+    lens: Lens, bench: _Bench, clean: Any, corrupted: Any, horizon: int | None, ranking: str, along: Any, seed: int
+) -> dict[Component, float]:
+    nodes = list(bench.ablations)
+    if ranking == "effects":
+        alone = bench.forecasts([{node} for node in nodes])
+        return dict(zip(nodes, 1.0 - bench.faithfulness(alone).mean(-1), strict=True))
+    edges = edge_attribution(lens, clean, corrupted, horizon, nodes=nodes, along=along, seed=seed)
+    return dict(zip(nodes, np.abs(edges["score"].values).sum(1).mean(-1), strict=True))
+
+
+def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curve: dict[int, float]) -> xr.Dataset:
+    gone, kept = set(order), set(nodes) - set(order)
+    circuit, complement = bench.forecasts([gone, kept])
+    data = context_dataset(bench.runs.batch, bench.runs.horizon)
+    data = data.assign_coords(component_coords(list(nodes))).assign_coords(
+        size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
+    )
+    data["in_circuit"] = ("component", [node in kept for node in nodes])
+    data["taken"] = ("component", [order.index(node) if node in gone else -1 for node in nodes])
+    data["curve"] = ("size", [curve.get(size, np.nan) for size in range(len(nodes) + 1)])
+    data["faithfulness"] = ("series", bench.faithfulness(circuit))
+    data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
+    data["forecast"] = (("part", "series", "step"), np.stack([bench.whole, circuit, complement, bench.nothing]))
+    return data

@@ -1,0 +1,80 @@
+"""Edge attribution: how much every path between two components matters, receivers to first order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.probes.attribution_patching import slopes
+from tsfm_lens.probes.contrast import Contrast, Direction
+from tsfm_lens.probes.path_patching import OUTPUT, heard_by, sender_contrast
+from tsfm_lens.probes.places import Place, place_coords, places_of
+from tsfm_lens.probes.trajectory import describe
+
+_SOURCE = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
+
+
+def edge_attribution(
+    lens: Lens,
+    clean: Any,
+    corrupted: Any,
+    horizon: int | None = None,
+    *,
+    nodes: Sequence[str | Component] | None = None,
+    direction: Direction = "noise",
+    along: Any = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Score the edge from every component to every later one.
+
+    What a receiver computes when the sender alone changes is exact (one forward a sender, as in path patching);
+    what the forecast makes of that is taken from the gradient at the receiver. Edges to the output are exact.
+
+    Args:
+        lens: the model.
+        clean, corrupted, horizon, direction, along, seed: see
+            :func:`tsfm_lens.probes.patching.activation_patching`; one pass must cover the horizon.
+        nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
+
+    Returns:
+        Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
+        source's forecast; 0 where the receiver does not come after the sender. The last receiver is "output".
+
+    Source:
+        Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
+
+    Raises:
+        InputError: the library's gradients are no derivatives, a multivariate batch, or as in activation patching.
+    """
+    refuse_gradients(lens.wiring)
+    places = places_of(lens, writers(lens.wiring) if nodes is None else nodes)
+    pair = sender_contrast(
+        lens, clean, corrupted, horizon, places, direction=direction, rollout=False, along=along, seed=seed
+    )
+    data = pair.dataset().assign_coords(place_coords(places, "sender"))
+    data = data.assign_coords(receiver=[*(str(place.target) for place in places), OUTPUT])
+    data["score"] = (("sender", "receiver", "series"), edge_scores(pair, places))
+    data.attrs = describe(lens, "edges", "Edge attribution", _SOURCE, **pair.parameters())
+    return data
+
+
+def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
+    """(sender, receiver and output, series); ``pair`` from :func:`sender_contrast`."""
+    at = slopes(pair, sorted({place.point for place in places}))
+    scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
+    for row, (_, direct, heard) in enumerate(heard_by(pair, places, places)):
+        scores[row, -1] = pair.recovered(direct)
+        for column, place in enumerate(places):
+            if place.point not in heard.recorded:
+                continue
+            product = (heard[place.point] - at[place.point]) * at[f"{place.point}_grad"]
+            if place.head is not None:
+                product = product[:, :, place.head]
+            scores[row, column] = product.sum(dim=(1, 2)).detach().cpu().double().numpy()
+    return scores

@@ -1,0 +1,141 @@
+"""Direct, indirect and total effect of a component on the forecast, and the self-repair of what comes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.models.ablating import knock_outs, reference_activations
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.places import later_branches
+from tsfm_lens.probes.runs import Progress, runs_of
+from tsfm_lens.probes.trajectory import describe
+
+_SOURCE = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
+
+
+def causal_effects(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    components: Sequence[str | Component] | None = None,
+    how: str = "zero",
+    reference: Any = None,
+    truth: Any = None,
+    rollout: bool | None = None,
+    along: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
+
+    The total effect is the change of the forecast with everything free. The direct effect is the change with every
+    later attention and MLP held, so that the component acts on the forecast through the residual stream (and the
+    final norm) alone. The indirect effect is their difference. Where later components undo part of the direct
+    effect, the model repairs itself.
+
+    Args:
+        lens: the model.
+        series: the context.
+        horizon: forecast steps; the model's prediction length if None.
+        components: heads, branches or layers of the stack that is read out, by name or glob; its heads and MLPs if
+            None.
+        how, reference: what takes a component's place; see :meth:`Lens.ablate`.
+        truth: (series, step), kept in the result.
+        rollout, along, num_samples, seed: see :func:`tsfm_lens.probes.runs.runs_of`. In rollouts, "held" means at what
+            the branch wrote in the same pass of the plain rollout.
+        progress: called with (done, of).
+
+    Returns:
+        Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
+        ``self_repair`` (component, series) = 1 - <total, direct> / <direct, direct>: 0 none, 1 all of the direct
+        effect is undone, negative where later components add to it, and NaN where the direct effect is below 1e-6 of
+        the forecast's range; ``plain_forecast`` (series, step).
+
+    Source:
+        Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
+
+    Raises:
+        InputError: a component of another stack: with the stack that is read out held, it has no direct effect.
+        UnknownNameError: no such component.
+    """
+    out = lens.wiring.output_stack.name
+    chosen = writers(lens.wiring) if components is None else lens.components(*components)
+    for component in chosen:
+        if component.stack != out:
+            raise InputError(
+                f"{component} writes to the {component.stack}'s stream; direct effects are of what writes to the "
+                f"stream that is read out, that of the {out}"
+            )
+    runs = runs_of(lens, series, horizon, rollout=rollout, along=along, num_samples=num_samples, seed=seed)
+    branches = sorted({_point(lens, each) for c in chosen for each in later_branches(lens.wiring, _last(lens, c))})
+    plain, acts = runs.record(branches or ["unembed.hook_out"])
+    known: Activations | None = None
+    if how in ("mean", "resample"):
+        known = reference_activations(lens, how, reference)
+    options = {"seed": seed} if how in ("resample", "noise") else {}
+    free, held = [], []
+    for component in chosen:
+        ablations = tuple(knock_outs(lens, [component], how, known, **options))
+        later = later_branches(lens.wiring, _last(lens, component))
+        free.append(Variant(f"total {component}", ablations))
+        held.append(Variant(f"direct {component}", (*ablations, *(PatchFrom(each, acts) for each in later))))
+    forecasts = runs.forecasts([*free, *held], progress)
+    total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
+    data = context_dataset(runs.batch, runs.horizon, truth).assign_coords(component_coords(list(chosen)))
+    axes = ("component", "series", "step")
+    data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
+    data["self_repair"] = (axes[:2], self_repair(total, direct, np.ptp(plain, axis=-1)))
+    data["plain_forecast"] = (axes[1:], plain)
+    data.attrs = describe(
+        lens,
+        "effects",
+        "Direct and total effects",
+        _SOURCE,
+        how=how,
+        seed=seed,
+        horizon=runs.horizon,
+        rollout=int(runs.rollout),
+    )
+    data.attrs["statistic"] = runs.statistic
+    return data
+
+
+def self_repair(total: np.ndarray, direct: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """The share of a direct effect that later components undo.
+
+    Args:
+        total, direct: (…, step) in data units.
+        spread: (…) the forecast's range, against which a direct effect counts as none.
+
+    Returns:
+        (…); NaN where there is no direct effect.
+    """
+    size = np.square(direct).sum(-1)
+    none = np.abs(direct).max(-1) <= 1e-6 * np.maximum(np.broadcast_to(spread, size.shape), 1e-12)
+    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=~none)
+    return 1.0 - share
+
+
+def _last(lens: Lens, component: Component) -> Component:
+    """The component, or the last branch of a whole layer."""
+    if component.kind is not None:
+        return component
+    last = lens.wiring.stack(component.stack).rows(component.layer)[-1]
+    return Component(component.stack, component.layer, last.kind)
+
+
+def _point(lens: Lens, branch: Component) -> str:
+    return f"{lens.wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"

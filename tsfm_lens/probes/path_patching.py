@@ -1,0 +1,205 @@
+"""Path patching: what one component does through another, with every other path held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations, Call
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.reference import source_rows
+from tsfm_lens.hooks.registry import RunState
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.contrast import Contrast, Direction, contrast
+from tsfm_lens.probes.places import Place, later_branches, place_coords, places_of
+from tsfm_lens.probes.runs import Progress
+from tsfm_lens.probes.trajectory import describe
+
+_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
+OUTPUT = "output"
+_INPUTS = ("all", "q", "k", "v")
+
+
+def path_patching(
+    lens: Lens,
+    clean: Any,
+    corrupted: Any,
+    horizon: int | None = None,
+    *,
+    senders: Sequence[str | Component] | None = None,
+    receivers: Sequence[str | Component] | None = None,
+    via: str = "all",
+    direction: Direction = "noise",
+    rollout: bool | None = None,
+    along: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Patch the path from each sender to each receiver.
+
+    First the sender is patched from the source run while every later branch is held at the base run's write, and
+    what each receiver would then compute is kept. Then only the receiver is set to that, and all behind it is free.
+
+    Args:
+        lens: the model.
+        clean, corrupted, horizon, direction, rollout, along, num_samples, seed: see
+            :func:`tsfm_lens.probes.patching.activation_patching`.
+        senders: heads and branches; the heads and MLPs of the stack that is read out if None.
+        receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
+        via: the input of receiving heads that hears the sender: "all", "q", "k" or "v".
+        progress: called with (done, of).
+
+    Returns:
+        Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
+        patching, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+
+    Source:
+        Wang et al. 2022; Goldowsky-Dill et al. 2023.
+
+    Raises:
+        InputError: no such input, or receivers that are no heads while ``via`` names one; as in activation patching.
+        UnknownNameError: no such component.
+    """
+    if via not in _INPUTS:
+        raise InputError(f"via={via!r} is not known, choose one of {', '.join(_INPUTS)}")
+    default: list[str | Component] = list(writers(lens.wiring))
+    froms = places_of(lens, default if senders is None else senders)
+    asked = [*default, OUTPUT] if receivers is None else list(receivers)
+    to_output = OUTPUT in asked
+    tos = places_of(lens, [each for each in asked if each != OUTPUT])
+    if via != "all":
+        tos = [place for place in tos if place.head is not None] if receivers is None else tos
+        if any(place.head is None for place in tos):
+            raise InputError(f"via={via!r} is an input of heads; name only heads as receivers")
+    shared: dict[str, Any] = {"direction": direction, "rollout": rollout, "along": along}
+    pair = sender_contrast(lens, clean, corrupted, horizon, froms, num_samples=num_samples, seed=seed, **shared)
+    forecasts = np.full((len(froms), len(tos) + to_output, *pair.base_forecast.shape), np.nan)
+    edges: list[tuple[int, int]] = []
+    variants = []
+    for row, (sender, direct, heard) in enumerate(heard_by(pair, froms, tos, via)):
+        later = set(later_branches(lens.wiring, _component(sender)))
+        reached = [column for column, place in enumerate(tos) if _branch(place) in later]
+        edges += [(row, column) for column in reached]
+        variants += [Variant("path", (_receive(tos[column], heard, via),)) for column in reached]
+        if to_output:
+            forecasts[row, -1] = direct
+    if edges:
+        forecasts[tuple(zip(*edges, strict=True))] = pair.base.forecasts(variants, progress)
+    data = pair.dataset().assign_coords(place_coords(froms, "sender"))
+    names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
+    data = data.assign_coords(receiver=names)
+    data["recovered"] = (("sender", "receiver", "series"), pair.recovered(forecasts))
+    data["effect"] = (("sender", "receiver", "series"), pair.effect(forecasts))
+    data["forecast"] = (("sender", "receiver", "series", "step"), forecasts)
+    data.attrs = describe(lens, "paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
+    return data
+
+
+def sender_contrast(
+    lens: Lens, clean: Any, corrupted: Any, horizon: int | None, senders: Sequence[Place], **options: Any
+) -> Contrast:
+    """A contrast that has the senders' activations in the source, and every branch's write in the base."""
+    held = {
+        f"{lens.wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
+        for sender in senders
+        for branch in later_branches(lens.wiring, _component(sender))
+    }
+    names = sorted({place.point for place in senders})
+    return contrast(lens, clean, corrupted, horizon, names=names, base_names=sorted(held), **options)
+
+
+def heard_by(
+    pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
+) -> Iterator[tuple[Place, np.ndarray, Activations]]:
+    """For each sender the direct effect's forecast (series, step), and what receivers compute when it alone changes.
+
+    Receivers' activations are heads' outputs or MLPs' writes, or with ``via`` heads' queries, keys or values.
+    """
+    runs = pair.base
+    wiring = runs.lens.wiring
+    everything = [(sender, later_branches(wiring, _component(sender))) for sender in senders]
+    kept: list[dict[str, list[Call]]] = [{} for _ in senders]
+    variants = []
+    for (sender, later), store in zip(everything, kept, strict=True):
+        points = dict.fromkeys(_input(place, via) for place in receivers if _branch(place) in set(later))
+        listening = [_Listen(point, store) for point in points]
+        # a branch is heard before it is held, so listeners come first
+        held = [PatchFrom(branch, pair.base_acts) for branch in later]
+        variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listening, *held)))
+    direct = runs.forecasts(variants)
+    for (sender, _), forecast, store in zip(everything, direct, kept, strict=True):
+        points_of = runs.lens.registry.points
+        yield sender, forecast, Activations(points_of, runs.rollout, runs.batch.ids, recorded=dict(store))
+
+
+@dataclass(frozen=True, eq=False)
+class _Listen:
+    """Keep an activation as it passes, unchanged."""
+
+    target: str
+    store: dict[str, list[Call]]
+    rows: Rows = None
+    positions: Rows = None
+
+    def change(self, point: Point) -> Change:
+        """The value itself."""
+
+        def heard(value: Tensor, state: RunState) -> Tensor:
+            offset = state.offset.get(point.stack, 0)
+            self.store.setdefault(point.name, []).append(Call(state.step, offset, value.detach().clone()))
+            return value
+
+        return heard
+
+
+@dataclass(frozen=True, eq=False)
+class _HeadInput:
+    """Replace one head's queries, keys or values by those of another run."""
+
+    target: str
+    head: int
+    source: Activations
+    rows: Rows = None
+    positions: Rows = field(default=None)
+
+    def change(self, point: Point) -> Change:
+        """The value with one head's part exchanged."""
+
+        def exchanged(value: Tensor, state: RunState) -> Tensor:
+            out = value.clone()
+            out[..., self.head, :] = source_rows(self.source, point, value, state)[..., self.head, :].to(value)
+            return out
+
+        return exchanged
+
+
+def _receive(place: Place, heard: Activations, via: str) -> Intervention:
+    if via == "all" or place.head is None:
+        return PatchFrom(place.target, heard)
+    return _HeadInput(_input(place, via), place.head, heard)
+
+
+def _input(place: Place, via: str) -> str:
+    """The hook point at which a receiver is heard."""
+    return place.point if via == "all" else place.point.replace("hook_z", f"hook_{via}")
+
+
+def _component(place: Place) -> Component:
+    if isinstance(place.target, str):
+        raise InputError(f"{place.target} is a residual stream; paths run between components")
+    return place.target
+
+
+def _branch(place: Place) -> Component:
+    component = _component(place)
+    return Component(component.stack, component.layer, component.kind)

@@ -1,0 +1,159 @@
+"""Where to patch: streams, branches and heads, and groups of token positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.component import Component, components
+from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.lens import Lens
+
+MOST_GROUPS = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """One activation that can be patched.
+
+    Attributes:
+        target: component or name of a hook point, as an intervention takes it.
+        point: the hook point.
+        stack, layer: where it is.
+        kind: of the branch, or "stream".
+        head: index, None for a whole branch or stream.
+    """
+
+    target: Component | str
+    point: str
+    stack: str
+    layer: int
+    kind: str
+    head: int | None = None
+
+
+def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None = None) -> list[Place]:
+    """Places by a word, or by names and globs.
+
+    Args:
+        lens: the model.
+        at: "stream" for the residual stream before each layer and after the last, "branches" for every attention and
+            MLP, "heads" for every head; or components and residual hook points by name or glob.
+        stack: the stack that the words speak of; the first if None.
+
+    Raises:
+        UnknownNameError: no such stack, component or hook point.
+        InputError: a hook point that is no residual stream.
+    """
+    wiring = lens.wiring
+    if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
+        asked = [at] if isinstance(at, str) else list(at)
+        return [place for each in asked for place in _named(lens, each)]
+    known = [row.name for row in wiring.stacks]
+    chosen = known[0] if stack is None else stack
+    if chosen not in known:
+        raise unknown_name("stack", chosen, known)
+    row = wiring.stack(chosen)
+    if at == "stream":
+        before = [f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)]
+        return [_stream(lens, name) for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]]
+    level = {"branches": "branch", "heads": "head"}[at]
+    return [_component(wiring, c) for c in components(wiring) if c.stack == chosen and c.level == level]
+
+
+def _named(lens: Lens, name: str | Component) -> list[Place]:
+    if isinstance(name, str) and "hook_" in name:
+        return [_stream(lens, each) for each in select(lens.registry.points, name)]
+    found = lens.components(name)
+    # a layer is its branches
+    return [
+        _component(lens.wiring, each)
+        for component in found
+        for each in ([component] if component.kind else _branches(lens.wiring, component))
+    ]
+
+
+def _branches(wiring: Wiring, layer: Component) -> list[Component]:
+    return [Component(layer.stack, layer.layer, row.kind) for row in wiring.stack(layer.stack).rows(layer.layer)]
+
+
+def _stream(lens: Lens, name: str) -> Place:
+    point = lens.registry.points[name]
+    if "hook_resid" not in name and not name.endswith("hook_embed"):
+        raise InputError(f"{name} is no residual stream; name a component instead, e.g. a head or an MLP")
+    return Place(name, name, point.stack, max(point.layer, 0), "stream")
+
+
+def _component(wiring: Wiring, component: Component) -> Place:
+    at = f"{wiring.stack(component.stack).prefix}.{component.layer}.{component.kind}"
+    end = "hook_out" if component.head is None else "hook_z"
+    return Place(component, f"{at}.{end}", component.stack, component.layer, str(component.kind), component.head)
+
+
+def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
+    """Coordinates that name places: their label, stack, kind, layer_index and head (-1 where there is none)."""
+    return {
+        dim: [str(place.target) for place in places],
+        "stack": (dim, [place.stack for place in places]),
+        "kind": (dim, [place.kind for place in places]),
+        "layer_index": (dim, [place.layer for place in places]),
+        "head": (dim, [-1 if place.head is None else place.head for place in places]),
+    }
+
+
+def later_branches(wiring: Wiring, component: Component) -> list[Component]:
+    """Every branch that runs after a component's own, later stacks included, in order."""
+    branches = [each for each in components(wiring) if each.level == "branch"]
+    own = Component(component.stack, component.layer, component.kind)
+    return branches[branches.index(own) + 1 :]
+
+
+def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list[int]]:
+    """Token positions to patch together.
+
+    Args:
+        spans: of the stack's tokens.
+        positions: "all" at once, "each" on its own, or how many go together; None makes at most 32 groups. Special
+            tokens (register, end of sequence) always stand alone, except under "all".
+
+    Raises:
+        InputError: no such word, or a number below 1.
+    """
+    everything = list(range(len(spans)))
+    if positions == "all":
+        return [everything]
+    ordinary = [token for token in everything if not spans.special[token]]
+    if isinstance(positions, str) and positions != "each":
+        raise InputError(f"positions={positions!r} is not known, choose 'all', 'each' or a number of tokens")
+    size = 1 if positions == "each" else positions
+    if size is None:
+        size = -(-len(ordinary) // MOST_GROUPS)
+    if not isinstance(size, int) or size < 1:
+        raise InputError(f"positions={positions!r}: expected 1 or more tokens a group")
+    variates = spans.variate or (0,) * len(spans)
+    groups = [[token] for token in everything if spans.special[token]]
+    for variate in dict.fromkeys(variates[token] for token in ordinary):
+        own = [token for token in ordinary if variates[token] == variate]
+        # counted from the last token, so that the newest group is whole
+        groups += [own[max(stop - size, 0) : stop] for stop in range(len(own), 0, -size)]
+    return sorted(groups)
+
+
+def group_coords(spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position") -> dict[str, Any]:
+    """Coordinates of groups: first token, first step and stop of the steps covered, and the special token's word."""
+
+    def steps(group: Sequence[int], edge: Any, of: Any) -> int:
+        ordinary = [token for token in group if not spans.special[token]] or list(group)
+        return int(of(edge[token] for token in ordinary))
+
+    alone = [len(group) == 1 and spans.special[group[0]] for group in groups]
+    return {
+        dim: [group[0] for group in groups],
+        f"{dim}_start": (dim, [steps(group, spans.start, min) for group in groups]),
+        f"{dim}_stop": (dim, [steps(group, spans.stop, max) for group in groups]),
+        f"{dim}_special": (dim, [str(word) if word else "" for word in alone]),
+    }

@@ -1,0 +1,145 @@
+"""Runs of one batch under interventions, read out as point forecasts in data units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.ablation.engine import Variant, run_variants
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.interventions import Intervention
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.trajectory import trajectory
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One batch, and the way in which it is run.
+
+    Attributes:
+        lens: the model.
+        batch: the series.
+        horizon: forecast steps.
+        encoded: input of one forward over the whole horizon.
+        rollout: whether forecasts are the library's own rollouts; otherwise single forwards.
+        values: (series, step) along which a token model's decoder is forced in single forwards, else None.
+        num_samples, seed: of rollouts.
+    """
+
+    lens: Lens
+    batch: SeriesBatch
+    horizon: int
+    encoded: Encoded
+    rollout: bool
+    values: np.ndarray | None = None
+    num_samples: int | None = None
+    seed: int = 0
+
+    @property
+    def statistic(self) -> str:
+        """What the point forecast is: "median", "mean" or "expected value"."""
+        if self.rollout:
+            return "median"
+        return {"token": "expected value", "distribution": "mean"}.get(self.lens.adapter.readout, "median")
+
+    def read(self, output: Tensor) -> Tensor:
+        """Output of a forward (…, series, …) to point forecasts (…, series, step)."""
+        return point_forecast(self.lens, output, self.encoded, self.horizon)
+
+    def forecasts(self, variants: Sequence[Variant], progress: Progress | None = None) -> np.ndarray:
+        """Point forecast of every variant, (variant, series, step): side by side where one forward is enough."""
+        if not self.rollout:
+            found = run_variants(self.lens, self.encoded, variants, read=self.read)
+            if progress is not None:
+                progress(len(variants), len(variants))
+            return found.cpu().double().numpy()
+        forecasts = np.empty((len(variants), len(self.batch), self.horizon))
+        for index, variant in enumerate(variants):
+            with self.lens.edit(*variant.interventions):
+                forecasts[index] = self._rolled()
+            if progress is not None:
+                progress(index + 1, len(variants))
+        return forecasts
+
+    def record(self, names: Sequence[str], *interventions: Intervention) -> tuple[np.ndarray, Activations]:
+        """Point forecast (series, step) and activations of one run."""
+        own: dict[str, Any] = {"rollout": True, "horizon": self.horizon, "num_samples": self.num_samples}
+        with torch.no_grad(), self.lens.edit(*interventions):
+            if self.rollout:
+                forecast, acts = self.lens.run_with_cache(self.batch, names_filter=names, seed=self.seed, **own)
+                return forecast.median, acts
+            output, acts = self.lens.run_with_cache(self.encoded, names_filter=names)
+        return self.read(output).cpu().double().numpy(), acts
+
+    def _rolled(self) -> np.ndarray:
+        return self.lens.forecast(self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed).median
+
+
+def runs_of(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    rollout: bool | None = None,
+    along: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> Runs:
+    """Prepare runs of a batch.
+
+    Args:
+        lens: the model.
+        series: anything that ``as_series`` takes.
+        horizon: forecast steps; the model's prediction length if None.
+        rollout: True for the library's own rollouts. False for single forwards, in which a token model's decoder is
+            forced along ``along`` and read out as the expected value. None takes single forwards where one pass
+            covers the horizon.
+        along: (series, step) values; the median forecast if None.
+        num_samples, seed: of sampling models.
+
+    Raises:
+        InputError: single forwards are asked for, and one pass does not cover the horizon.
+    """
+    batch = as_series(series)
+    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    beyond = steps > lens.adapter.longest_pass
+    if rollout or (rollout is None and beyond):
+        # the tokens of the first pass, which is all that is known of them before the rollout
+        first = min(steps, lens.adapter.longest_pass)
+        known = np.zeros((len(batch), first)) if lens.adapter.readout == "token" else None
+        encoded = lens.encode(batch, future=known) if known is not None else lens.encode(batch, horizon=first)
+        return Runs(lens, batch, steps, encoded, True, None, num_samples, seed)
+    run = trajectory(lens, batch, steps, along=along, num_samples=num_samples, seed=seed)
+    values = run.values if run.tokens is not None else None
+    return Runs(lens, batch, steps, run.encoded, False, values, num_samples, seed)
+
+
+def point_forecast(lens: Lens, output: Tensor, encoded: Encoded, horizon: int) -> Tensor:
+    """Output of a forward as one value a step, in data units; differentiable.
+
+    Args:
+        lens: the model.
+        output: (…, series, step, vocabulary) logits, or (…, series, quantile, step).
+        encoded: the batch that it belongs to.
+        horizon: forecast steps.
+
+    Returns:
+        (…, series, step): the expected value over the value tokens, the quantile nearest to 0.5, or the mean of a
+        distribution head.
+    """
+    if lens.adapter.readout == "token":
+        first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
+        values = lens.adapter.values(encoded)[:, None, first:].to(output)
+        mass = torch.softmax(output, dim=-1)[..., first:]
+        return ((mass * values).sum(-1) / mass.sum(-1))[..., :horizon]
+    levels = np.array(lens.adapter.levels)  # type: ignore[attr-defined]
+    return output[..., int(np.argmin(np.abs(levels - 0.5))), :horizon]
