@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.ablation.engine import Variant, run_variants
+from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.runs import Progress, runs_of
 from tsfm_lens.probes.trajectory import describe
-
-Progress = Callable[[int, int], None]
 
 
 def ablation_effects(
@@ -36,7 +36,7 @@ def ablation_effects(
     """Ablate components one at a time and compare the forecasts.
 
     Sampling models forecast with the same seed every time, so that differences are the ablation's and not
-    the draw's. Quantile models within one pass are run side by side with a replayed prefix.
+    the draw's. Patch models within one pass are run side by side with a replayed prefix.
 
     Args:
         lens: the model.
@@ -65,16 +65,11 @@ def ablation_effects(
     steps = lens.adapter.prediction_length if horizon is None else int(horizon)
     chosen = lens.components(*components) if components is not None else _default(lens)
     single_pass = lens.adapter.readout != "token" and steps <= lens.adapter.longest_pass
-    if single_pass and how == "zero":
-        plain, forecasts = _side_by_side(lens, batch, steps, chosen, progress)
-    else:
-        plain = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
-        forecasts = np.empty((len(chosen), *plain.shape))
-        for index, component in enumerate(chosen):
-            with lens.ablate(component, how=how, reference=reference):
-                forecasts[index] = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
-            if progress is not None:
-                progress(index + 1, len(chosen))
+    runs = runs_of(lens, batch, steps, rollout=not single_pass, num_samples=num_samples, seed=seed)
+    known = reference_activations(lens, how, reference) if how in ("mean", "resample") else None
+    variants = [Variant(str(each), tuple(knock_outs(lens, [each], how, known))) for each in chosen]
+    plain, *rest = runs.forecasts([Variant("plain", ()), *variants], progress)
+    forecasts = np.stack(rest)
     data = context_dataset(batch, steps, truth).assign_coords(component_coords(list(chosen)))
     data["forecast"] = (("component", "series", "step"), forecasts)
     data["baseline_forecast"] = (("series", "step"), plain)
@@ -93,7 +88,7 @@ def ablation_effects(
         seed=seed,
         horizon=steps,
     )
-    if not (single_pass and how == "zero"):
+    if runs.rollout:
         # whole forecasts have medians, whatever the head
         data.attrs.pop("statistic", None)
     return data
@@ -106,20 +101,6 @@ def _default(lens: Lens) -> list[Component]:
         [*writers(lens.wiring), *layers],
         key=lambda c: (c.layer, c.kind is None, c.kind or "", c.head is None, c.head or 0),
     )
-
-
-def _side_by_side(
-    lens: Lens, batch: SeriesBatch, steps: int, chosen: Sequence[Component], progress: Progress | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The plain forecast (series, step) and that of every variant, all read out of single forwards."""
-    levels = np.array(lens.adapter.levels)  # type: ignore[attr-defined]
-    variants = [Variant("plain", ()), *(Variant.zero(component) for component in chosen)]
-    outputs = run_variants(lens, lens.encode(batch, horizon=steps), variants)
-    if progress is not None:
-        progress(len(chosen), len(chosen))
-    middle = int(np.argmin(np.abs(levels - 0.5)))
-    medians = outputs[:, :, middle, :steps].cpu().double().numpy()
-    return medians[0], medians[1:]
 
 
 def _errors(
