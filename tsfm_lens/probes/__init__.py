@@ -18,6 +18,7 @@ from tsfm_lens.probes.parroting import context_parroting, lag_attention
 from tsfm_lens.probes.patching import activation_patching
 from tsfm_lens.probes.path_patching import path_patching
 from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
+from tsfm_lens.probes.repeated_motif import repeated_motif
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
@@ -59,6 +60,7 @@ __all__ = [
     "norm_weighted_attention",
     "path_patching",
     "random_heads",
+    "repeated_motif",
     "repeated_tokens",
     "rollout_maps",
     "row_entropy",

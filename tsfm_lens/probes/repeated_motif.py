@@ -1,0 +1,293 @@
+"""Motif matching in values: the repeated-tokens test for every model, patch models included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attention import pick_attention
+from tsfm_lens.probes.trajectory import describe, trajectory
+
+TARGETS = ("after_last", "last", "after_any")
+LONGEST = 8  # tokens of a motif unless asked otherwise
+
+_SOURCE = "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G (S3-RRT, S3-PREF)"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The sizes of a test: bounds of the motifs in tokens, steps of a token and of the forecast."""
+
+    low: int
+    high: int
+    patch: int
+    repeats: int
+    count: int
+    noise: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class _Motifs:
+    """Series that repeat a motif, and what comes after them.
+
+    Attributes:
+        context: (series, time); future: (series, step); both NaN-free.
+        lengths: of each motif, in steps.
+    """
+
+    context: np.ndarray
+    future: np.ndarray
+    lengths: np.ndarray
+
+
+def repeated_motif(
+    lens: Lens,
+    *,
+    motif: int | tuple[int, int] | None = None,
+    repeats: int = 4,
+    n_series: int = 16,
+    noise: float = 0.0,
+    horizon: int | None = None,
+    kind: str | None = None,
+    queries: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Show random values again and again, and see which heads look at what followed the last match.
+
+    Motifs are independent standard normal values, a whole number of tokens long, so that a patch comes back value by
+    value. Their lengths differ from series to series, and every head is tested a second time on series that repeat
+    nothing, at the same places: a head that reads at a fixed lag, whatever is there, has no ``advantage``.
+
+    Which query looks for what: a token that shows a patch of the context looks for the patch after its own; a token
+    that a forecast is read from looks for what came, a whole number of motifs earlier, in place of the steps that it
+    forecasts. Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
+
+    Args:
+        lens: the model.
+        motif: length in tokens, or the shortest and the longest; half of the longest that fits (at most 8) to that
+            one if None.
+        repeats: times that the longest motif is shown; shorter ones fill the same context more often.
+        n_series: random motifs.
+        noise: standard deviation of what is added to every shown value, in those of the motif.
+        horizon: forecast steps; the model's own, at most the longest motif, if None.
+        kind: kind of attention; the last one over time of the stack that is read out if None.
+        queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last
+            repeat; None takes the former where the stack has such tokens, else the latter.
+        num_samples: of the forecasts.
+        seed: of motifs and forecasts.
+
+    Returns:
+        Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
+        followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
+        ("after_any"); ``control``, the same places in series that repeat nothing; ``advantage``, the difference;
+        ``chance`` (target), what an even spread over all keys that a query may see would pay. ``copy_error`` and
+        ``naive_error`` (series), the mean absolute error of the forecast and of the context's mean against the
+        motif's continuation, and ``relative_copy_error``, their ratio: 0 is a perfect copy, 1 no better than the
+        mean. (Not for models of token ids.) ``motif_length`` (series) in steps; ``context``, ``truth``,
+        ``forecast``.
+
+    Source:
+        Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only (S3-RRT, S3-PREF).
+
+    Raises:
+        InputError: the motifs do not fit, an option is not as above, or tokens are not all of one length.
+        UnknownNameError: no such kind of attention.
+    """
+    row, chosen, layers = pick_attention(lens, None, kind)
+    keys_from = row.attention(chosen, layers[0]).keys_from or row.name
+    patch = _token_steps(lens, keys_from)
+    low, high = _lengths(lens, motif, repeats, patch)
+    if n_series < 1 or noise < 0:
+        raise InputError(f"n_series {n_series} and noise {noise}: expected 1 or more series and a noise of 0 or more")
+    steps = min(lens.adapter.prediction_length, high * patch) if horizon is None else int(horizon)
+    plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
+    drawn, unrelated = _draw(lens, plan, seed), _draw(lens, plan, seed, repeating=False)
+    batch = as_series(drawn.context)
+    along = drawn.future if lens.adapter.readout == "token" else None
+    run = trajectory(lens, batch, steps, along=along, num_samples=num_samples, seed=seed)
+    places = _targets(run.encoded, row, keys_from, drawn.lengths, plan, queries)
+    points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
+    plain, allowed = _masses(lens, run.encoded, points, places)
+    other, _ = _masses(lens, _encoded(lens, unrelated, steps), points, places)
+    data = context_dataset(batch, steps, drawn.future)
+    data = data.assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
+    where = ("target", "layer", "head")
+    data["prefix_matching"] = (where, plain)
+    data["control"] = (where, other)
+    data["advantage"] = (where, plain - other)
+    data["chance"] = (("target",), _chance(places, allowed))
+    data["motif_length"] = (("series",), drawn.lengths, {"units": "steps"})
+    data["forecast"] = (("series", "step"), run.forecast.median)
+    if not getattr(lens.adapter, "integers", False):
+        data = _copying(data)
+    settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
+    settings |= {"noise": noise, "attention": chosen, "stack": row.name, "seed": seed, "horizon": steps}
+    data.attrs = describe(lens, "repeated_motif", "Repeated motifs", _SOURCE, **settings)
+    return data
+
+
+def _token_steps(lens: Lens, stack: str) -> int:
+    """Steps that one token of a stack shows."""
+    values = _values(lens, np.random.default_rng(0), (1, min(lens.adapter.context_length, 256)))
+    spans = lens.encode(as_series(values)).spans[stack]
+    widths = {
+        stop - start for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True) if not word
+    }
+    if len(widths) != 1:
+        raise InputError(
+            f"the tokens of {lens.model_id} show {sorted(widths)} steps; a motif of whole tokens needs tokens of one "
+            "length"
+        )
+    return widths.pop()
+
+
+def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int) -> tuple[int, int]:
+    """The shortest and the longest motif, in tokens."""
+    room = lens.adapter.context_length // (max(repeats, 1) * patch)
+    longest = min(LONGEST, room)
+    bounds = (max(longest // 2, 2), longest) if motif is None else motif
+    low, high = (bounds, bounds) if isinstance(bounds, int) else bounds
+    if repeats < 2 or not 2 <= low <= high <= room:
+        raise InputError(
+            f"motifs of {low} to {high} tokens × repeats {repeats} do not fit: expected motifs of 2 or more tokens and "
+            f"2 or more repeats; at {patch} steps a token, the context of {lens.adapter.context_length} steps has "
+            f"room for {room} tokens a motif"
+        )
+    return low, high
+
+
+def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Independent random values: standard normal, or token ids where a model takes those."""
+    if getattr(lens.adapter, "integers", False):
+        pool = lens.adapter.example(0, 4096).values[0]  # type: ignore[attr-defined]
+        return rng.choice(pool, shape)
+    return rng.standard_normal(shape)
+
+
+def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Motifs:
+    """Repeated motifs, or, under the same lengths, values that repeat nothing."""
+    rng = np.random.default_rng(seed)
+    # every length equally often, in random order
+    lengths = rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)) * plan.patch
+    context = plan.repeats * plan.high * plan.patch
+    whole = np.empty((plan.count, context + plan.steps))
+    for series, length in enumerate(lengths):
+        shape = _values(lens, rng, (length,))
+        # the context ends at the end of a motif, and may begin within one
+        whole[series] = shape[np.arange(-context, plan.steps) % length]
+    if not repeating:
+        whole = _values(lens, rng, whole.shape)
+    shown = whole[:, :context]
+    if plan.noise:
+        if getattr(lens.adapter, "integers", False):
+            raise InputError(f"{lens.model_id} takes token ids, to which no noise can be added; leave noise out")
+        shown = shown + plan.noise * rng.standard_normal(shown.shape)
+    return _Motifs(shown, whole[:, context:], lengths)
+
+
+def _encoded(lens: Lens, drawn: _Motifs, steps: int) -> Encoded:
+    batch: SeriesBatch = as_series(drawn.context)
+    if lens.adapter.readout == "token":
+        return lens.encode(batch, future=drawn.future)
+    return lens.encode(batch, horizon=steps)
+
+
+def _targets(
+    encoded: Encoded, row: Stack, keys_from: str, lengths: np.ndarray, plan: _Plan, queries: str | None
+) -> np.ndarray:
+    """Which keys each query should look at, (target, series, query, key); queries without a place have none."""
+    asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
+    forecasting = [
+        not word and 0 <= start < plan.steps for start, word in zip(asking.start, asking.special, strict=True)
+    ]
+    chosen = queries or ("forecast" if any(forecasting) else "context")
+    reading = [not word and stop <= 0 for stop, word in zip(asking.stop, asking.special, strict=True)]
+    if chosen not in ("forecast", "context"):
+        raise InputError(f"queries={queries!r} is not known, choose 'forecast' or 'context'")
+    possible = any(forecasting) if chosen == "forecast" else keys_from == row.name
+    if not possible:
+        other = "context" if chosen == "forecast" else "forecast"
+        raise InputError(f"no token of the {row.name or 'model'} is a {chosen} query; choose queries={other!r}")
+    place = {
+        start: index
+        for index, (start, stop, word) in enumerate(zip(shown.start, shown.stop, shown.special, strict=True))
+        if not word and stop <= 0
+    }
+    out = np.zeros((len(TARGETS), len(lengths), len(asking), len(shown)), dtype=bool)
+    for series, length in enumerate(lengths):
+        for query in np.flatnonzero(forecasting if chosen == "forecast" else reading):
+            first, last = _following(asking, int(query), chosen, plan.patch)
+            if chosen == "context" and asking.start[query] < -length:
+                continue
+            last = min(last, first + int(length))
+            _mark(out[:, series, query], place, range(first, last, plan.patch), int(length), plan.patch)
+    return out
+
+
+def _following(spans: TokenSpans, query: int, chosen: str, patch: int) -> tuple[int, int]:
+    """Steps that come next from a query's point of view."""
+    if chosen == "forecast":
+        return spans.start[query], spans.stop[query]
+    return spans.stop[query], spans.stop[query] + patch
+
+
+def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int) -> None:
+    """Set the targets (target, key) of one query that looks for what came in place of ``starts``."""
+    for number, start in enumerate(starts):
+        # the fewest whole motifs back that lie in the context
+        at = start - max(-(-(start + patch) // length), 1) * length
+        matches = []
+        while at in place:
+            matches.append(at)
+            at -= length
+        if not matches:
+            continue
+        out[0, place[matches[0]]] = True
+        out[2, [place[match] for match in matches]] = True
+        if number == 0 and matches[0] - patch in place:
+            out[1, place[matches[0] - patch]] = True
+
+
+def _masses(lens: Lens, encoded: Encoded, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean attention to the targets (target, layer, head), and which keys any head gives weight to (query, key)."""
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=points)
+    series, query = np.nonzero(places[0].any(axis=-1))
+    wanted = places[:, series, query].astype(float)
+    masses, allowed = [], np.zeros(places.shape[2:], dtype=bool)
+    for point in points:
+        pattern = acts[point].cpu().double().numpy()
+        masses.append(np.einsum("nhk,tnk->th", pattern[series, :, query], wanted) / len(series))
+        allowed |= (pattern > 0).any(axis=(0, 1))
+    return np.stack(masses, axis=1), allowed
+
+
+def _chance(places: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Share of the targets among the keys that each query may see, (target,)."""
+    series, query = np.nonzero(places[0].any(axis=-1))
+    seen = allowed[query]
+    return ((places[:, series, query] & seen).sum(-1) / np.maximum(seen.sum(-1), 1)).mean(axis=-1)
+
+
+def _copying(data: xr.Dataset) -> xr.Dataset:
+    """How far the forecast is from the motif's continuation, and from being no better than the mean."""
+    truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
+    error, naive = mae(data["forecast"].values, truth), mae(np.broadcast_to(mean, truth.shape), truth)
+    data["copy_error"] = (("series",), error)
+    data["naive_error"] = (("series",), naive)
+    data["relative_copy_error"] = (("series",), error / naive)
+    return data
