@@ -165,10 +165,9 @@ def _writes(parts: xr.Dataset, method: str, component: xr.DataArray) -> dict[str
     own = own.transpose("component", "step")
     places = {str(name): place for place, name in enumerate(own["component"].values)}
     index = [[places[str(name)] for name in row] for row in component.values]
-    whole = float(np.abs(own).mean("step").sum()) or 1.0
-    write = xr.DataArray(own.values[index], dims=("layer", "head", "step"))
-    size = np.abs(write).mean("step")
-    return {"write": write, "write_size": size, "write_share": size / whole}
+    sizes = np.abs(own.values).mean(axis=-1)
+    found = {"write": own.values[index], "write_size": sizes[index], "write_share": sizes[index] / (sizes.sum() or 1.0)}
+    return {key: xr.DataArray(values, dims=("layer", "head", "step")[: values.ndim]) for key, values in found.items()}
 
 
 def _ablated(

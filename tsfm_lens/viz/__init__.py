@@ -9,6 +9,7 @@ from tsfm_lens.viz.attention import attention_map
 from tsfm_lens.viz.attention_heads import attention_grid, norm_weighted_map
 from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
 from tsfm_lens.viz.entropy import head_entropy_map
+from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_thresholds
 from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
@@ -37,6 +38,7 @@ __all__ = [
     "attribution_heatmap",
     "concentration_bound_plot",
     "entropic_rank_line",
+    "explore_figure",
     "for_print",
     "forecast_fan",
     "head_entropy_map",

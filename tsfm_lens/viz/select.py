@@ -16,6 +16,7 @@ DRAWN_BY = {
     "attention": "attention_map or attention_grid",
     "attention_flow": "attention_flow_map",
     "attribution": "attribution_bars or attribution_heatmap",
+    "explore": "explore_figure",
     "entropic_rank": "entropic_rank_line",
     "forecast": "forecast_fan",
     "head_entropy": "head_entropy_map",

@@ -1,0 +1,233 @@
+"""One linked view of a model's heads: map of scores, the chosen head's write, spectra and attention, the forecast.
+
+The notebook's widget and the report's page draw the same figure. What changes on a click, on another score and on an
+ablation comes from :func:`head_update`, :func:`score_update` and :func:`ablation_update`, as properties of traces whose
+number and order never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.subplots import make_subplots
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.viz.explore_panels import BAR, LEGEND, PLACES, TITLES, TRACES, axes, drawn, envelope, frame, head_name
+from tsfm_lens.viz.panels import mark_start, scene
+from tsfm_lens.viz.select import array, check, model_of, names, position, unit_of
+from tsfm_lens.viz.theme import dress, number, percent, plain
+
+Update = dict[str, dict[str, Any]]
+"""Trace of :data:`TRACES` -> the properties that change."""
+
+_PRINTED, _LEAST = 60, 1e-12  # cells with room for their number; what rounding leaves of a zero singular value
+_WIDTH = 860  # pixels under which the five panels cannot be read
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number a head.
+
+    Attributes:
+        key: its variable, with the product where there are two.
+        words: what it is, for a menu and in the title of the colours.
+        values: (layer, head).
+    """
+
+    key: str
+    words: str
+    values: np.ndarray
+
+
+def explore_figure(
+    ds: xr.Dataset,
+    *,
+    layer: str | int | None = None,
+    head: str | int | None = None,
+    score: str | None = None,
+    ablated: bool = False,
+) -> go.Figure:
+    """Every head's score, and of one head what it looks at, what it writes, its spectra, and the forecast without it.
+
+    Args:
+        ds: of kind "explore".
+        layer, head: labels of the chosen head; the one with the largest score unless both are given.
+        score: what the map shows, a key of :func:`scores`; the first unless given.
+        ablated: also draw the forecast without the chosen head.
+
+    Returns:
+        Five panels with the traces :data:`TRACES`: the map; the singular values relative to the largest; the write to
+        the forecast by step; the series over the head's attention to each context step; the end of the series with
+        its forecasts.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+        UnknownNameError: no such layer, head or score.
+    """
+    check(ds, "explore", "attention", "write", "singular_value", "quantile_forecast", "ablated_forecast")
+    chosen = start(ds, score)
+    if layer is not None and head is not None:
+        chosen = position(ds, "layer", layer), position(ds, "head", head)
+    view = scene(ds, 0, ds.sizes["time"])
+    parts: list[Update] = [frame(ds, view), score_update(ds, score), head_update(ds, *chosen)]
+    alone = array(ds, "ablated_forecast", "quantile", "step", layer=chosen[0], head=chosen[1], series=0)
+    parts.append(ablation_update(ds, [chosen], alone) if ablated else ablation_update(ds, [], None))
+    fig = make_subplots(
+        rows=2,
+        cols=3,
+        specs=[[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]],
+        column_widths=[0.34, 0.24, 0.42],
+        horizontal_spacing=0.1,
+        vertical_spacing=0.25,
+        subplot_titles=TITLES,
+    )
+    fig.update_annotations(font={"size": 12}, yshift=4)
+    for name in TRACES:
+        kind, where = PLACES[name]
+        fig.add_trace(kind(**{"name": LEGEND.get(name, name), **_merged(parts, name)}), **where)
+    axes(fig, ds, view)
+    mark_start(fig, view.time, row=2, col=3)
+    mark_start(fig, view.time, row=1, col=3)
+    kind_words = f"{ds.attrs.get('stack', '')} {ds.attrs.get('attention', '')}".strip().replace("_attn", "-attention")
+    return dress(
+        fig,
+        f"One head at a time: {kind_words} of {model_of(ds)} on {names(ds, 'series')[0]}",
+        "; ".join(words for words in (head_words(ds, *chosen), sampling_words(ds)) if words),
+        plot_height=520,
+        above=26,
+        legend_rows=1,
+        min_width=_WIDTH,
+    ).update_layout(legend={"traceorder": "normal"})
+
+
+def scores(ds: xr.Dataset) -> dict[str, Score]:
+    """What the map can show, by key, the effect of an ablation first."""
+    unit = unit_of(ds, 0) or "data units"
+    words = {
+        "spearman_distance": "ablation: 1 − rank correlation",
+        "mean_shift": f"ablation: mean change ({unit})",
+        "write_size": f"write: mean size ({unit})",
+        "entropy": "attention: entropy (nats)",
+        "normalised_entropy": "attention: entropy, 0 to 1 over heads",
+    }
+    found = [Score(key, text, array(ds, key, "layer", "head")) for key, text in words.items() if key in ds]
+    for product in names(ds, "product"):
+        values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
+        found.append(Score(f"stable_rank {product}", f"stable rank of {product}", values))
+    return {each.key: each for each in found}
+
+
+def start(ds: xr.Dataset, score: str | None = None) -> tuple[int, int]:
+    """Position (layer, head) of the head with the largest score."""
+    values = _score(ds, score).values
+    layer, head = np.unravel_index(int(np.nanargmax(values)), values.shape)
+    return int(layer), int(head)
+
+
+def _score(ds: xr.Dataset, key: str | None) -> Score:
+    known = scores(ds)
+    if key is None:
+        return next(iter(known.values()))
+    if key not in known:
+        raise unknown_name("score", key, known)
+    return known[key]
+
+
+def score_update(ds: xr.Dataset, score: str | None) -> Update:
+    """The map of another score.
+
+    Raises:
+        UnknownNameError: no such score.
+    """
+    chosen = _score(ds, score)
+    text = [[f"{v:.2g}" for v in row] for row in chosen.values] if chosen.values.size <= _PRINTED else None
+    return {
+        "scores": {
+            "z": chosen.values,
+            "zmin": min(0.0, float(np.nanmin(chosen.values))),
+            "zmax": float(np.nanmax(chosen.values)) or 1.0,
+            "text": text,
+            "texttemplate": "%{text}" if text else None,
+            "colorbar": {**BAR, "y": 0.525, "title": {"text": plain(chosen.words), "side": "bottom"}},
+            "hovertemplate": f"%{{customdata}}<br>{plain(chosen.words)} %{{z:.4g}}<extra></extra>",
+        }
+    }
+
+
+def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
+    """What another head shows; ``layer`` and ``head`` are positions."""
+    at = {"layer": layer, "head": head}
+    attention = 100 * array(ds, "attention", "time", **at)[-drawn(ds) :]
+    spectra = {}
+    for product in ("QK", "OV"):
+        values = array(ds, "singular_value", "mode", **at, product=position(ds, "product", product))
+        shares = values / (values[0] or np.nan)
+        spectra[product] = {"y": np.where(shares > _LEAST, shares, np.nan)}
+    left, right, low, high = head - 0.5, head + 0.5, layer - 0.5, layer + 0.5
+    return {
+        "chosen": {"x": [left, right, right, left, left], "y": [low, low, high, high, low]},
+        "write": {"y": array(ds, "write", "step", **at)},
+        **spectra,
+        "attention": {"z": attention[None], "zmax": float(np.nanmax(attention)) or 1.0},
+    }
+
+
+def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles: np.ndarray | None) -> Update:
+    """The forecast without some heads.
+
+    Args:
+        heads: positions (layer, head) of what is ablated.
+        quantiles: (quantile, step) at the levels of ``ds``; None draws none.
+    """
+    low = high = middle = None
+    if quantiles is not None:
+        low, high, middle = envelope(ds, quantiles)
+    # two strokes a cell, and a gap
+    x = [edge for _, head in heads for edge in (head - 0.5, head + 0.5, None) * 2]
+    y = [edge for layer, _ in heads for edge in (layer - 0.5, layer + 0.5, None, layer + 0.5, layer - 0.5, None)]
+    return {
+        "crossed out": {"x": x, "y": y},
+        "ablated low": {"y": low},
+        "ablated band": {"y": high},
+        "ablated median": {"y": middle},
+    }
+
+
+def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
+    """The scores of one head in words; ``layer`` and ``head`` are positions."""
+    at, unit = {"layer": layer, "head": head}, unit_of(ds, 0) or "data units"
+
+    def value(key: str) -> float:
+        return float(array(ds, key, **at))
+
+    ranks = ", ".join(
+        f"{product} {number(float(array(ds, 'stable_rank', **at, product=place)))}"
+        for place, product in enumerate(names(ds, "product"))
+    )
+    aside = {"forecast tokens": value("attention_forecast"), "special tokens and padding": value("attention_other")}
+    elsewhere = [f"{percent(share)} on {words}" for words, share in aside.items() if share >= 1e-4]
+    effect = f"the median moves by {number(value('mean_shift'))} {unit} on average"
+    if "spearman_distance" in ds:
+        effect += f", Spearman distance {number(value('spearman_distance'))}"
+    return (
+        f"{head_name(ds, layer, head)}: attention entropy {number(value('entropy'))} nats"
+        + (f" ({', '.join(elsewhere)})" if elsewhere else "")
+        + f"; writes {number(value('write_size'))} {unit} to the {ds.attrs.get('write_to', 'forecast')} on average "
+        f"({percent(value('write_share'))} of what all components write); stable rank {ranks}; "
+        f"without this head {effect}"
+    )
+
+
+def sampling_words(ds: xr.Dataset) -> str:
+    """What a reader must know about how the forecasts were drawn, "" if nothing."""
+    samples = int(ds.attrs.get("samples", 0))
+    return f"every forecast from {samples} sample paths of one seed" if samples else ""
+
+
+def _merged(parts: Sequence[Update], name: str) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.get(name, {}).items()}

@@ -1,0 +1,217 @@
+"""The frame of the linked view: its panels, axes, and the traces with all that no click changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.panels import Scene, scene, value_hover
+from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SEQUENTIAL, VERMILION, mixed, plain
+
+TRACES = (
+    "scores",
+    "crossed out",
+    "chosen",
+    "QK",
+    "OV",
+    "write",
+    "attention",
+    "series",
+    "low",
+    "band",
+    "ablated low",
+    "ablated band",
+    "context",
+    "truth",
+    "median",
+    "ablated median",
+)
+"""The traces in order, by what they show."""
+
+
+_ATTENTION = ((0.0, "#FFFFFF"), (1.0, mixed(ORANGE, 0.85)))
+BAR = {
+    "orientation": "h",
+    "x": 0,
+    "xanchor": "left",
+    "yanchor": "top",
+    "len": 0.272,
+    "thickness": 10,
+    "outlinewidth": 0,
+    "tickfont": {"size": 10},
+    "ypad": 0,
+    "xpad": 0,
+}
+_Kind = Callable[..., go.Scatter | go.Heatmap | go.Bar]
+PLACES: dict[str, tuple[_Kind, dict[str, Any]]] = {
+    "scores": (go.Heatmap, {"row": 1, "col": 1}),
+    "crossed out": (go.Scatter, {"row": 1, "col": 1}),
+    "chosen": (go.Scatter, {"row": 1, "col": 1}),
+    "QK": (go.Scatter, {"row": 1, "col": 2}),
+    "OV": (go.Scatter, {"row": 1, "col": 2}),
+    "write": (go.Bar, {"row": 1, "col": 3}),
+    "attention": (go.Heatmap, {"row": 2, "col": 1, "secondary_y": False}),
+    "series": (go.Scatter, {"row": 2, "col": 1, "secondary_y": True}),
+}
+PLACES |= {name: (go.Scatter, {"row": 2, "col": 3}) for name in TRACES if name not in PLACES}
+LEGEND = {
+    "median": "median forecast",
+    "ablated median": "without the crossed-out heads",
+    "QK": "W<sub>Q</sub>W<sub>K</sub>ᵀ",
+    "OV": "W<sub>V</sub>W<sub>O</sub>",
+}
+
+
+TITLES = (
+    "heads: click one",
+    "its singular values",
+    "its write to the forecast",
+    "what it looks at while it forecasts",
+    "the forecast, with and without the crossed-out heads",
+)
+
+
+def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
+    """A head's layer and number in words; both are positions."""
+    return f"{layer_name(names(ds, 'layer')[layer])}, head {names(ds, 'head')[head]}"
+
+
+def drawn(ds: xr.Dataset) -> int:
+    """How many context steps are drawn: all from the first known value on."""
+    return len(scene(ds, 0, ds.sizes["time"]).past)
+
+
+def envelope(ds: xr.Dataset, quantiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lowest and highest quantile and the median, each (step,)."""
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    return quantiles[levels.argmin()], quantiles[levels.argmax()], quantiles[median_position(levels)]
+
+
+def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
+    """The properties of every trace that no click changes."""
+    unit = unit_of(ds, 0)
+    future, modes = view.time.at(view.future), np.arange(1, ds.sizes["mode"] + 1)
+    layers, heads = names(ds, "layer"), names(ds, "head")
+    silent: dict[str, Any] = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    spectrum = {"x": modes, "mode": "lines+markers", "marker": {"size": 4}, "legend": "legend2"}
+    spectrum["hovertemplate"] = "mode %{x}: %{y:.3g} of the largest<extra></extra>"
+    return {
+        "scores": {
+            "x": np.arange(len(heads)),
+            "y": np.arange(len(layers)),
+            "colorscale": SEQUENTIAL,
+            "textfont": {"size": 10},
+            "customdata": [[plain(head_name(ds, i, j)) for j in range(len(heads))] for i in range(len(layers))],
+        },
+        "crossed out": {**silent, "line": {"color": VERMILION, "width": 1.5}},
+        "chosen": {**silent, "cliponaxis": False, "line": {"color": VERMILION, "width": 3}},
+        "QK": {**spectrum, "line": {"color": PURPLE}},
+        "OV": {**spectrum, "line": {"color": GREY, "dash": "4px,2px"}},
+        "write": {
+            "x": future,
+            "marker": {"color": GREEN},
+            "showlegend": False,
+            "hovertemplate": value_hover("the head's write", view.time, unit),
+        },
+        "attention": {
+            "x": view.time.at(np.append(view.past - 0.5, -0.5)),
+            "y": [0, 1],
+            "zmin": 0,
+            "colorscale": _ATTENTION,
+            "colorbar": {**BAR, "y": -0.15, "title": {"text": "attention (%)", "side": "right"}},
+            "hovertemplate": f"{view.time.hover}<br>%{{z:.3g}} % of the head's attention<extra></extra>",
+        },
+        "series": _line(view, "past", view.context, INK, 1.2, "observed, given to the model", unit)
+        | {"showlegend": False},
+        **_forecast(ds, view),
+    }
+
+
+def _forecast(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
+    """The traces of the panel with the forecasts."""
+    unit, future = unit_of(ds, 0), view.time.at(view.future)
+    low, high, median = envelope(ds, array(ds, "quantile_forecast", "quantile", "step", series=0))
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+
+    def band(colour: str, **more: Any) -> dict[str, Any]:
+        own = {"x": future, "mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": colour}}
+        return {**own, "showlegend": False, **more}
+
+    pale, gone = mixed(BLUE, 0.3), "rgba(213, 94, 0, 0.18)"
+    share = f"{100 * (levels.max() - levels.min()):.3g} % band"
+    known = bool(np.isfinite(view.truth).any())
+    cut = replace(view, past=view.past[-_tail(view) :], context=view.context[-_tail(view) :])
+    return {
+        "low": band(pale, y=low),
+        "band": band(pale, y=high, fill="tonexty", fillcolor=pale, name=share, showlegend=True),
+        "ablated low": band(gone),
+        "ablated band": band(gone, fill="tonexty", fillcolor=gone),
+        "context": _line(cut, "past", cut.context, INK, 1.2, "observed, given to the model", unit),
+        "truth": _line(view, "future", view.truth, INK, 1.2, "what came, unknown to the model", unit)
+        | {"showlegend": known, "line": {"color": INK, "width": 1.2, "dash": "2px,2px"}},
+        "median": _line(view, "future", median, BLUE, 2, "median forecast", unit),
+        "ablated median": _line(view, "future", None, VERMILION, 2, "median without the crossed-out heads", unit),
+    }
+
+
+def _line(
+    view: Scene, part: str, values: np.ndarray | None, colour: str, width: float, words: str, unit: str
+) -> dict[str, Any]:
+    return {
+        "x": view.time.at(getattr(view, part)),
+        "y": values,
+        "mode": "lines",
+        "line": {"color": colour, "width": width},
+        "hovertemplate": value_hover(words, view.time, unit),
+    }
+
+
+def _tail(view: Scene) -> int:
+    """How many context steps are drawn before the forecast."""
+    return max(len(view.future) // 2, 2)
+
+
+def axes(fig: go.Figure, ds: xr.Dataset, view: Scene) -> None:
+    layers, heads = names(ds, "layer"), names(ds, "head")
+    every: Mapping[str, Any] = {"showline": False, "ticks": ""}
+    fig.update_xaxes(
+        title_text="head",
+        tickvals=list(range(len(heads)))[:: -(-len(heads) // 16)],
+        ticktext=heads[:: -(-len(heads) // 16)],
+        range=[-0.5, len(heads) - 0.5],
+        **every,
+        row=1,
+        col=1,
+    )
+    fig.update_yaxes(
+        title_text="layer",
+        tickvals=list(range(len(layers))),
+        ticktext=layers,
+        range=[len(layers) - 0.5, -0.5],
+        **every,
+        row=1,
+        col=1,
+    )
+    fig.update_xaxes(title_text="mode", nticks=6, row=1, col=2)
+    fig.update_yaxes(title_text="relative to the largest", type="log", dtick=1, exponentformat="power", row=1, col=2)
+    unit = unit_of(ds, 0) or "data units"
+    short = {"title_text": plain(view.time.short_title), "nticks": 4, "tickangle": 0, "col": 3}
+    # the write stands above the steps of the forecast that it adds to
+    ends = view.time.at(np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5]))
+    fig.update_xaxes(range=list(ends), row=1, **short)
+    fig.update_xaxes(range=list(ends), row=2, **short)
+    fig.update_yaxes(title_text=plain(f"write ({unit})"), nticks=6, row=1, col=3)
+    fig.update_yaxes(title_text=plain(f"value ({unit})"), nticks=6, row=2, col=3)
+    edges = view.time.at(np.array([view.past[0] - 0.5, -0.5]))
+    fig.update_xaxes(title_text=plain(view.time.title), range=list(edges), row=2, col=1)
+    fig.update_yaxes(visible=False, range=[0, 1], fixedrange=True, row=2, col=1, secondary_y=False)
+    value = {"title_text": plain(f"value ({unit})"), "side": "left", "tickmode": "auto"}
+    fig.update_yaxes(**value, row=2, col=1, secondary_y=True)
+    corner = {"x": 0.37, "y": 0.63, "xanchor": "left", "yanchor": "bottom", "yref": "paper", "orientation": "v"}
+    fig.update_layout(legend2={**corner, "bgcolor": "rgba(0,0,0,0)"}, bargap=0.15)
