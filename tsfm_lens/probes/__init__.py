@@ -9,6 +9,7 @@ from tsfm_lens.probes.effects import causal_effects
 from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.head_choice import diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads, sharp_heads
 from tsfm_lens.probes.head_states import head_states
+from tsfm_lens.probes.head_parroting import head_parroting
 from tsfm_lens.probes.induction import repeated_tokens
 from tsfm_lens.probes.induction_overlap import induction_overlap
 from tsfm_lens.probes.kernel_regression import kernel_regression
@@ -45,6 +46,7 @@ __all__ = [
     "edge_attribution",
     "entropic_rank",
     "head_entropy",
+    "head_parroting",
     "head_similarity",
     "head_spectra",
     "head_states",

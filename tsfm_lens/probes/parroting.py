@@ -59,13 +59,13 @@ def context_parroting(
     errors = np.full((len(batch), longest - 1), np.nan)
     parrots = np.full_like(forecast, np.nan)
     matches = np.full(len(batch), np.nan)
-    scales = np.array([_scale(values) for values in batch.values])
+    scales = np.array([spread_of(values) for values in batch.values])
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
         found = naive_parrot(values, steps, motif)
         if found is not None:
             parrots[row], matches[row] = found
-    best = np.array([_shortest_best(row) for row in errors])
+    best = np.array([shortest_best(row) for row in errors])
     copied = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
     data = context_dataset(batch, steps, truth).assign_coords(lag=np.arange(1, longest))
     data["forecast"] = (("series", "step"), forecast)
@@ -169,7 +169,7 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     return follows[np.arange(horizon) % len(follows)], len(follows)
 
 
-def _shortest_best(errors: np.ndarray) -> int:
+def shortest_best(errors: np.ndarray) -> int:
     """The shortest lag whose error is within 1 % of the smallest, 0 if there is none."""
     if not np.isfinite(errors).any():
         return 0
@@ -177,6 +177,7 @@ def _shortest_best(errors: np.ndarray) -> int:
     return int(np.flatnonzero(errors <= lowest * 1.01 + 1e-12)[0]) + 1
 
 
-def _scale(context: np.ndarray) -> float:
+def spread_of(context: np.ndarray) -> float:
+    """Standard deviation of a context, NaN if it is constant."""
     spread = float(np.nanstd(context))
     return spread if spread > 0 else np.nan

@@ -1,0 +1,115 @@
+"""Parroting by heads against forecasts made without them, one at a time."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks import EditPattern
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import context_parroting, head_parroting, lag_attention
+
+NAMES = sorted(architectures())
+H = 4
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def series_for(lens: Lens) -> object:
+    own = getattr(lens.adapter, "example", None)
+    return own(0, 40) if own else bundled("co2").tail(40)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
+    lens = lens_of(name)
+    batch = as_series(series_for(lens))
+    draws = {"num_samples": 2} if lens.adapter.readout == "token" else {}
+    truth = np.tile(batch.values[0][:H], (len(batch), 1))
+    found = head_parroting(lens, batch, H, truth=truth, motif=5, **draws)
+    context = batch.values[0]
+    assert found.sizes["layer"] * found.sizes["head"] > 1
+    lag, spread = int(found["lag"][0]), context.std()
+    targets = {
+        "copy_error": np.resize(context[-lag:], H),
+        "parrot_error": found["parrot"].values[0],
+        "truth_error": truth[0],
+    }
+    layer, head = str(found["layer"].values[-1]), 1
+    prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
+    plain, without = found["forecast"].values[0], None
+    with lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"):
+        if lens.adapter.readout == "token":
+            without = lens.forecast(batch, H, seed=0, **draws).median[0]
+        else:
+            outputs = lens.forward(lens.encode(batch, horizon=H)).detach().double().numpy()[0]
+            without = outputs[np.argmin(np.abs(np.array(lens.adapter.levels) - 0.5)), :H]
+    for error, target in targets.items():
+        before, after = (np.abs(one - target).mean() / spread for one in (plain, without))
+        assert float(found[error][0]) == pytest.approx(before, rel=1e-5, abs=1e-9)
+        change = float(found[f"{error}_change"].sel(layer=layer, head=head)[0])
+        assert change == pytest.approx(after - before, rel=1e-4, abs=1e-6)
+    looked = lag_attention(lens, batch.select(0), lag, H, **draws)
+    np.testing.assert_allclose(found["mass"].isel(series=0), looked["mass"])
+    assert float(found["chance"][0]) == float(looked["chance"])
+
+
+def test_a_head_that_writes_nothing_changes_nothing() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    width = lens.wiring.output_stack.d_head
+    with torch.no_grad():
+        lens.adapter.model.get_submodule("decoder.block.1.layer.1.EncDecAttention.o").weight[:, width : 2 * width] = 0
+    found = head_parroting(lens, bundled("co2", "elnino").tail(60), 8)
+    change = found["copy_error_change"]
+    np.testing.assert_allclose(change.sel(layer="1", head=1), 0, atol=1e-6)
+    assert float(np.abs(change.sel(layer="1", head=0)).max()) > 1e-4
+
+
+def test_the_lag_is_that_of_the_whole_forecast() -> None:
+    lens, batch = lens_of("chronos-bolt"), bundled("co2", "elnino").tail(60)
+    found, whole = head_parroting(lens, batch, 8), context_parroting(lens, batch, 8)
+    np.testing.assert_array_equal(found["lag"], whole["best_lag"])
+    np.testing.assert_allclose(found["parrot"], whole["parrot"])
+    np.testing.assert_allclose(found["parrot_error"], whole["parrot_error"], rtol=1e-5)
+    # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
+    np.testing.assert_allclose(found["copy_error"], whole["copy_error"], rtol=1e-5)
+    given = head_parroting(lens, batch, 8, lag=12)
+    assert (given["lag"] == 12).all()
+    np.testing.assert_allclose(given["copy"][0], batch.values[0][-12:][:8])
+
+
+def test_attention_at_the_lag_is_seen() -> None:
+    lens = lens_of("chronos")
+
+    def moved(pattern: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(pattern)
+        for query in range(out.shape[-2]):
+            out[..., query, out.shape[-1] - 1 + query - 12] = 1.0
+        return out
+
+    with lens.edit(EditPattern("decoder.0.cross_attn", moved)):
+        found = head_parroting(lens, bundled("co2").tail(40), H, lag=12, width=0, num_samples=1)
+    np.testing.assert_allclose(found["mass"].sel(layer="0"), 1)
+    assert (found["mass"].sel(layer="1") < 1).all()
+
+
+def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
+    lens = lens_of("chronos-bolt")
+    flat = head_parroting(lens, [np.ones(40), bundled("co2").tail(40).values[0]], 8)
+    for name in ("lag", "chance", "copy_error", "mass", "copy_error_change"):
+        assert np.isnan(flat[name].isel(series=0)).all()
+        assert np.isfinite(flat[name].isel(series=1)).all()
+    with pytest.raises(InputError, match="lag is 40, expected 1 to 39"):
+        head_parroting(lens, bundled("co2").tail(40), 8, lag=40)
+    with pytest.raises(InputError, match="motif is 1"):
+        head_parroting(lens, bundled("co2").tail(40), 8, motif=1)
+    with pytest.raises(UnknownNameError, match="cross_attn"):
+        head_parroting(lens, bundled("co2").tail(40), 8, kind="time_attn")

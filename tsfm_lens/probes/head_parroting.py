@@ -1,0 +1,154 @@
+"""Context parroting head by head: which heads look back at the copied lag, and which the copying needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attention import pick_attention, refuse_variates
+from tsfm_lens.probes.parroting import lag_attention, lag_errors, naive_parrot, shortest_best, spread_of
+from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.zero_ablation import Progress, ablation_effects
+
+
+def head_parroting(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    lag: int | None = None,
+    motif: int = 16,
+    width: int = 1,
+    kind: str | None = None,
+    how: str = "zero",
+    reference: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Measure each head's part in parroting twice: by where it looks, and by what the forecast is without it.
+
+    A forecast parrots at the lag at which it differs least from its context repeated. That lag is found once, in the
+    plain forecast; the ablated ones are held against the same copy. Attention is correlation, ablation cause: heads
+    that look at the lag need not be those that copying depends on.
+
+    Args:
+        lens: the model.
+        series: one or more series.
+        horizon: forecast steps; the model's prediction length if None.
+        truth: (series, step) what came, where known.
+        lag: steps, for every series; each series' own best lag if None.
+        motif: length of the last stretch that the naive parrot looks for in the context.
+        width: steps on either side of the lag that attention still counts at.
+        kind: kind of attention; the last one over time of the stack that is read out if None.
+        how, reference: see :func:`tsfm_lens.probes.zero_ablation.ablation_effects`.
+        num_samples, seed: of the forecasts.
+        progress: called with (done, of) after each ablated head.
+
+    Returns:
+        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, the share of the head's attention at
+        the lag and its multiples; ``copy_error_change`` and ``parrot_error_change``, by how much the ablated forecast
+        lies further from the context repeated at the lag, and from what followed the best earlier match; with a
+        truth ``truth_error_change``. All errors are mean absolute differences in standard deviations of the context,
+        ablated minus plain: above 0 the head served the copy. Over ``series``: ``lag``, ``chance`` (the share of
+        tokens at the lag), ``copy_error``, ``parrot_error``, ``truth_error`` of the plain forecast; ``forecast``,
+        ``copy`` and ``parrot`` (series, step). NaN where a context is constant, too short for the motif, or incomplete
+        where it would be copied.
+
+    Source:
+        tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
+
+    Raises:
+        InputError: several variates, a motif below 2, a lag that is not shorter than every context, or a horizon whose
+            attention cannot be followed (see :func:`tsfm_lens.probes.rollout.rollout_maps`).
+        UnknownNameError: no such kind of attention.
+    """
+    batch = as_series(series)
+    refuse_variates(batch)
+    _refuse(batch, lag, motif)
+    row, chosen, layers = pick_attention(lens, None, kind)
+    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    dot = f"{row.name}." if row.name else ""
+    wanted = [f"{dot}{layer}.{chosen}.{head}" for layer in layers for head in range(row.n_heads)]
+    draws: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
+    effects = ablation_effects(
+        lens, batch, steps, components=wanted, how=how, reference=reference, progress=progress, **draws
+    )
+    plain = effects["baseline_forecast"].values
+    ablated = effects["forecast"].values.reshape(len(layers), row.n_heads, *plain.shape)
+    lags = np.array([_best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
+    lags = lags if lag is None else np.full(len(batch), lag)
+    mass, chance = _attention(lens, batch, lags, steps, width, chosen, draws)
+    data = context_dataset(batch, steps, truth).assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
+    data["mass"] = (("layer", "head", "series"), mass)
+    data["chance"] = (("series",), chance)
+    data["lag"] = (("series",), np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
+    copy, parrot = _copies(batch, lags, steps), _parrots(batch, steps, motif)
+    references = {"copy_error": copy, "parrot_error": parrot}
+    if truth is not None:
+        references["truth_error"] = data["truth"].values
+    scales = np.array([spread_of(values) for values in batch.values])
+    for name, target in references.items():
+        error = mae(plain, target) / scales
+        data[name] = (("series",), error)
+        data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
+    data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
+    settings: dict[str, Any] = {"attention": chosen, "motif": motif, "width": width, "how": how, "seed": seed}
+    source = "tsfm-lens paper, sections 4 and 5"
+    data.attrs = describe(lens, "head_parroting", "Context parroting by heads", source, horizon=steps, **settings)
+    if "statistic" not in effects.attrs:
+        data.attrs.pop("statistic", None)
+    return data
+
+
+def _refuse(batch: SeriesBatch, lag: int | None, motif: int) -> None:
+    if motif < 2:
+        raise InputError(f"motif is {motif}, expected 2 or more steps")
+    shortest = min(len(values) for values in batch.values)
+    if lag is not None and not 1 <= lag < shortest:
+        raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
+
+
+def _best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
+    """The lag at which the forecast copies its context, 0 if the context is constant or has no value to copy."""
+    return 0 if np.isnan(spread_of(context)) else shortest_best(lag_errors(context, forecast))
+
+
+def _attention(
+    lens: Lens, batch: SeriesBatch, lags: np.ndarray, steps: int, width: int, kind: str, draws: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mass at each series' lag (layer, head, series), and what an even spread would pay (series,)."""
+    found = [
+        lag_attention(lens, batch.select(i), max(int(lag), 1), steps, width=width, kind=kind, **draws)
+        for i, lag in enumerate(lags)
+    ]
+    known = np.where(lags > 0, 1.0, np.nan)
+    mass = np.stack([each["mass"].values for each in found], axis=-1)
+    return mass * known, np.array([float(each["chance"]) for each in found]) * known
+
+
+def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:
+    """Each context repeated at its lag, (series, step)."""
+    out = np.full((len(batch), steps), np.nan)
+    for row, (values, lag) in enumerate(zip(batch.values, lags, strict=True)):
+        if lag > 0:
+            out[row] = values[len(values) - lag + np.arange(steps) % lag]
+    return out
+
+
+def _parrots(batch: SeriesBatch, steps: int, motif: int) -> np.ndarray:
+    """The naive parrot's forecast of each series, (series, step)."""
+    out = np.full((len(batch), steps), np.nan)
+    for row, values in enumerate(batch.values):
+        found = naive_parrot(values, steps, motif)
+        if found is not None:
+            out[row] = found[0]
+    return out
