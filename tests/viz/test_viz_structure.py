@@ -1,7 +1,8 @@
-"""Figures of weights, streams and roll-outs show the numbers of their results."""
+"""Figures of weights and streams show the numbers of their results."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
+from tsfm_lens.viz.select import DRAWN_BY
 
 
 @cache
@@ -21,7 +23,7 @@ def results() -> dict[str, xr.Dataset]:
         "spectra": probes.head_spectra(lens),
         "entropic_rank": probes.entropic_rank(lens, series),
         "layer_similarity": probes.layer_similarity(lens, series),
-        "rollout": probes.rollout_maps(load("chronos-nano"), series, 12),
+        "head_similarity": probes.head_similarity(lens, series),
     }
 
 
@@ -29,7 +31,7 @@ def test_the_map_of_stable_ranks_holds_them() -> None:
     ds = results()["spectra"]
     fig = viz.stable_rank_map(ds, product="OV")
     np.testing.assert_array_equal(fig.data[0].z, ds["stable_rank"].sel(product="OV"))
-    assert "stable rank" in fig.data[0].colorbar.title.text
+    assert fig.layout.coloraxis.colorbar.title.text == "stable rank"
     with pytest.raises(UnknownNameError, match="QK"):
         viz.stable_rank_map(ds, product="KQ")
 
@@ -43,7 +45,9 @@ def test_spectra_are_relative_to_the_largest() -> None:
 def test_the_line_of_entropic_ranks_has_its_ceiling() -> None:
     ds = results()["entropic_rank"]
     fig = viz.entropic_rank_line(ds)
-    np.testing.assert_array_equal(fig.data[0].y, ds["rank"])
+    assert fig.data[-1].name == "all series"
+    np.testing.assert_array_equal(fig.data[-1].y, ds["rank"])
+    np.testing.assert_allclose(fig.data[0].y, np.exp(ds["entropy"].isel(series=0)))
     assert fig.layout.shapes[0].y0 == ds.attrs["heads"]
 
 
@@ -56,15 +60,24 @@ def test_the_similarity_map_is_square(measure: str) -> None:
         viz.similarity_map(ds, measure="angle")
 
 
-def test_rollout_panels_are_sorted_by_entropy() -> None:
-    ds = results()["rollout"]
-    sharp, diffuse = viz.rollout_panels(ds, count=3), viz.rollout_panels(ds, heads="diffuse", count=3)
-    assert len(sharp.data) == len(diffuse.data) == 3
-    flat = ds["entropy"].values.ravel()
-    place = np.unravel_index(flat.argmin(), ds["entropy"].shape)
-    ordinary = [not word for word in ds["key_special"].values]
-    np.testing.assert_array_equal(sharp.data[0].z, ds["attention"].values[place][ordinary])
-    assert (sharp.data[0].y < 0).all()
-    assert (sharp.data[0].x >= 0).all()
-    with pytest.raises(InputError, match="sharp"):
-        viz.rollout_panels(ds, heads="blunt")
+def test_the_map_of_heads_has_a_panel_a_layer() -> None:
+    ds = results()["head_similarity"]
+    fig = viz.head_similarity_map(ds, layers=[2, 0])
+    assert [note.text for note in fig.layout.annotations[:2]] == ["layer 2", "layer 0"]
+    np.testing.assert_array_equal(fig.data[0].z, ds["cosine"].sel(layer="2"))
+    np.testing.assert_array_equal(fig.data[1].z, ds["cosine"].sel(layer="0"))
+    assert (fig.layout.coloraxis.cmin, fig.layout.coloraxis.cmax) == (-1, 1)
+    assert len({axis.matches or "x" for axis in fig.select_xaxes()}) == 1
+    with pytest.raises(InputError, match="similarity_map draws that kind"):
+        viz.head_similarity_map(results()["layer_similarity"])
+
+
+def test_every_kind_names_its_renderers_and_they_refuse_others() -> None:
+    other = xr.Dataset(attrs={"kind": "forecast"})
+    for kind, words in DRAWN_BY.items():
+        for name in re.split(r", | or ", words):
+            with pytest.raises(InputError, match="is of kind 'nothing'"):
+                getattr(viz, name)(xr.Dataset(attrs={"kind": "nothing"}))
+            if kind != "forecast":
+                with pytest.raises(InputError, match="forecast_fan draws that kind"):
+                    getattr(viz, name)(other)

@@ -166,7 +166,8 @@ def kernel_regression(
             rows["bound"].append(found.bound)
             rows["applicable"].append(found.applicable)
             rows["error"].append(torch.tensor(error))
-    return _dataset(lens, rows, run.horizon, rank, seed)
+    own = {"series": batch.ids[0], "keys": len(hidden[0][1]), "horizon": run.horizon, "seed": seed}
+    return _dataset(lens, rows, own if rank is None else {**own, "rank": rank})
 
 
 def _hidden_states(lens: Lens, encoded: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -192,7 +193,7 @@ def _hidden_states(lens: Lens, encoded: Any) -> list[tuple[Tensor, Tensor, Tenso
     return out
 
 
-def _dataset(lens: Lens, rows: dict[str, list], horizon: int, rank: int | None, seed: int) -> xr.Dataset:
+def _dataset(lens: Lens, rows: dict[str, list], own: dict[str, Any]) -> xr.Dataset:
     stack = lens.wiring.output_stack
 
     def shaped(name: str) -> np.ndarray:
@@ -210,8 +211,5 @@ def _dataset(lens: Lens, rows: dict[str, list], horizon: int, rank: int | None, 
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
     )
     source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW2, S3-PC1)"
-    extra = {} if rank is None else {"rank": rank}
-    data.attrs = describe(
-        lens, "kernel_regression", "Attention as kernel regression", source, horizon=horizon, seed=seed, **extra
-    )
+    data.attrs = describe(lens, "kernel_regression", "Attention as kernel regression", source, **own)
     return data

@@ -21,7 +21,7 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.attention import attention_over_time, refuse_variates, row_entropy
+from tsfm_lens.probes.attention import pick_attention, refuse_variates, row_entropy
 from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
 
 KEYS = ("time", "window")
@@ -82,7 +82,7 @@ def rollout_maps(
         raise InputError(f"roll-out maps are drawn for one series at a time, got {len(batch)}; use batch.select(…)")
     if keys not in KEYS:
         raise InputError(f"keys={keys!r} is not known, choose 'time' or 'window'")
-    row, chosen, layers = attention_over_time(lens, stack, kind)
+    row, chosen, layers = pick_attention(lens, stack, kind)
     steps = lens.adapter.prediction_length if horizon is None else int(horizon)
     passes = _passes(lens, batch, steps, along, num_samples, seed)
     read = row.attention(chosen, layers[0]).keys_from or row.name
@@ -203,8 +203,8 @@ def _columns(passes: list[_Pass], stack: str) -> tuple[TokenSpans, list[np.ndarr
         spans = one.encoded.spans[stack].shifted(one.start)
         later = [i for i in range(len(spans)) if spans.start[i] >= one.start and not spans.special[i]]
         shown = later if one.start else list(range(len(spans)))
-        start, stop, special = (tuple(part[i] for i in shown) for part in (spans.start, spans.stop, spans.special))
-        axis += TokenSpans(start, stop, special)
+        start, stop = (tuple(part[i] for i in shown) for part in (spans.start, spans.stop))
+        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in shown))
         chosen.append(np.array(shown))
     return axis, chosen
 

@@ -13,6 +13,8 @@ from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import describe
 
+_TRIALS = 64
+
 
 def seasonality_bias(
     lens: Lens,
@@ -40,7 +42,10 @@ def seasonality_bias(
         over context (0 is a forecast without the season); ``spread_ratio``, standard deviation of the forecast over
         the context's, small where a model regresses to the mean; and for models that read patches ``patch_amplitude``
         and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of
-        the context. NaN where a stretch is shorter than the period.
+        the context. ``amplitude`` (part, series, trial_period) has the amplitudes at periods from 3 steps to the
+        horizon, in standard deviations of the context, of stretches of equal length: the end of the context, the
+        forecast, the truth.
+        NaN where a stretch is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
@@ -81,6 +86,12 @@ def seasonality_bias(
     for name, values in columns.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
+    trial = np.geomspace(3, max(steps, 3), _TRIALS)
+    parts = {"context": [values[-steps:] for values in batch.values], "forecast": forecast}
+    parts |= {"truth": data["truth"].values} if "truth" in data else {}
+    grid = [[[amplitude_at(v, p) for p in trial] for v in values] for values in parts.values()]
+    data = data.assign_coords(part=list(parts), trial_period=("trial_period", trial, {"units": "steps"}))
+    data["amplitude"] = (("part", "series", "trial_period"), np.array(grid) / spread[:, None])
     source = "tsfm-lens paper, section 5 and figure 20"
     data.attrs = describe(lens, "seasonality", "Seasonality bias", source, seed=seed, horizon=steps, patch=patch)
     return data

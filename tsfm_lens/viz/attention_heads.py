@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,7 +12,7 @@ from plotly.subplots import make_subplots
 from tsfm_lens.viz.attention import attention_kind, single_series, weight_colours
 from tsfm_lens.viz.select import array, check, layer_name, model_of, names, positions
 from tsfm_lens.viz.theme import GREY, dress, number, plain
-from tsfm_lens.viz.tokens import TokenAxis, token_axis
+from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 
 _CELLS = 100_000  # in the whole figure
 
@@ -48,108 +47,105 @@ def attention_grid(
     rows, columns = positions(ds, "layer", layers), positions(ds, "head", heads)
     cut = ds.isel(layer=rows, head=columns)
     pattern = array(cut, "pattern", "layer", "head", "query", "key")
-    x, y = _ruler(token_axis(ds, "key")), _ruler(token_axis(ds, "query"))
-    budget = max(_CELLS // (len(rows) * len(columns)), 400)
-    group = max(int(np.ceil(np.sqrt(len(x.owner) * len(y.owner) / budget))), 1)
     limit = zmax or float(np.nanquantile(np.nanmax(pattern, axis=-1), 0.995)) or 1.0
-    fig, height = _grid(len(rows), len(columns))
-    entropy = array(cut, "entropy", "layer", "head") if "entropy" in ds else None
-    layer_words = [layer_name(v) for v in names(cut, "layer")]
-    traces = []
-    for r in range(len(rows)):
-        for c in range(len(columns)):
-            place = f"{layer_words[r]}, head {names(cut, 'head')[c]}"
-            note = "" if entropy is None else f"<br>entropy of this head {number(entropy[r, c])} nats"
-            z, x_edges, y_edges = pooled(pattern[r, c], x, y, group)
-            traces.append(
-                go.Heatmap(
-                    x=x_edges,
-                    y=y_edges,
-                    z=z,
-                    coloraxis="coloraxis",
-                    hoverongaps=False,
-                    name=place,
-                    hovertemplate=f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}"
-                    f"<br>weight %{{z:.3g}}{note}<extra></extra>",
-                )
-            )
-    places = [(r + 1, c + 1) for r in range(len(rows)) for c in range(len(columns))]
-    fig.add_traces(traces, rows=[r for r, _ in places], cols=[c for _, c in places])
-    _label(fig, x, y, layer_words, names(cut, "head"), len(rows), len(columns))
-    fig.update_layout(coloraxis=weight_colours(limit))
     kind = attention_kind(ds)
+    return _heads(
+        cut,
+        pattern,
+        weight_colours(limit),
+        "weight",
+        f"{kind[:1].upper() + kind[1:]} of every head of {model_of(ds)}",
+        "the same axes and colours in every panel",
+    )
+
+
+def norm_weighted_map(
+    ds: xr.Dataset,
+    *,
+    layers: Sequence[str | int] | None = None,
+    heads: Sequence[str | int] | None = None,
+    zmax: float | None = None,
+) -> go.Figure:
+    """Layer × head small multiples of how much each key contributes to each query's write.
+
+    Args:
+        ds: of kind "norm_weighted": ``norm`` (layer, head, query, key) with the coordinates start, stop and
+            special of keys and queries.
+        layers: labels to draw, all unless given.
+        heads: numbers to draw, all unless given.
+        zmax: length at which the colours end. Unless given, the 99.5 % quantile of the longest contribution to
+            every query.
+
+    Returns:
+        Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
+
+    Raises:
+        InputError: ``ds`` is of another kind, or its tokens cannot be laid out on one time axis.
+        UnknownNameError: no such layer or head.
+    """
+    check(ds, "norm_weighted", "norm")
+    cut = ds.isel(layer=positions(ds, "layer", layers), head=positions(ds, "head", heads))
+    norms = array(cut, "norm", "layer", "head", "query", "key")
+    limit = zmax or float(np.nanquantile(np.nanmax(norms, axis=-1), 0.995)) or 1.0
+    colours = weight_colours(limit)
+    colours["colorbar"] = {"title": {"text": "length (residual stream units)", "side": "right"}}
+    return _heads(
+        cut,
+        norms,
+        colours,
+        "length",
+        f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}",
+        "length of what each key adds to the residual stream; the same axes and colours in every panel",
+    )
+
+
+def _heads(
+    ds: xr.Dataset, values: np.ndarray, colours: dict[str, object], word: str, title: str, remark: str
+) -> go.Figure:
+    """The grid of heads. ``values``: (layer, head, query, key) of ``ds``; ``word``: what they are when hovered."""
+    rows, columns = values.shape[:2]
+    x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
+    group = group_for(x, y, max(_CELLS // (rows * columns), 400))
+    fig, height = _grid(rows, columns)
+    entropy = array(ds, "entropy", "layer", "head") if "entropy" in ds else None
+    layers, heads = [layer_name(v) for v in names(ds, "layer")], names(ds, "head")
+    places = [(r, c) for r in range(rows) for c in range(columns)]
+    traces = []
+    for r, c in places:
+        place = f"{layers[r]}, head {heads[c]}"
+        note = "" if entropy is None else f"<br>entropy of this head {number(entropy[r, c])} nats"
+        z, x_edges, y_edges = pooled(values[r, c], x, y, group)
+        traces.append(
+            go.Heatmap(
+                x=x_edges,
+                y=y_edges,
+                z=z,
+                coloraxis="coloraxis",
+                hoverongaps=False,
+                name=place,
+                hovertemplate=f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}"
+                f"<br>{word} %{{z:.3g}}{note}<extra></extra>",
+            )
+        )
+    fig.add_traces(traces, rows=[r + 1 for r, _ in places], cols=[c + 1 for _, c in places])
+    _label(fig, x, y, layers, heads, rows, columns)
+    fig.update_layout(coloraxis=colours)
     marks = ", ".join(x.axis.aside_labels())
     remarks = [
-        f"{single_series(ds)}; the same axes and colours in every panel",
+        f"{single_series(ds)}; {remark}",
         f"right of the dotted line: {marks}" if marks else "",
-        f"a cell: the largest weight of {group} × {group} tokens" if group > 1 else "",
+        grouped(group),
     ]
     fig = dress(
         fig,
-        f"{kind[:1].upper() + kind[1:]} of every head of {model_of(ds)}",
+        title,
         "; ".join(r for r in remarks if r),
         plot_height=height,
         above=28,
         below=56,
-        min_width=max(420, 130 + 52 * len(columns)),
+        min_width=max(420, 130 + 52 * columns),
     )
     return fig.update_layout(margin={"l": 96, "r": 96})
-
-
-@dataclass(frozen=True)
-class _Ruler:
-    """Cells along one side: tokens over time first, then, after a gap, the special ones at a fixed width.
-
-    Attributes:
-        edges: (cell + 1,), in steps; owner: the token in each cell, -1 for a gap, (cell,).
-        timed: how many cells, gaps between them included, stand over time.
-        end: where time ends.
-    """
-
-    axis: TokenAxis
-    edges: np.ndarray
-    owner: np.ndarray
-    timed: int
-    end: float
-
-
-def _ruler(axis: TokenAxis) -> _Ruler:
-    edges, owner = axis.cells()
-    timed, count = len(owner), len(axis.aside)
-    end = float(edges[-1]) if timed else 0.0
-    span = float(edges[-1] - edges[0]) if timed else 1.0
-    if not timed:
-        edges = np.zeros(1)
-    elif count:
-        edges, owner = np.append(edges, end + 0.04 * span), np.append(owner, -1)
-    aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
-    return _Ruler(
-        axis=axis,
-        edges=np.concatenate([edges, aside]),
-        owner=np.concatenate([owner, axis.aside]).astype(int),
-        timed=timed,
-        end=end,
-    )
-
-
-def pooled(weights: np.ndarray, x: _Ruler, y: _Ruler, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cells of one pattern, the largest of ``group`` × ``group`` adjacent tokens over time.
-
-    Returns:
-        ``z`` (query cell, key cell), and the edges of the cells on both axes.
-    """
-    z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
-    z[y.owner < 0, :] = np.nan
-    z[:, x.owner < 0] = np.nan
-    x_starts, y_starts = (_starts(ruler, group) for ruler in (x, y))
-    z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
-    return z, np.append(x.edges[x_starts], x.edges[-1]), np.append(y.edges[y_starts], y.edges[-1])
-
-
-def _starts(ruler: _Ruler, group: int) -> np.ndarray:
-    """Where pooled cells begin: every ``group``-th token over time, every special token alone."""
-    every = np.arange(0, ruler.timed, group)
-    return np.concatenate([every, np.arange(ruler.timed, len(ruler.owner))]).astype(int)
 
 
 def _grid(rows: int, columns: int) -> tuple[go.Figure, int]:
@@ -167,7 +163,7 @@ def _grid(rows: int, columns: int) -> tuple[go.Figure, int]:
     return fig, height
 
 
-def _label(fig: go.Figure, x: _Ruler, y: _Ruler, layers: list[str], heads: list[str], rows: int, columns: int) -> None:
+def _label(fig: go.Figure, x: Ruler, y: Ruler, layers: list[str], heads: list[str], rows: int, columns: int) -> None:
     """Head numbers above the columns, layers beside the rows, ticks only at the outer edge."""
     fig.update_xaxes(range=[x.edges[0], x.edges[-1]], showticklabels=False, ticks="", nticks=3)
     fig.update_yaxes(range=[y.edges[-1], y.edges[0]], showticklabels=False, ticks="", nticks=3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -75,6 +77,17 @@ def panel_grid(titles: list[tuple[str, ...]], *, row_height: int) -> Grid:
     longest = max(len(line) for title in titles for line in title)
     width = 110 + columns * max(110, round(_LETTER * longest) + 8)
     return Grid(fig, places, height, above=16 + 14 * lines, min_width=width)
+
+
+def log_axis(values: np.ndarray) -> dict[str, Any]:
+    """Settings of a logarithmic axis over ``values``: 1, 2 and 5 written out over few decades, else powers of ten."""
+    known = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(np.log10(known.min())), float(np.log10(known.max()))) if len(known) else (-1.0, 0.0)
+    if high - low > 2.5:
+        return {"type": "log", "exponentformat": "power", "dtick": max(1, round((high - low) / 6))}
+    digits = (1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 3, 4, 5, 7)
+    ticks = [digit * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for digit in digits]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def title_axes(grid: Grid, x_title: str, y_title: str) -> None:

@@ -56,7 +56,7 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
         _uniform_line(fig, ds.sizes["bin"], float(np.nanmax(values)))
     fig.update_xaxes(title_text="layer whose residual stream is read", type="category")
     fig.update_yaxes(title_text=f"{word} ({unit})", rangemode="tozero")
-    _few_ticks(fig, labels)
+    few_ticks(fig, labels)
     return dress(
         fig,
         f"{title}, layer by layer, in {model_of(ds)}",
@@ -114,7 +114,7 @@ def layer_gain(
     fig.update_annotations(font={"size": 13})
     beyond = _limit_gain(fig, gain)
     fig.update_yaxes(title_text="change of the error (%)<br>negative = better", row=1, col=1)
-    _few_ticks(fig, labels, 8)
+    few_ticks(fig, labels, 8)
     against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
     remark = f"; {beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else ""
     return dress(
@@ -206,7 +206,7 @@ def _limit_gain(fig: go.Figure, gain: np.ndarray) -> int:
     return int(((flat < bounds[0]) | (flat > bounds[1])).sum())
 
 
-def _few_ticks(fig: go.Figure, labels: list[str], most: int = 16) -> None:
+def few_ticks(fig: go.Figure, labels: list[str], most: int = 16) -> None:
     """Number the layers on the axis, at most ``most`` of them; hover keeps the words."""
     keep = list(range(0, len(labels), -(-len(labels) // most)))
     words = ["embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ") for i in keep]

@@ -1,18 +1,23 @@
-"""Roll-out maps: which context steps the heads read, forecast token by forecast token."""
+"""Attention along a forecast: roll-out maps, and attention flow through the layers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.attention import single_series
-from tsfm_lens.viz.grid import panel_grid
-from tsfm_lens.viz.select import array, check, layer_name, model_of, names
-from tsfm_lens.viz.theme import dress, number, plain
+from tsfm_lens.viz.attention import attention_kind, single_series, weight_colours
+from tsfm_lens.viz.grid import Grid, panel_grid, title_axes
+from tsfm_lens.viz.select import array, check, layer_name, model_of, names, positions
+from tsfm_lens.viz.theme import GREY, dress, number, percent, plain
+from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
+_CELLS = 300_000  # in the whole figure
+_PANEL = 60_000  # in a panel, which has no more dots to show them
 
 
 def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax: float | None = None) -> go.Figure:
@@ -27,12 +32,14 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
         zmax: weight at which the grey ends in black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
 
     Returns:
-        Small multiples on shared axes: forecast steps to the right, context steps upwards.
+        Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as the steps that they
+        cover; special keys stand above the dotted line. Of long maps a cell is the largest weight of several
+        tokens, which the subtitle then says.
 
     Raises:
         InputError: ``ds`` is of another kind, or ``heads`` and ``count`` are not as above.
     """
-    check(ds, "rollout", "attention")
+    check(ds, "rollout", "attention", "entropy", "sharpness_rank")
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
     if count < 1:
@@ -40,40 +47,140 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
     ranks = array(ds, "sharpness_rank", "layer", "head")
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     chosen = [divmod(int(flat), ranks.shape[1]) for flat in order]
-    values = array(ds, "attention", "layer", "head", "key", "query")
+    keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))
+    maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in chosen]
+    limit = zmax or _black(maps, keys)
     entropy = array(ds, "entropy", "layer", "head")
-    # special tokens cover no step, so they have no place on the axis
-    ordinary = np.array([not str(word) for word in ds["key_special"].values])
-    limit = zmax or max(0.1, float(np.nanquantile(values[..., ordinary, :], 0.999)))
-    titles: list[tuple[str, ...]] = [
-        (f"{layer_name(names(ds, 'layer')[row])}, head {names(ds, 'head')[col]}: {number(entropy[row, col])} nats",)
-        for row, col in chosen
+    labels = [f"{layer_name(names(ds, 'layer')[row])}, head {names(ds, 'head')[col]}" for row, col in chosen]
+    notes = [f"{_nats(entropy[row, col])}{_aside(one, keys)}" for (row, col), one in zip(chosen, maps, strict=True)]
+    grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
+    said = "query step %{x} reads context step %{y}"
+    group = _draw(grid, maps, labels, keys, queries, said, upwards=True)
+    grid.fig.update_layout(coloraxis=weight_colours(limit) | {"colorscale": _GREYS})
+    forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
+    title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
+    word = "Sharpest" if heads == "sharp" else "Most diffuse"
+    marks = ", ".join(keys.axis.aside_labels())
+    remarks = [
+        attention_kind(ds),
+        "steps from the start of the forecast",
+        f"black: {number(limit)} and more",
+        f"above the dotted line: {marks}" if marks else "",
+        grouped(group),
     ]
-    grid = panel_grid(titles, row_height=130)
-    x, y = ds["query_start"].values, ds["key_start"].values[ordinary]
-    for (row, col), (layer, head) in zip(grid.places, chosen, strict=True):
-        place = f"{plain(layer_name(names(ds, 'layer')[layer]))}, head {head}"
+    return _dressed(grid, f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}", remarks)
+
+
+def attention_flow_map(
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
+) -> go.Figure:
+    """How much of each input token may have reached each token after every layer, by Abnar and Zuidema's rollout.
+
+    Args:
+        ds: of kind "attention_flow".
+        layers: labels to draw, all unless given.
+        zmax: share at which the colours end. Unless given, the 99 % quantile of the largest share of every token
+            but its own, so that the diagonal does not hide the rest.
+
+    Returns:
+        A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+        UnknownNameError: no such layer.
+    """
+    check(ds, "attention_flow", "flow")
+    chosen = positions(ds, "layer", layers)
+    flow = list(array(ds, "flow", "layer", "query", "key")[chosen])
+    keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
+    others = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
+    limit = zmax or float(np.quantile(others, 0.99)) or 1.0
+    labels = [f"after {layer_name(names(ds, 'layer')[i])}" for i in chosen]
+    grid = panel_grid([(label,) for label in labels], row_height=190)
+    group = _draw(grid, flow, labels, keys, queries, "of step %{x} in the token of step %{y}", upwards=False)
+    colours = weight_colours(limit)
+    colours["colorbar"] = {"title": {"text": "share", "side": "right"}}
+    grid.fig.update_layout(coloraxis=colours)
+    title_axes(grid, "input token (step)", "token (step)")
+    marks = ", ".join(keys.axis.aside_labels())
+    remarks = [
+        f"{single_series(ds)}; mean over heads and half a residual stream, multiplied layer by layer",
+        f"darkest: {number(limit)} and more",
+        f"right of the dotted line: {marks}" if marks else "",
+        grouped(group),
+    ]
+    stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
+    return _dressed(grid, f"Attention flow through {stack}{model_of(ds)}", remarks)
+
+
+def _draw(
+    grid: Grid,
+    maps: list[np.ndarray],
+    labels: list[str],
+    keys: Ruler,
+    queries: Ruler,
+    hover: str,
+    *,
+    upwards: bool,
+) -> tuple[int, int]:
+    """A heat map a panel: keys upwards and queries to the right, or keys to the right and queries downwards.
+
+    Args:
+        maps: (query, key) each.
+
+    Returns:
+        How many keys and queries share a cell.
+    """
+    group = group_for(keys, queries, min(_CELLS // len(maps), _PANEL))
+    for one, label, (row, col) in zip(maps, labels, grid.places, strict=True):
+        z, key_edges, query_edges = pooled(one, keys, queries, group)
         grid.fig.add_trace(
             go.Heatmap(
-                x=x,
-                y=y,
-                z=values[layer, head][ordinary],
+                x=query_edges if upwards else key_edges,
+                y=key_edges if upwards else query_edges,
+                z=z.T if upwards else z,
                 coloraxis="coloraxis",
-                hovertemplate=f"{place}<br>forecast step %{{x}} reads context step %{{y}}"
-                "<br>weight %{z:.3g}<extra></extra>",
+                hoverongaps=False,
+                name=label,
+                hovertemplate=f"{plain(label)}<br>{hover}<br>%{{z:.3g}}<extra></extra>",
             ),
             row=row,
             col=col,
         )
-    bar = {"title": {"text": "attention weight", "side": "right"}}
-    grid.fig.update_layout(coloraxis={"colorscale": _GREYS, "cmin": 0.0, "cmax": limit, "colorbar": bar})
-    bottom = max(row for row, _ in grid.places)
-    grid.fig.update_xaxes(title_text="forecast step", row=bottom)
-    grid.fig.update_yaxes(title_text="context step", col=1)
-    word = "Sharpest" if heads == "sharp" else "Most diffuse"
-    return dress(
-        grid.fig,
-        f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
-        f"{ds.attrs.get('attention', 'attention')}; steps from the forecast start; black: {number(limit)} and more",
-        **grid.room,
+        if keys.timed and len(keys.axis.aside):
+            line = {"line": {"color": GREY, "width": 1, "dash": "dot"}, "row": row, "col": col}
+            if upwards:
+                grid.fig.add_hline(y=keys.end, **line)
+            else:
+                grid.fig.add_vline(x=keys.end, **line)
+    across, up = (queries, keys) if upwards else (keys, queries)
+    columns = max(col for _, col in grid.places)
+    most = {1: 8, 2: 6}.get(columns, 4)
+    grid.fig.update_xaxes(tickvals=across.ticks(most), range=[across.edges[0], across.edges[-1]])
+    ends = [up.edges[0], up.edges[-1]]
+    grid.fig.update_yaxes(tickvals=up.ticks(), range=ends if upwards else ends[::-1])
+    return group
+
+
+def _dressed(grid: Grid, title: str, remarks: list[str]) -> go.Figure:
+    """The grid with its title; the colour bar no longer than the first rows of panels."""
+    fig = dress(grid.fig, title, "; ".join(remark for remark in remarks if remark), **grid.room)
+    return fig.update_layout(coloraxis_colorbar_len=min(1.0, 320 / grid.plot_height), margin_r=90)
+
+
+def _black(maps: list[np.ndarray], keys: Ruler) -> float:
+    """Where grey ends: 0.1, or the 99.9 % quantile of the weights on ordinary keys."""
+    ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
+    return max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
+
+
+def _nats(entropy: float) -> str:
+    return "0 nats" if entropy < 5e-4 else f"{entropy:.3g} nats"
+
+
+def _aside(weights: np.ndarray, keys: Ruler) -> str:
+    """How much of a head's attention goes to special tokens, where that is 1 % and more."""
+    rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
+    return f", {percent(round(rest, 2))} on {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}" * (
+        rest >= 0.01
     )

@@ -1,4 +1,4 @@
-"""Tokens on a time axis: spans true to scale, special tokens aside."""
+"""Tokens on a time axis: spans true to scale, special tokens aside, and patterns cut to what can be seen."""
 
 from __future__ import annotations
 
@@ -60,8 +60,11 @@ class TokenAxis:
         return [plain(w if words.count(w) == 1 else f"{w} {words[:n].count(w) + 1}") for n, w in enumerate(words)]
 
 
-def token_axis(ds: xr.Dataset, side: str) -> TokenAxis:
+def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxis:
     """The keys or queries ("key", "query") of an attention Dataset.
+
+    Args:
+        overlaps: let tokens cover the same steps, as those of several passes may; each then ends where the next begins.
 
     Raises:
         InputError: coordinates are missing, a token covers no step, or spans overlap.
@@ -78,6 +81,9 @@ def token_axis(ds: xr.Dataset, side: str) -> TokenAxis:
     if len(empty):
         i = int(empty[0])
         raise InputError(f"{side} token {i} covers no step: [{start[i]}, {stop[i]}) must not be empty.")
+    if overlaps and len(timed):
+        stop = stop.copy()
+        stop[timed[:-1]] = np.minimum(stop[timed[:-1]], start[timed[1:]])
     clash = np.flatnonzero(start[timed][1:] < stop[timed][:-1])
     if len(clash):
         a, b = timed[clash[0]], timed[clash[0] + 1]
@@ -86,3 +92,97 @@ def token_axis(ds: xr.Dataset, side: str) -> TokenAxis:
             "steps; select the tokens of one series first."
         )
     return TokenAxis(start=start, stop=stop, special=special, timed=timed, aside=np.flatnonzero(special != ""))
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """Cells along one side: tokens over time first, then, after a gap, the special ones at a fixed width.
+
+    Attributes:
+        edges: (cell + 1,), in steps; owner: the token in each cell, -1 for a gap, (cell,).
+        timed: how many cells, gaps between them included, stand over time.
+        end: where time ends.
+    """
+
+    axis: TokenAxis
+    edges: np.ndarray
+    owner: np.ndarray
+    timed: int
+    end: float
+
+    def ticks(self, most: int = 5) -> np.ndarray:
+        """Round steps on the part of the axis that is time."""
+        if not self.timed:
+            return np.empty(0)
+        low, high = self.edges[0], self.end
+        least = max((high - low) / most, 1.0)
+        size = 10.0 ** np.floor(np.log10(least))
+        width = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= least)
+        return np.arange(np.ceil(low / width), np.floor(high / width) + 1) * width
+
+
+def ruler(axis: TokenAxis) -> Ruler:
+    """Lay one side of a pattern out."""
+    edges, owner = axis.cells()
+    timed, count = len(owner), len(axis.aside)
+    end = float(edges[-1]) if timed else 0.0
+    span = float(edges[-1] - edges[0]) if timed else 1.0
+    if not timed:
+        edges = np.zeros(1)
+    elif count:
+        edges, owner = np.append(edges, end + 0.04 * span), np.append(owner, -1)
+    aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
+    return Ruler(
+        axis=axis,
+        edges=np.concatenate([edges, aside]),
+        owner=np.concatenate([owner, axis.aside]).astype(int),
+        timed=timed,
+        end=end,
+    )
+
+
+def group_for(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
+    """How many adjacent keys and queries share a cell so that a pattern has about ``cells`` cells at most."""
+    keys, queries = len(x.owner), len(y.owner)
+    side = np.sqrt(cells)
+    # a short side leaves its room to the long one
+    return (
+        int(np.ceil(keys / max(side, cells / max(queries, 1)))),
+        int(np.ceil(queries / max(side, cells / max(keys, 1)))),
+    )
+
+
+def grouped(group: tuple[int, int]) -> str:
+    """What a subtitle says about cells of several tokens."""
+    keys, queries = group
+    if keys == queries == 1:
+        return ""
+    parts = [f"{count} {word}" for count, word in ((keys, "keys"), (queries, "queries")) if count > 1]
+    return f"a cell: the largest value of {' × '.join(parts)}"
+
+
+def pooled(
+    weights: np.ndarray, x: Ruler, y: Ruler, group: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cells of one pattern (query, key), the largest value of a group of adjacent tokens over time.
+
+    The largest and not the mean: a head that reads one step stays as dark as it is.
+
+    Args:
+        group: keys and queries in a cell; special tokens have one of their own.
+
+    Returns:
+        ``z`` (query cell, key cell), and the edges of the cells on both axes, keys first.
+    """
+    z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
+    z[y.owner < 0, :] = np.nan
+    z[:, x.owner < 0] = np.nan
+    x_starts, y_starts = _starts(x, group[0]), _starts(y, group[1])
+    z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
+    return z, np.append(x.edges[x_starts], x.edges[-1]), np.append(y.edges[y_starts], y.edges[-1])
+
+
+def _starts(side: Ruler, group: int) -> np.ndarray:
+    """Where pooled cells begin: every ``group``-th token over time, every special token alone."""
+    every = np.arange(0, side.timed, group)
+    return np.concatenate([every, np.arange(side.timed, len(side.owner))]).astype(int)
