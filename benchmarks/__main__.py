@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
 from benchmarks.natives import SAMPLES, native_call
+from benchmarks.probes import measure
 from benchmarks.timing import ratios
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, architectures, load
@@ -146,7 +147,7 @@ def _row(name: str, found: tuple[float, float, float], target: float | None) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="a,b,c", help="measurements, e.g. a,c (default: all)")
+    parser.add_argument("--only", default="a,b,c,d", help="measurements, e.g. a,c (default: all)")
     parser.add_argument(
         "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
     )
@@ -167,7 +168,8 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     )
     rows: list[Row] = []
-    for name in chosen:
+    # (d) has models of its own
+    for name in chosen if wanted & {"a", "b", "c"} else ():
         with console.status(f"{name}: building"):
             lens = published(name, PLANS[name].size)
         if "a" in wanted:
@@ -182,6 +184,11 @@ def main() -> None:
         del lens
         gc.collect()
         # what was measured is kept, whatever happens to a later model
+        if options.json:
+            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
+    if "d" in wanted:
+        with console.status("(d) probes"):
+            rows += measure(options.rounds)
         if options.json:
             options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
     table = Table("measurement", "median", "range / note", "target", "met", title=f"random weights; {place}")

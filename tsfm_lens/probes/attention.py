@@ -53,7 +53,7 @@ def attention_patterns(
         raise InputError(
             f"attention patterns are drawn for one series at a time, got {len(batch)}; use batch.select(…)"
         )
-    row, chosen, layers = attention_over_time(lens, stack, kind)
+    row, chosen, layers = pick_attention(lens, stack, kind)
     wanted = row.name
     run = trajectory(lens, batch, horizon, along=along, num_samples=num_samples, seed=seed)
     points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
@@ -89,7 +89,7 @@ def attention_patterns(
     return data
 
 
-def attention_over_time(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:
+def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:
     """A stack, one of its kinds of attention, and the layers in which that attends over time.
 
     Args:

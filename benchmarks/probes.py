@@ -1,0 +1,252 @@
+"""What the probes cost: time against one plain forward on the same inputs, and peak memory."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.timing import ratios
+from tsfm_lens import probes
+from tsfm_lens.data import bundled
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes.induction import WITHIN, _sequences
+from tsfm_lens.probes.spectra import core_singular_values
+
+Row = tuple[str, str, str, str, bool | None]
+"""measurement, value, range, target, met (None: no target)."""
+
+EMBEDDED = ("chronos-nano", "bolt-nano")
+CONTEXT, HORIZON = 128, 12
+SAMPLES = 4
+SEQUENCES = 8
+
+
+class Inputs:
+    """What every probe of the table is called with.
+
+    Attributes:
+        lens: the model.
+        context: one real series.
+        truth: (series, step) what came after it.
+        recipe: one set of ablations.
+        options: sampling options of the model.
+    """
+
+    def __init__(self, lens: Lens) -> None:
+        self.lens = lens
+        self.context, self.truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
+        stack = lens.wiring.output_stack.name
+        self.recipe = {"first MLP": [f"{stack}.0.mlp"]}
+        self.options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+
+
+# one call a probe, on one series of 128 steps, 12 steps ahead; probes that go on from another's result include it
+CALLS: dict[str, Callable[[Inputs], object]] = {
+    "ablation_effects": lambda x: probes.ablation_effects(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
+    "ablation_recipes": lambda x: probes.ablation_recipes(x.lens, x.context, HORIZON, x.recipe, **x.options),
+    "attention_flow": lambda x: probes.attention_flow(x.lens, x.context, HORIZON, stack="encoder"),
+    "attention_patterns": lambda x: probes.attention_patterns(x.lens, x.context, HORIZON, **x.options),
+    "attribute": lambda x: probes.attribute(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
+    "context_parroting": lambda x: probes.context_parroting(x.lens, x.context, HORIZON, **x.options),
+    "entropic_rank": lambda x: probes.entropic_rank(x.lens, x.context, HORIZON, **x.options),
+    "head_entropy": lambda x: probes.head_entropy(x.lens, x.context, HORIZON, **x.options),
+    "head_similarity": lambda x: probes.head_similarity(x.lens, x.context, HORIZON, **x.options),
+    "head_spectra": lambda x: probes.head_spectra(x.lens),
+    "kernel_regression": lambda x: probes.kernel_regression(x.lens, x.context, HORIZON),
+    "lag_attention": lambda x: probes.lag_attention(x.lens, x.context, 12, HORIZON, **x.options),
+    "layer_gain": lambda x: probes.layer_gain(
+        probes.logit_lens(x.lens, x.context, HORIZON, truth=x.truth, **x.options)
+    ),
+    "layer_similarity": lambda x: probes.layer_similarity(x.lens, x.context, HORIZON, **x.options),
+    "logit_lens": lambda x: probes.logit_lens(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
+    "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.lens, x.context, HORIZON),
+    "repeated_tokens": lambda x: probes.repeated_tokens(x.lens, n_sequences=SEQUENCES),
+    "rollout_maps": lambda x: probes.rollout_maps(x.lens, x.context, HORIZON, **x.options),
+    "seasonality_bias": lambda x: probes.seasonality_bias(x.lens, x.context, HORIZON, **x.options),
+}
+TOKENS_ONLY = {"repeated_tokens"}
+# searches, and helpers of other probes
+NOT_TIMED = {"component_writes", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "trajectory"}
+
+
+def untimed() -> list[str]:
+    """Public probes of a model that are in neither table: a new one belongs into ``CALLS``."""
+    functions = {name: getattr(probes, name) for name in probes.__all__ if inspect.isfunction(getattr(probes, name))}
+    takes_lens = {name for name, one in functions.items() if "lens" in inspect.signature(one).parameters}
+    return sorted(takes_lens - set(CALLS) - NOT_TIMED)
+
+
+def probe_costs(name: str, rounds: int) -> list[Row]:
+    """Every probe, the whole set, and the forecast that most of them begin with, over one plain forward."""
+    inputs = Inputs(load(name))
+    lens = inputs.lens
+    encoded = probes.trajectory(lens, inputs.context, HORIZON, **inputs.options).encoded
+    usable = {
+        probe: call for probe, call in CALLS.items() if lens.adapter.readout == "token" or probe not in TOKENS_ONLY
+    }
+    works: dict[str, Callable[[], object]] = {
+        "forecast": lambda: lens.forecast(inputs.context, HORIZON, **inputs.options),
+        **{probe: partial(call, inputs) for probe, call in usable.items()},
+        "whole set": lambda: [call(inputs) for call in usable.values()],
+    }
+    with torch.no_grad():
+        found = ratios(list(works.values()), lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+    note = f"{CONTEXT} steps, {HORIZON} ahead" + (f", {SAMPLES} samples" if inputs.options else "")
+    rows = []
+    for work, (median, low, high) in zip(works, found, strict=True):
+        what = f"(d) {name}: {work} / forward"
+        rows.append((what, f"{median:.1f}", f"{low:.1f}–{high:.1f}; {note}", "", None))
+    return rows
+
+
+def repeated_tokens_cost(rounds: int) -> list[Row]:
+    """The repeated-random-tokens test at base size over one plain forward of the same sequences."""
+    lens = load(architectures()["chronos"].build("base"), check=False)
+    ids, motifs = _sequences(lens, 32, 4, SEQUENCES, WITHIN, 0)
+    start = torch.full((SEQUENCES, 1), lens.adapter.model.config.decoder_start_token_id)
+    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
+    ways = [
+        partial(probes.repeated_tokens, lens, n_sequences=SEQUENCES, decoding=decoding)
+        for decoding in ("forced", "rollout")
+    ]
+    with torch.no_grad():
+        found = ratios(ways, lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+    return [
+        (
+            f"(d) chronos base: repeated_tokens, {way} / forward",
+            f"{median:.2f}",
+            f"{low:.2f}–{high:.2f}; {SEQUENCES} sequences of 128 tokens, 32 decoded",
+            "",
+            None,
+        )
+        for way, (median, low, high) in zip(("forced", "rolled out"), found, strict=True)
+    ]
+
+
+def stable_rank_cost(rounds: int) -> list[Row]:
+    """Singular values of W_Q W_Kᵀ of a layer's heads, through the core and of the dense product."""
+    lens = load(architectures()["chronos"].build("base"), check=False)
+    weights = lens.weights.heads(0, "cross_attn", "decoder")
+    q, k = weights.W_Q.detach(), weights.W_K.detach().transpose(-2, -1)
+
+    def dense() -> torch.Tensor:
+        return torch.linalg.svdvals(q.double() @ k.double())
+
+    found = ratios([dense], lambda: core_singular_values(q, k), rounds=rounds)[0]
+    ours, theirs = (probes.stable_rank(values.numpy()) for values in (core_singular_values(q, k), dense()))
+    error = float(np.abs(ours / theirs - 1).max())
+    size = f"{q.shape[0]} heads, {q.shape[1]} × {q.shape[1]}, float64"
+    return [
+        (
+            "(d) stable rank: dense SVD / core",
+            f"{found[0]:.0f} ×",
+            f"{found[1]:.0f}–{found[2]:.0f}; {size}",
+            "≥ 10",
+            found[0] >= 10,
+        ),
+        ("(d) stable rank: largest relative difference", f"{error:.1e}", size, "≤ 1e-9", error <= 1e-9),
+    ]
+
+
+def rollout_memory() -> list[Row]:
+    """Peak memory of a 512 × 512 roll-out map of 144 heads, over the size of the result."""
+    rows: list[Row] = []
+    for keys, along in (("window", True), ("time", True), ("window", False)):
+        extra, result = _apart(_rollout_peak, keys, along)
+        how = "given values" if along else "its own forecast, 1 sample"
+        ratio = extra / result
+        rows.append(
+            (
+                f"(d) chronos base: roll-out map, keys in the {keys}, peak memory / result",
+                f"{ratio:.2f}",
+                f"512 + 512 steps along {how}; result {result / 2**20:.0f} MiB, peak above the loaded model "
+                f"{extra / 2**20:.0f} MiB",
+                "≤ 1.5",
+                ratio <= 1.5,
+            )
+        )
+    return rows
+
+
+def entropic_rank_memory() -> list[Row]:
+    """Peak memory of the entropic rank over eight times as many series."""
+    few, many = (_apart(_entropic_peak, count) for count in (64, 512))
+    return [
+        (
+            "(d) chronos-nano: entropic rank, peak memory of 512 series / of 64",
+            f"{many / few:.2f}",
+            f"{few / 2**20:.0f} and {many / 2**20:.0f} MiB above the loaded model; groups of 8",
+            "≤ 1.2",
+            many / few <= 1.2,
+        )
+    ]
+
+
+def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
+    lens = load(architectures()["chronos"].build("base"), check=False)
+    steps = np.arange(1024)
+    values = np.sin(2 * np.pi * steps / 24)[None] + 0.1 * np.random.default_rng(0).standard_normal((1, 1024))
+    context, future = list(values[:, :512]), values[:, 512:]
+    with torch.no_grad():
+        lens.forward(context, future=future[:, :64])
+    options: dict[str, Any] = {"along": future} if along else {"num_samples": 1}
+    before = _restart_peak()
+    found = probes.rollout_maps(lens, context, 512, keys=keys, **options)
+    return _status("VmHWM") - before, found["attention"].nbytes
+
+
+def _entropic_peak(count: int) -> int:
+    lens = load("chronos-nano")
+    steps = np.arange(CONTEXT)
+    series = [np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.01 * i for i in range(count)]
+    probes.entropic_rank(lens, series[:8], HORIZON, num_samples=SAMPLES)
+    before = _restart_peak()
+    probes.entropic_rank(lens, series, HORIZON, num_samples=SAMPLES)
+    return _status("VmHWM") - before
+
+
+def _apart(work: Callable[..., Any], *args: object) -> Any:
+    """The result of a function in a process of its own, whose memory nothing else has touched."""
+    pool = get_context("spawn").Pool(1, initializer=_quiet)
+    try:
+        return pool.apply(work, args)
+    finally:
+        pool.close()
+        pool.join()
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+
+
+def _restart_peak() -> int:
+    """Let the kernel count this process's peak from now on; the bytes that it holds."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+def measure(rounds: int) -> list[Row]:
+    """(d) All of it."""
+    rows = [row for name in EMBEDDED for row in probe_costs(name, rounds)]
+    rows += [*stable_rank_cost(rounds), *repeated_tokens_cost(3)]
+    if Path("/proc/self/clear_refs").exists():
+        rows += [*rollout_memory(), *entropic_rank_memory()]
+    if left := untimed():
+        rows.append(("(d) probes without a call in benchmarks/probes.py", ", ".join(left), "", "none", False))
+    return rows
