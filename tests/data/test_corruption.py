@@ -1,0 +1,82 @@
+"""Corruptions against series whose parts are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tsfm_lens.data import bundled, remove_motif, shift_phase, swap_season
+from tsfm_lens.data.corruption import seasonal_part
+from tsfm_lens.errors import InputError
+
+TIME = np.arange(96)
+SEASON = np.sin(2 * np.pi * TIME / 12) + 0.5 * np.cos(4 * np.pi * TIME / 12)
+TREND = 0.05 * TIME + 3
+
+
+def test_a_removed_motif_is_a_straight_line() -> None:
+    line = 2.0 * TIME + 1
+    bumped = line.copy()
+    bumped[40:48] += 5
+    np.testing.assert_allclose(remove_motif(bumped, 40, 48).values[0], line)
+    # the same stretch counted from the end, and every season
+    comb = line.copy()
+    for start in range(4, 96, 24):
+        comb[start : start + 6] -= 7
+    np.testing.assert_allclose(remove_motif(comb, 28 - 96, 34 - 96, every=24).values[0], line)
+
+
+def test_a_motif_at_the_end_goes_on_level() -> None:
+    found = remove_motif(TREND, -5, 0).values[0]
+    np.testing.assert_allclose(found[-5:], TREND[-6])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(5, 5), (8, 4), (0, 96), (90, 200), (-200, 5)])
+def test_a_motif_must_lie_inside(start: int, stop: int) -> None:
+    with pytest.raises(InputError, match="motif"):
+        remove_motif(TREND, start, stop)
+
+
+def test_motifs_need_room_between_them() -> None:
+    with pytest.raises(InputError, match="leaves nothing"):
+        remove_motif(TREND, 0, 12, every=12)
+    with pytest.raises(InputError, match="every is 0"):
+        remove_motif(TREND, 0, 12, every=0)
+
+
+@pytest.mark.parametrize("shift", [-12, -5, 0, 1, 6, 12, 30])
+def test_a_shifted_season_is_the_season_later(shift: int) -> None:
+    found = shift_phase(TREND + SEASON, shift, period=12).values[0]
+    moved = np.sin(2 * np.pi * (TIME - shift) / 12) + 0.5 * np.cos(4 * np.pi * (TIME - shift) / 12)
+    # STL parts a clean season from its trend to within a few per cent
+    np.testing.assert_allclose(found, TREND + moved, atol=0.05)
+
+
+def test_a_swapped_season_has_the_new_period() -> None:
+    found = swap_season(TREND + SEASON, 8, period=12).values[0] - TREND
+    spectrum = np.abs(np.fft.rfft(found - found.mean()))
+    assert spectrum.argmax() == 96 // 8
+    np.testing.assert_allclose(found.max() - found.min(), np.ptp(SEASON), rtol=0.1)
+
+
+def test_scale_is_kept_on_request() -> None:
+    series = bundled("pedestrians", "electricity").tail(96)
+    for found in (remove_motif(series, -24, 0, keep_scale=True), swap_season(series, 16, period=24, keep_scale=True)):
+        assert found.ids == series.ids
+        assert found.timestamps(0).equals(series.timestamps(0))
+        for new, old in zip(found.values, series.values, strict=True):
+            assert new.mean() == pytest.approx(old.mean())
+            assert new.std() == pytest.approx(old.std())
+
+
+def test_what_has_no_season_is_refused() -> None:
+    with pytest.raises(InputError, match="no known season"):
+        shift_phase(TREND, 3)
+    with pytest.raises(InputError, match="needs 24 or more"):
+        shift_phase(TREND[:20], 3, period=12)
+    gap = TREND.copy()
+    gap[3] = np.nan
+    with pytest.raises(InputError, match="missing values"):
+        seasonal_part(gap, 12)
+    with pytest.raises(InputError, match="new_period is 1"):
+        swap_season(TREND, 1, period=12)

@@ -1,0 +1,182 @@
+"""Causal effects, self-repair and circuits against edited weights and accounting."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.data import bundled, shift_phase
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.component import writers
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import ablation_effects, causal_effects, component_writes, minimal_circuit, trajectory
+from tsfm_lens.probes.effects import self_repair
+from tsfm_lens.probes.runs import point_forecast
+
+NAMES = sorted(architectures())
+KEPT = ("decoder.0.cross_attn.1", "decoder.1.cross_attn.3", "decoder.1.mlp")
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def series_for(name: str):
+    own = getattr(lens_of(name).adapter, "example", None)
+    return own(0, 40) if own else bundled("co2", "elnino").tail(40)
+
+
+@cache
+def sparse_lens() -> Lens:
+    """A Bolt in whose decoder all but three heads and MLPs write nothing: their output weights are zero."""
+    native = copy.deepcopy(lens_of("chronos-bolt").native)
+    width = native.model.config.d_kv
+    for layer, block in enumerate(native.model.decoder.block):
+        for kind, part in (("self_attn", block.layer[0].SelfAttention), ("cross_attn", block.layer[1].EncDecAttention)):
+            for head in range(native.model.config.num_heads):
+                if f"decoder.{layer}.{kind}.{head}" not in KEPT:
+                    part.o.weight.data[:, head * width : (head + 1) * width] = 0
+        if f"decoder.{layer}.mlp" not in KEPT:
+            block.layer[2].DenseReluDense.wo.weight.data[:] = 0
+    return load(native, check=False)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2", "t5", "toto-1"])
+def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
+    """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
+    lens = lens_of(name)
+    chosen = writers(lens.wiring)[::3]
+    run = trajectory(lens, series_for(name), 4)
+    found = causal_effects(lens, series_for(name), 4, components=chosen)
+    names, writes = component_writes(lens, run)
+    last = writes.sum(0)
+    with torch.no_grad():
+        plain = point_forecast(lens, lens.readout(last, run.encoded), run.encoded, 4)
+        for index, component in enumerate(chosen):
+            without = lens.readout(last - writes[names.index(component)], run.encoded)
+            expected = (point_forecast(lens, without, run.encoded, 4) - plain).double().numpy()
+            size = float(plain.abs().max())
+            np.testing.assert_allclose(found["direct"].values[index], expected, atol=1e-4 * size)
+    np.testing.assert_allclose(found["indirect"], found["total"] - found["direct"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_repairs_the_last_branch(name: str) -> None:
+    lens = lens_of(name)
+    last = writers(lens.wiring)[-1]
+    found = causal_effects(lens, series_for(name), 4, components=[last]).isel(component=0)
+    np.testing.assert_allclose(found["total"], found["direct"])
+    np.testing.assert_allclose(found["self_repair"], 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2"])
+def test_the_total_effect_is_the_ablation(name: str) -> None:
+    lens = lens_of(name)
+    chosen = writers(lens.wiring)[:3]
+    found = causal_effects(lens, series_for(name), 4, components=chosen)
+    ablated = ablation_effects(lens, series_for(name), 4, components=chosen)
+    np.testing.assert_allclose(found["total"], ablated["forecast"] - ablated["baseline_forecast"], atol=1e-6)
+
+
+def test_without_later_writes_there_is_no_indirect_effect() -> None:
+    found = causal_effects(sparse_lens(), bundled("co2").tail(40), 4, components=["decoder.1.mlp", "decoder.0.mlp"])
+    assert np.abs(found["total"].sel(component="decoder.1.mlp")).max() > 0
+    np.testing.assert_allclose(found["indirect"], 0, atol=1e-5)
+    # a component that writes nothing has no direct effect of which a share could be repaired
+    assert np.isnan(found["self_repair"].sel(component="decoder.0.mlp")).all()
+
+
+def test_in_rollouts_too() -> None:
+    lens = lens_of("chronos-bolt")
+    series, horizon = bundled("co2").tail(40), lens_of("chronos-bolt").adapter.longest_pass + 3
+    last = writers(lens.wiring)[-1]
+    found = causal_effects(lens, series, horizon, components=[last])
+    with lens.ablate(last):
+        ablated = lens.forecast(series, horizon).median
+    np.testing.assert_allclose(found["total"].values[0], ablated - lens.forecast(series, horizon).median, atol=1e-6)
+    np.testing.assert_allclose(found["indirect"], 0, atol=1e-6)
+
+
+def test_self_repair_of_known_effects() -> None:
+    direct = np.array([[2.0, -2.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
+    total = np.array([[1.0, -1.0], [1.0, 1.0], [3.0, 3.0], [-1.0, 5.0]])
+    np.testing.assert_allclose(self_repair(total, direct, np.ones(4)), [0.5, 0.0, np.nan, 2.0])
+
+
+def test_components_of_other_stacks_have_no_direct_effect() -> None:
+    with pytest.raises(InputError, match="encoder's stream"):
+        causal_effects(lens_of("chronos-bolt"), bundled("co2").tail(40), 4, components=["encoder.0.mlp"])
+
+
+@pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])
+def test_a_circuit_holds_nothing_that_writes_nothing(ranking: str) -> None:
+    context = bundled("co2").tail(40)
+    corrupted = shift_phase(context, 6, period=12)
+    found = minimal_circuit(sparse_lens(), context, corrupted, 4, ranking=ranking, tolerance=1e-6)
+    circuit = [str(name) for name in found["component"].values[found["in_circuit"].values]]
+    assert sorted(circuit) == sorted(KEPT)
+    np.testing.assert_allclose(found["faithfulness"], 1, atol=1e-5)
+    np.testing.assert_allclose(found["completeness"], 1, atol=1e-5)
+    parts = found["forecast"]
+    np.testing.assert_allclose(parts.sel(part="circuit"), parts.sel(part="model"), rtol=1e-5)
+    np.testing.assert_allclose(parts.sel(part="complement"), parts.sel(part="nothing"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["zero", "mean"])
+def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
+    lens = lens_of("chronos-bolt")
+    context = bundled("co2", "elnino").tail(40)
+    reference = bundled("pedestrians", "electricity", "sunspots").tail(40) if how == "mean" else None
+    found = minimal_circuit(lens, context, horizon=4, how=how, reference=reference, tolerance=0.3)
+    kept = [str(name) for name in found["component"].values[found["in_circuit"].values]]
+    gone = [str(name) for name in found["component"].values[~found["in_circuit"].values]]
+    assert kept
+    assert float(found["faithfulness"].mean()) >= 0.7
+    model, nothing = (found["forecast"].sel(part=part).values for part in ("model", "nothing"))
+
+    def faithfulness(*ablated: str) -> float:
+        with torch.no_grad(), lens.ablate(*ablated, how=how, reference=reference):
+            forecast = lens.forecast(context, 4).median
+        gap, whole = ((each - model) ** 2 for each in (forecast, nothing))
+        return float((1 - np.sqrt(gap.mean(-1) / whole.mean(-1))).mean())
+
+    assert faithfulness(*gone) == pytest.approx(float(found["faithfulness"].mean()), abs=1e-4)
+    assert all(faithfulness(*gone, each) < 0.7 + 1e-6 for each in kept)
+    assert float(found["curve"][len(kept)]) == pytest.approx(float(found["faithfulness"].mean()), abs=1e-6)
+    order = found["taken"].values
+    assert sorted(order[order >= 0]) == list(range(len(gone)))
+
+
+def test_a_behaviour_of_ones_own_and_several_at_once() -> None:
+    lens = lens_of("chronos-bolt")
+    context = bundled("co2", "elnino").tail(40)
+
+    def level(forecasts: np.ndarray) -> np.ndarray:
+        return forecasts.mean(-1)
+
+    found = minimal_circuit(lens, context, horizon=4, behaviour=level, tolerance=0.3, per_round=4)
+    assert found.attrs["behaviour"] == "level"
+    means = found["forecast"].mean("step")
+    model, circuit, nothing = (means.sel(part=part).values for part in ("model", "circuit", "nothing"))
+    np.testing.assert_allclose(found["faithfulness"], 1 - np.abs(circuit - model) / np.abs(nothing - model), atol=1e-6)
+
+
+def test_what_gives_no_circuit_is_refused() -> None:
+    lens, context = lens_of("chronos-bolt"), bundled("co2").tail(40)
+    with pytest.raises(InputError, match="ranking='best'"):
+        minimal_circuit(lens, context, horizon=4, ranking="best")
+    with pytest.raises(InputError, match="corrupted=…"):
+        minimal_circuit(lens, context, horizon=4, ranking="edges")
+    with pytest.raises(InputError, match="tolerance 1"):
+        minimal_circuit(lens, context, horizon=4, tolerance=1)
+    with pytest.raises(InputError, match="does not change the behaviour"):
+        minimal_circuit(lens, context, horizon=4, behaviour=lambda forecasts: forecasts.mean(-1) * 0)
+    with pytest.raises(InputError, match="the behaviour gives shape"):
+        minimal_circuit(lens, context, horizon=4, behaviour=lambda forecasts: forecasts.T)
+    with pytest.raises(InputError, match="residual streams cannot be nodes"):
+        minimal_circuit(lens, context, horizon=4, nodes=["decoder_blocks.0.hook_resid_pre"])

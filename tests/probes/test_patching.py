@@ -1,0 +1,233 @@
+"""Activation, attribution and path patching against identities that hold for any model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks import Component, PatchFrom
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
+from tsfm_lens.probes.contrast import contrast
+from tsfm_lens.probes.path_patching import _HeadInput, heard_by, sender_contrast
+from tsfm_lens.probes.places import later_branches, places_of, position_groups
+
+NAMES = sorted(architectures())
+TRUE_GRADIENTS = [name for name in NAMES if name != "toto-2"]
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def centred(*names: str) -> SeriesBatch:
+    """Real series around zero: the few bins of a tiny token model then tell their values apart."""
+    series = bundled(*names).tail(40)
+    return replace(series, values=tuple(values - values.mean() for values in series.values))
+
+
+@cache
+def pair_for(name: str) -> tuple[SeriesBatch, SeriesBatch]:
+    """A series and the same values backwards: what a model scales by is alike, to the last digits."""
+    own = getattr(lens_of(name).adapter, "example", None)
+    clean = own(0, 40) if own else centred("pedestrians", "electricity")
+    return clean, replace(clean, values=tuple(values[::-1].copy() for values in clean.values))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
+    lens = lens_of(name)
+    clean, corrupted = pair_for(name)
+    branch = lens.components()[1]
+    found = activation_patching(lens, clean, corrupted, 4, at=[branch], positions=3)
+    point = places_of(lens, [branch])[0].point
+    pair = contrast(lens, clean, corrupted, 4, names=[point])
+    groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
+    assert list(found["position"]) == [group[0] for group in groups]
+    last = max(index for index, word in enumerate(found["position_special"].values) if not word)
+    edit = PatchFrom(branch, pair.source_acts, positions=groups[last])
+    with torch.no_grad(), lens.edit(edit):
+        alone = pair.base.read(lens.forward(pair.base.encoded)).double().numpy()
+    cell = found.isel(component=0, position=last)
+    size = np.abs(alone).max()
+    np.testing.assert_allclose(cell["forecast"], alone, atol=2e-5 * size)
+    way = found["clean_forecast"].values - found["corrupted_forecast"].values
+    moved = alone - found["corrupted_forecast"].values
+    np.testing.assert_allclose(cell["recovered"], (moved * way).sum(-1) / (way**2).sum(-1), atol=1e-3)
+    np.testing.assert_allclose(cell["effect"], np.abs(moved).mean(-1), atol=2e-5 * size)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
+    lens = lens_of(name)
+    clean, corrupted = pair_for(name)
+    found = activation_patching(lens, clean, corrupted, 4, positions="all", direction=direction)
+    np.testing.assert_allclose(found["recovered"], 1, atol=1e-4)
+    goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
+    np.testing.assert_allclose(found["forecast"].isel(component=0, position=0), goal, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "horizon"), [("chronos", 8), ("chronos-bolt", 20)])
+def test_in_rollouts_too(name: str, horizon: int) -> None:
+    """Bolt encodes its forecast anew beyond one pass; patched there too, it makes the clean rollout."""
+    lens = lens_of(name)
+    clean, corrupted = (each.select(0) for each in pair_for(name))
+    assert horizon > lens.adapter.longest_pass or name == "chronos"
+    samples = 20 if name == "chronos" else None
+    found = activation_patching(
+        lens, clean, corrupted, horizon, positions="all", rollout=True, num_samples=samples, seed=7
+    )
+    native = lens.forecast(clean, horizon, num_samples=samples, seed=7).median
+    np.testing.assert_allclose(found["clean_forecast"], native, rtol=1e-5)
+    np.testing.assert_allclose(found["forecast"].isel(component=0, position=0), native, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRUE_GRADIENTS)
+def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
+    """First order is exact in the limit; token models have no small corruption of a token."""
+    lens = lens_of(name)
+    if lens.adapter.readout == "token":
+        pytest.skip("tokens do not change by little")
+    clean = centred("co2")
+    wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
+    corrupted = replace(clean, values=(clean.values[0] + wiggle,))
+    stack = lens.wiring.output_stack.name
+    found = attribution_patching(lens, clean, corrupted, 4, at="branches", stack=stack, positions=4)
+    size = float(np.abs(found["recovered"]).max())
+    assert size > 1e-3
+    assert float(np.abs(found["error"]).max()) < 0.03 * size
+
+
+def test_the_error_is_that_against_patching() -> None:
+    lens = lens_of("chronos-bolt")
+    clean, corrupted = pair_for("chronos-bolt")
+    found = attribution_patching(lens, clean, corrupted, 4, at="heads", positions=3)
+    exact = activation_patching(lens, clean, corrupted, 4, at="heads", positions=3)
+    np.testing.assert_allclose(found["recovered"], exact["recovered"], atol=1e-6)
+    np.testing.assert_allclose(found["error"], found["estimate"] - found["recovered"])
+    assert found.attrs["mean_absolute_error"] == pytest.approx(float(np.abs(found["error"]).mean()))
+    assert found.attrs["mean_absolute_error"] > 0
+    assert -1 <= found.attrs["rank_correlation"] <= 1
+
+
+def test_gradients_that_are_no_derivatives_are_refused() -> None:
+    clean, corrupted = pair_for("toto-2")
+    for probe in (attribution_patching, edge_attribution):
+        with pytest.raises(InputError, match="rescales its backward"):
+            probe(lens_of("toto-2"), clean, corrupted, 4)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "toto-1"])
+def test_a_receiver_hears_the_sender_alone(name: str) -> None:
+    """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
+    lens = lens_of(name)
+    clean, corrupted = pair_for(name)
+    stack = lens.wiring.output_stack
+    kinds = [row.kind for row in stack.attentions(0)]
+    receiving = next(row for row in stack.attentions(1) if row.over == "time" or stack.attention_kinds() == [row.kind])
+    sender = Component(stack.name, 0, kinds[-1], 1)
+    receiver = Component(stack.name, 1, receiving.kind, 2 % stack.n_heads)
+    branch = Component(stack.name, 1, receiving.kind)
+    pair = sender_contrast(lens, clean, corrupted, 4, places_of(lens, [sender]), direction="noise")
+    (_, _, heard), *_ = heard_by(pair, places_of(lens, [sender]), places_of(lens, [receiver]))
+    write = f"{stack.prefix}.0.{sender.kind}.hook_result"
+    order = [row.kind for row in stack.rows(1)].index(receiving.kind)
+    before = f"{stack.prefix}.1." + ["hook_resid_pre", "hook_resid_mid", "hook_resid_mid2"][order]
+    _, base = pair.base.record([write, before])
+    _, source = pair.source.record([write])
+    stream = base[before] + source[write][:, :, 1] - base[write][:, :, 1]
+    shifted = replace(base, recorded={before: [replace(base.calls(before)[0], value=stream)]})
+    z = places_of(lens, [receiver])[0].point
+    with lens.edit(PatchFrom(before, shifted)):
+        _, expected = lens.run_with_cache(pair.base.encoded, names_filter=[z])
+    head = receiver.head
+    torch.testing.assert_close(heard[z][:, :, head], expected[z][:, :, head], rtol=1e-3, atol=1e-5)
+    assert str(branch) in [str(each) for each in later_branches(lens.wiring, sender)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_branch_acts_directly(name: str) -> None:
+    """Nothing comes after it, so its path to the output is all that patching it does."""
+    lens = lens_of(name)
+    clean, corrupted = pair_for(name)
+    stack = lens.wiring.output_stack
+    last = Component(stack.name, stack.n_layers - 1, stack.rows(stack.n_layers - 1)[-1].kind)
+    paths = path_patching(lens, clean, corrupted, 4, senders=[last])
+    whole = activation_patching(lens, clean, corrupted, 4, at=[last], positions="all", direction="noise")
+    np.testing.assert_allclose(
+        paths["recovered"].sel(receiver="output").isel(sender=0),
+        whole["recovered"].isel(component=0, position=0),
+        atol=1e-4,
+    )
+    assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
+
+
+def test_queries_keys_and_values_together_are_the_whole_path() -> None:
+    lens = lens_of("chronos-bolt")
+    clean, corrupted = pair_for("chronos-bolt")
+    sender, receiver = "encoder.0.mlp", "decoder.1.cross_attn.2"
+    asked = {"senders": [sender], "receivers": [receiver]}
+    whole = path_patching(lens, clean, corrupted, 4, **asked)["forecast"].values[0, 0]
+    pair = sender_contrast(lens, clean, corrupted, 4, places_of(lens, [sender]), direction="noise")
+    point = "decoder_blocks.1.cross_attn.hook_{}"
+    edits = []
+    for part in "qkv":
+        ((_, _, heard),) = heard_by(pair, places_of(lens, [sender]), places_of(lens, [receiver]), part)
+        edits.append(_HeadInput(point.format(part), 2, heard))
+        alone = path_patching(lens, clean, corrupted, 4, via=part, **asked)["forecast"].values[0, 0]
+        # the encoder reaches a decoder head through its keys and values, never through its queries
+        assert np.allclose(alone, pair.base_forecast, rtol=1e-5) == (part == "q")
+    with torch.no_grad(), lens.edit(*edits):
+        together = pair.base.read(lens.forward(pair.base.encoded)).double().numpy()
+    np.testing.assert_allclose(together, whole, rtol=1e-4)
+
+
+def test_edges_of_a_small_corruption_are_paths() -> None:
+    lens = lens_of("chronos-bolt")
+    clean = centred("co2")
+    wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
+    corrupted = replace(clean, values=(clean.values[0] + wiggle,))
+    edges = edge_attribution(lens, clean, corrupted, 4)["score"].values
+    paths = path_patching(lens, clean, corrupted, 4)["recovered"].values
+    np.testing.assert_array_equal(edges[np.isnan(paths)], 0)
+    np.testing.assert_allclose(edges[:, -1], paths[:, -1], atol=1e-4)
+    inner = np.nan_to_num(paths[:, :-1])
+    assert np.abs(inner).max() > 1e-3
+    np.testing.assert_allclose(edges[:, :-1], inner, atol=0.05 * np.abs(inner).max())
+
+
+def test_what_cannot_be_patched_is_refused() -> None:
+    lens = lens_of("chronos-bolt")
+    clean, corrupted = pair_for("chronos-bolt")
+    with pytest.raises(InputError, match="nothing to recover"):
+        activation_patching(lens, clean, clean, 4)
+    with pytest.raises(InputError, match="lengths"):
+        activation_patching(lens, clean, corrupted.tail(30), 4)
+    with pytest.raises(InputError, match="direction='up'"):
+        activation_patching(lens, clean, corrupted, 4, direction="up")
+    with pytest.raises(InputError, match="decoder and encoder"):
+        activation_patching(lens, clean, corrupted, 4, at=["encoder.0.mlp", "decoder.0.mlp"])
+    with pytest.raises(InputError, match="positions=0"):
+        activation_patching(lens, clean, corrupted, 4, positions=0)
+    with pytest.raises(InputError, match="choose 'all', 'each'"):
+        activation_patching(lens, clean, corrupted, 4, positions="some")
+    with pytest.raises(InputError, match="no residual stream"):
+        activation_patching(lens, clean, corrupted, 4, at="encoder_blocks.0.self_attn.hook_q")
+    with pytest.raises(UnknownNameError, match=r"encoder\.0\.mlp"):
+        activation_patching(lens, clean, corrupted, 4, at="encoder.0.mpl")
+    with pytest.raises(UnknownNameError, match="encoder"):
+        activation_patching(lens, clean, corrupted, 4, stack="encode")
+    with pytest.raises(InputError, match="via='x'"):
+        path_patching(lens, clean, corrupted, 4, via="x")
+    with pytest.raises(InputError, match="only heads"):
+        path_patching(lens, clean, corrupted, 4, via="q", receivers=["decoder.1.mlp"])
+    with pytest.raises(InputError, match="paths run between components"):
+        path_patching(lens, clean, corrupted, 4, senders=["encoder_blocks.0.hook_resid_pre"])
