@@ -382,3 +382,9 @@ class Lens(HookedRootModule):
         if resid.shape[-1] != self.d_model:
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         return self.adapter.head(self.adapter.final_norm(resid, like), encoded)
+
+    def explore(self, series: Any, horizon: int | None = None, **options: Any) -> Any:
+        """One linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore` for the arguments."""
+        from tsfm_lens.explore import explore
+
+        return explore(self, series, horizon, **options)

@@ -184,7 +184,7 @@ def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles:
         heads: positions (layer, head) of what is ablated.
         quantiles: (quantile, step) at the levels of ``ds``; None draws none.
     """
-    low = high = middle = None
+    low = high = middle = np.empty(0)
     if quantiles is not None:
         low, high, middle = envelope(ds, quantiles)
     # two strokes a cell, and a gap
