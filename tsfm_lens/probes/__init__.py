@@ -8,14 +8,16 @@ from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.effects import causal_effects
 from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.head_choice import diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads, sharp_heads
-from tsfm_lens.probes.head_states import head_states
 from tsfm_lens.probes.head_parroting import head_parroting
+from tsfm_lens.probes.head_states import head_states
 from tsfm_lens.probes.induction import repeated_tokens
 from tsfm_lens.probes.induction_overlap import induction_overlap
 from tsfm_lens.probes.kernel_regression import kernel_regression
 from tsfm_lens.probes.layer_gain import layer_gain
+from tsfm_lens.probes.lens_logits import lens_logits
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
 from tsfm_lens.probes.parroting import context_parroting, lag_attention
+from tsfm_lens.probes.patch_attention import patch_attention
 from tsfm_lens.probes.patching import activation_patching
 from tsfm_lens.probes.path_patching import path_patching
 from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
@@ -24,6 +26,7 @@ from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, ro
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
+from tsfm_lens.probes.stream_shares import stream_shares
 from tsfm_lens.probes.trajectory import Trajectory, trajectory
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
@@ -57,9 +60,11 @@ __all__ = [
     "lag_attention",
     "layer_gain",
     "layer_similarity",
+    "lens_logits",
     "logit_lens",
     "minimal_circuit",
     "norm_weighted_attention",
+    "patch_attention",
     "path_patching",
     "random_heads",
     "repeated_motif",
@@ -69,5 +74,6 @@ __all__ = [
     "seasonality_bias",
     "sharp_heads",
     "stable_rank",
+    "stream_shares",
     "trajectory",
 ]

@@ -15,10 +15,14 @@ from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_th
 from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
+from tsfm_lens.viz.logits import lens_logit_map
 from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
+from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
 from tsfm_lens.viz.printing import for_print
+from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
+from tsfm_lens.viz.scheme import stream_scheme
 from tsfm_lens.viz.seasonality import season_amplitudes
 from tsfm_lens.viz.structure import (
     entropic_rank_line,
@@ -50,15 +54,20 @@ __all__ = [
     "layer_entropy",
     "layer_gain",
     "lens_forecast",
+    "lens_logit_map",
     "logit_map",
     "norm_weighted_map",
     "overlap_thresholds",
     "parroting_forecast",
+    "patch_attention_grid",
+    "recipe_forecasts",
     "rollout_panels",
     "save",
     "season_amplitudes",
+    "selected_patch",
     "similarity_map",
     "spectrum_lines",
     "stable_rank_map",
+    "stream_scheme",
     "tilt_map",
 ]

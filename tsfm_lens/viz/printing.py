@@ -29,7 +29,7 @@ _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 _SIZE_IN_TEXT = re.compile(r"font-size:\s*(\d+(?:\.\d+)?)px")
 # measures in pixels, by the last part of their path
 _LENGTHS = {"ticklen", "standoff", "xshift", "yshift", "thickness", "ax", "ay", "xpad", "ypad", "outlinewidth"}
-_LENGTHS |= {"borderwidth", "borderpad", "tickwidth", "linewidth", "itemwidth", "tracegroupgap", "arrowsize"}
+_LENGTHS |= {"arrowwidth", "borderwidth", "borderpad", "tickwidth", "linewidth", "itemwidth", "tracegroupgap"}
 
 
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
@@ -106,10 +106,9 @@ def _untitle(fig: go.Figure, meta: dict[str, Any]) -> None:
 def _scaled(part: Any, factor: float, key: str = "", inside: str = "") -> Any:
     """A layout with every length in pixels, every type size and every line width multiplied."""
     if isinstance(part, dict):
-        return {
-            name: value if name in ("template", "meta") else _scaled(value, factor, name, key)
-            for name, value in part.items()
-        }
+        # the tail of an arrow may stand on an axis, not at a distance in pixels
+        kept = {"template", "meta"} | {tail for tail in ("ax", "ay") if part.get(f"{tail}ref", "pixel") != "pixel"}
+        return {name: value if name in kept else _scaled(value, factor, name, key) for name, value in part.items()}
     if isinstance(part, list | tuple):
         return [_scaled(each, factor, key, inside) for each in part]
     if isinstance(part, str):

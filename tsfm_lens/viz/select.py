@@ -12,6 +12,10 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 
 DRAWN_BY = {
+    "stream_shares": "stream_scheme",
+    "recipes": "recipe_forecasts",
+    "patch_attention": "patch_attention_grid or selected_patch",
+    "lens_logits": "lens_logit_map",
     "ablation": "ablation_heatmap or ablation_forecasts",
     "attention": "attention_map or attention_grid",
     "attention_flow": "attention_flow_map",

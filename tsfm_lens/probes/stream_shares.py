@@ -1,0 +1,121 @@
+"""Who writes how much of the forecast into the residual stream, branch by branch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attribution import attribute, methods_of
+from tsfm_lens.probes.trajectory import describe
+
+
+def stream_shares(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    method: str | None = None,
+    truth: Any = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """The writers of the stream that is read out, in order of writing, with the size of their direct attribution.
+
+    Args:
+        lens: the model.
+        series, horizon, truth, num_samples, seed: see :func:`tsfm_lens.probes.attribute`.
+        method: of attribution; the first that the model allows if None. Of several quantiles the median.
+
+    Returns:
+        Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``:
+        ``size``, the mean over steps of the absolute attribution of the whole branch, in ``attrs["unit"]``;
+        ``share``, the same over the sum of all writers; ``head_size`` (writer, head, series), that of single
+        heads, NaN where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack
+        whose activations an attention reads.
+
+    Source:
+        tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
+
+    Raises:
+        InputError: see :func:`tsfm_lens.probes.attribute`.
+        UnknownNameError: the model does not allow this method.
+    """
+    allowed = methods_of(lens)
+    chosen = allowed[0] if method is None else method
+    if chosen not in allowed:
+        raise unknown_name("attribution method", chosen, allowed)
+    # only the path integral needs its nodes
+    nodes = {} if chosen == "integrated" else {"nodes": 1}
+    found = attribute(lens, series, horizon, truth=truth, num_samples=num_samples, seed=seed, **nodes)
+    parts = found["attribution"].sel({"method": chosen})
+    if "quantile" in parts.dims:
+        parts = parts.sel({"quantile": 0.5}, method="nearest")
+    parts = parts.transpose("component", "series", "step")
+    places = list(zip(found["layer_index"].values.tolist(), found["kind"].values.tolist(), strict=True))
+    order = _in_order(lens, list(dict.fromkeys(places)))
+    stack = lens.wiring.output_stack
+    size = np.empty((len(order), parts.sizes["series"]))
+    head_size = np.full((len(order), stack.n_heads, parts.sizes["series"]), np.nan)
+    for row, place in enumerate(order):
+        members = [i for i, each in enumerate(places) if each == place]
+        own = parts.values[members]
+        size[row] = np.abs(own.sum(axis=0)).mean(axis=-1)
+        heads = found["head"].values[members]
+        if (heads >= 0).all():
+            head_size[row, heads] = np.abs(own).mean(axis=-1)
+    total = size.sum(axis=0)
+    dot = f"{stack.name}." if stack.name else ""
+    data = xr.Dataset(
+        {
+            "size": (("writer", "series"), size),
+            "share": (("writer", "series"), np.divide(size, total, out=np.zeros_like(size), where=total > 0)),
+            "head_size": (("writer", "head", "series"), head_size),
+        },
+        coords={
+            "writer": [kind if layer < 0 else f"{dot}{layer}.{kind}" for layer, kind in order],
+            "layer_index": ("writer", [layer for layer, _ in order]),
+            "kind": ("writer", [kind for _, kind in order]),
+            "keys_from": ("writer", [_keys_from(lens, layer, kind) for layer, kind in order]),
+            "series": found["series"],
+            "head": range(stack.n_heads),
+        },
+    )
+    unit = str(found["unit"].sel({"method": chosen}).item())
+    data.attrs = describe(
+        lens,
+        "stream_shares",
+        "Writers of the residual stream",
+        "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)",
+        method=chosen,
+        unit=unit,
+        stack=stack.name,
+        d_model=stack.d_model,
+        seed=seed,
+        horizon=found.sizes["step"],
+    )
+    return data
+
+
+def _in_order(lens: Lens, places: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Embedding, then layer by layer in order of writing, then what the output projections add."""
+    stack = lens.wiring.output_stack
+
+    def key(place: tuple[int, str]) -> tuple[int, int]:
+        layer, kind = place
+        if layer < 0:
+            return (-1, 0) if kind == "embed" else (stack.n_layers, 0)
+        return layer, [row.kind for row in stack.rows(layer)].index(kind)
+
+    return sorted(places, key=key)
+
+
+def _keys_from(lens: Lens, layer: int, kind: str) -> str:
+    if layer < 0:
+        return ""
+    row = lens.wiring.output_stack.writer(kind, layer)
+    return row.keys_from if isinstance(row, Attention) else ""
