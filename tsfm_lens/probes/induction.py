@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,11 +99,13 @@ def repeated_tokens(
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
     wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
     with torch.no_grad():
-        logits, acts = lens.run_with_cache(encoded, names_filter=wanted)
-        targets = _Targets(*(part.to(logits.device) for part in targets))
+        targets = _Targets(*(part.to(lens.device) for part in targets))
+        score = partial(_copy_scores, lens, targets=targets, unembedding=_unembedding(lens))
+        # the heads' writes are scored while the model runs, and never kept
+        logits, acts = lens.run_with_cache(encoded, names_filter=wanted, reduce={"**.hook_result": score})
         patterns = [acts[f"{at}.hook_pattern"] for at in places]
         prefix = [_prefix_scores(pattern, targets, offset) for pattern in patterns]
-        copy = [_copy_scores(lens, acts[f"{at}.hook_result"], encoded, targets) for at in places]
+        copy = [acts[f"{at}.hook_result"] for at in places]
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
         known = targets.known
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[known].float().mean())
@@ -198,13 +201,27 @@ def _prefix_scores(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
     return weights.transpose(0, 1)[:, targets.known].mean(-1)
 
 
-def _copy_scores(lens: Lens, results: Tensor, encoded: object, targets: _Targets) -> Tensor:
+def _copy_scores(lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor]) -> Tensor:
     """Mean z-score of the right token under each head's own logits, (head,); results (batch, pos, head, d_model)."""
-    scores = []
-    for head in range(results.shape[2]):
-        logits = lens.readout(results[:, 1:, head], encoded)  # type: ignore[arg-type]
-        scores.append(_z_score(logits, targets.right)[targets.known].mean())
-    return torch.stack(scores)
+    centred, root = unembedding
+    # a z-score does not change with the scale of the logits, so factors on the way to them are left out
+    read = lens.adapter.final_norm(results[:, 1:])
+    above = torch.einsum("bphd,bpd->bph", read, centred[targets.right])
+    spread = (read @ root.T).norm(dim=-1)
+    return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)[targets.known].mean(0)
+
+
+def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
+    """The unembedding less its mean row, (vocabulary, d_model), and its triangular root, (d_model, d_model).
+
+    The deviation of the logits over the vocabulary is the length of (W - mean) x over the root of the vocabulary's
+    size less 1. R of a QR factorisation of W - mean gives the same length from d_model numbers, so no head needs its
+    logits.
+    """
+    weight = lens.adapter.model.get_submodule(lens.wiring.unembed.module).weight.detach()
+    centred = weight - weight.mean(0)
+    root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
+    return centred, root.to(weight.dtype)
 
 
 def _z_score(logits: Tensor, right: Tensor) -> Tensor:
