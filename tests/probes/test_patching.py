@@ -100,10 +100,11 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
     corrupted = replace(clean, values=(clean.values[0] + wiggle,))
     stack = lens.wiring.output_stack.name
-    found = attribution_patching(lens, clean, corrupted, 4, at="branches", stack=stack, positions=4)
-    size = float(np.abs(found["recovered"]).max())
-    assert size > 1e-3
-    assert float(np.abs(found["error"]).max()) < 0.03 * size
+    for at in ("branches", "heads"):
+        found = attribution_patching(lens, clean, corrupted, 4, at=at, stack=stack, positions=4)
+        size = float(np.abs(found["recovered"]).max())
+        assert size > 1e-3
+        assert float(np.abs(found["error"]).max()) < 0.03 * size
 
 
 def test_the_error_is_that_against_patching() -> None:
