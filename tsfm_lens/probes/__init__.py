@@ -15,6 +15,7 @@ from tsfm_lens.probes.induction_overlap import induction_overlap
 from tsfm_lens.probes.kernel_regression import kernel_regression
 from tsfm_lens.probes.layer_gain import layer_gain
 from tsfm_lens.probes.lens_logits import lens_logits
+from tsfm_lens.probes.lines_of_thought import lines_of_thought, trace_lines
 from tsfm_lens.probes.logit_lens import bin_quantiles, count_peaks, logit_lens
 from tsfm_lens.probes.parroting import context_parroting, lag_attention
 from tsfm_lens.probes.patch_attention import patch_attention
@@ -61,6 +62,7 @@ __all__ = [
     "layer_gain",
     "layer_similarity",
     "lens_logits",
+    "lines_of_thought",
     "logit_lens",
     "minimal_circuit",
     "norm_weighted_attention",
@@ -75,5 +77,6 @@ __all__ = [
     "sharp_heads",
     "stable_rank",
     "stream_shares",
+    "trace_lines",
     "trajectory",
 ]

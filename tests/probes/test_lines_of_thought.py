@@ -1,0 +1,179 @@
+"""Lines of thought in maps drawn by hand, where every line, its fate and its weight are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import architectures, load
+from tsfm_lens.probes import lines_of_thought, logit_lens, trace_lines
+
+BINS, STEPS = 101, 12
+VALUES = np.arange(BINS, dtype=float)
+SHARP = {"smooth": 0.0}
+
+Ridge = tuple[Callable[[int], float], float, range]
+
+
+def level(value: float, weight: float = 1.0, steps: range = range(STEPS)) -> Ridge:
+    return (lambda _step: value, weight, steps)
+
+
+def drawn(*layers: list[Ridge], context: list[float] | None = None) -> xr.Dataset:
+    """Logit maps with ridges of (place by step, weight, steps), each one bin wide."""
+    probability = np.zeros((len(layers), 1, STEPS, BINS))
+    for layer, ridges in enumerate(layers):
+        for place, weight, steps in ridges:
+            for step in steps:
+                probability[layer, 0, step, round(place(step))] += weight
+    past = np.array([50.0, 52.0, 51.0, 50.0] if context is None else context)
+    return xr.Dataset(
+        {
+            "probability": (("layer", "series", "step", "bin"), probability),
+            "value": (("series", "bin"), VALUES[None]),
+            "context": (("series", "time"), past[None]),
+        },
+        coords={"layer": ["embed", *map(str, range(len(layers) - 1))], "series": ["one"], "step": range(STEPS)},
+        attrs={"kind": "logit_lens", "model": "toy"},
+    )
+
+
+def table(found: xr.Dataset, name: str) -> list[object]:
+    return found[name].values.tolist()
+
+
+def test_one_ridge_goes_on_and_the_other_dies() -> None:
+    """Near the context in all layers; far away in the first two only."""
+    far = level(90, 0.3)
+    found = trace_lines(drawn([level(50, 0.7), far], [level(51, 0.7), far], [level(50)]), **SHARP)
+    assert float(found["largest_step"][0]) == 2
+    assert table(found, "count") == [[2], [2], [1]]
+    assert table(found, "spurious_count") == [[1], [1], [0]]
+    np.testing.assert_allclose(found["spurious_mass"], [[0.3], [0.3], [0.0]])
+    assert table(found, "line_layer") == ["embed", "embed", "0", "0", "1"]
+    assert table(found, "mean_value") == [50, 90, 51, 90, 50]
+    assert table(found, "continuous") == [True, False, True, False, True]
+    assert table(found, "survives") == [True, False, True, False, True]
+    assert table(found, "spurious") == [False, True, False, True, False]
+    assert table(found, "thread") == [0, 1, 0, 1, 0]
+    assert table(found, "birth") == ["embed"] * 5
+    assert table(found, "death") == ["1", "0", "1", "0", "1"]
+    np.testing.assert_allclose(found["mass"], [0.7, 0.3, 0.7, 0.3, 1.0])
+    np.testing.assert_array_equal(found["path"].isel(line=1), np.full(STEPS, 90.0))
+    np.testing.assert_array_equal(found["path_mass"].isel(line=1), np.full(STEPS, 0.3))
+
+
+def test_a_far_line_that_the_last_layer_keeps_is_not_spurious() -> None:
+    found = trace_lines(drawn([level(50), level(90)], [level(50), level(91)]), **SHARP)
+    assert not found["spurious"].any()
+    assert table(found, "continuous") == [True, False, True, False]
+    assert table(found, "survives") == [True] * 4
+
+
+def test_the_contexts_largest_step_decides_what_is_near() -> None:
+    """Both lines die; the last value is 50, the largest step 2, half a mode's width 0.5."""
+    found = trace_lines(drawn([level(50), level(53)], [level(60)]), **SHARP)
+    assert table(found, "survives") == [False, False, True]
+    assert table(found, "continuous") == [True, False, False]
+    assert table(found, "spurious_count") == [[1], [0]]
+    wide = trace_lines(drawn([level(50), level(53)], [level(60)]), jump=2.0, **SHARP)
+    assert table(wide, "continuous") == [True, True, False]
+    assert table(wide, "spurious_count") == [[0], [0]]
+
+
+def test_a_branch_of_a_continuous_line_is_continuous() -> None:
+    stem, branch = level(50), (lambda step: 52 + 2 * (step - 4), 0.5, range(4, STEPS))
+    late = level(80, 0.5, range(5, STEPS))
+    found = trace_lines(drawn([stem, branch, late], [stem]), **SHARP)
+    assert table(found, "start")[:3] == [0, 4, 5]
+    assert table(found, "continuous")[:3] == [True, True, False]
+    # what begins beside a line that does not go on from the context does not either
+    off = trace_lines(drawn([level(80), level(82, 0.5, range(5, STEPS))], [stem]), **SHARP)
+    assert table(off, "continuous")[:2] == [False, False]
+    assert int(off["spurious_count"][0, 0]) == 2
+
+
+def test_lines_follow_the_nearest_mode_over_all() -> None:
+    """The upper ridge's next mode is further from its last one than the lower ridge's is; greedy linking cuts across."""
+    low, high = (lambda step: 50 + 2 * step, 1.0, range(STEPS)), (lambda step: 53 + 2 * step, 1.0, range(STEPS))
+    found = trace_lines(drawn([low, high]), jump=1.6, **SHARP)
+    np.testing.assert_array_equal(found["path"], [50 + 2 * np.arange(STEPS), 53 + 2 * np.arange(STEPS)])
+
+
+def test_gaps_and_short_lines() -> None:
+    steps = [step for step in range(STEPS) if step != 5]
+    broken = (lambda _step: 50.0, 1.0, steps)
+    flicker = level(90, 0.5, range(3, 4))
+    maps = drawn([broken, flicker])
+    one = trace_lines(maps, **SHARP)
+    assert table(one, "length") == [STEPS - 1]
+    assert table(one, "stop") == [STEPS]
+    assert np.isnan(one["path"][0, 5])
+    np.testing.assert_allclose(one["mass"], (STEPS - 1) / STEPS)
+    assert table(trace_lines(maps, gap=0, **SHARP), "length") == [5, 6]
+    assert table(trace_lines(maps, min_steps=1, **SHARP), "length") == [STEPS - 1, 1]
+
+
+def test_modes_weigh_their_basins_and_low_ones_do_not_count() -> None:
+    hill = np.exp(-0.5 * ((VALUES - 50) / 4) ** 2) + 0.5 * np.exp(-0.5 * ((VALUES - 75) / 4) ** 2)
+    maps = drawn([level(50)])
+    maps["probability"][0, 0] = hill / hill.sum()
+    found = trace_lines(maps)
+    valley = 50 + int(np.argmin(hill[50:75]))
+    assert table(found, "mean_value") == [50, 75]
+    np.testing.assert_allclose(found["mass"], [hill[:valley].sum() / hill.sum(), hill[valley:].sum() / hill.sum()])
+    assert table(trace_lines(maps, height=0.6), "mean_value") == [50]
+    assert table(trace_lines(maps, prominence=0.6), "mean_value") == [50]
+
+
+def test_smoothing_joins_what_lies_closer_than_a_step() -> None:
+    rough = drawn([level(50), level(52, 0.9)], context=[50.0, 70.0, 50.0])
+    assert table(trace_lines(rough, **SHARP), "count") == [[2]]
+    assert table(trace_lines(rough), "count") == [[1]]
+
+
+def test_one_gone_in_between_begins_a_new_thread() -> None:
+    stem, far = level(50), level(90, 0.3)
+    found = trace_lines(drawn([stem, far], [stem], [stem, far], [stem]), **SHARP)
+    far_lines = found.isel(line=[i for i, value in enumerate(table(found, "mean_value")) if value == 90])
+    assert table(far_lines, "thread") == [1, 2]
+    assert table(far_lines, "birth") == ["embed", "1"]
+    assert table(far_lines, "death") == ["embed", "1"]
+
+
+def test_lines_of_a_model() -> None:
+    lens, series = load("chronos-nano"), bundled("co2", "elnino").tail(96)
+    found = lines_of_thought(lens, series, 12)
+    assert found.attrs["kind"] == "lines_of_thought"
+    assert found.attrs["model"] == "chronos-nano"
+    counted = found["count"].values
+    assert (counted >= 1).all()
+    assert counted.sum() == found.sizes["line"]
+    assert not found["spurious_count"].isel(layer=-1).any()
+    inside = found["path_mass"].groupby("line_layer").sum()
+    assert (inside <= found.sizes["series"] * (1 + 1e-5)).all()
+    xr.testing.assert_identical(found, trace_lines(logit_lens(lens, series, 12)))
+    # the sharpest line of the last layer is the forecast
+    last = found.isel(line=np.flatnonzero((found["line_layer"] == "2") & (found["line_series"] == "co2")))
+    best = last.isel(line=int(last["mass"].values.argmax()))
+    gap = np.nanmedian(np.abs(best["path"] - found["native_median"].sel(series="co2")))
+    assert gap < 2 * float(found["largest_step"].sel(series="co2"))
+
+
+def test_only_modes_over_values_are_followed() -> None:
+    bolt, t5 = (load(architectures()[name].tiny(), check=False) for name in ("chronos-bolt", "t5"))
+    with pytest.raises(InputError, match="reads out quantiles, which have no modes"):
+        lines_of_thought(bolt, bundled("co2").tail(40))
+    with pytest.raises(InputError, match="token ids, whose neighbours mean nothing"):
+        lines_of_thought(t5, t5.adapter.example(0, 20))  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="got kind 'logit_lens' without probabilities"):
+        trace_lines(logit_lens(bolt, bundled("co2").tail(40), 4))
+    maps = drawn([level(50)])
+    for wrong in ({"height": 0.0}, {"smooth": -1.0}, {"jump": 0.0}, {"gap": -1}, {"min_steps": 0}, {"overlap": 2.0}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            trace_lines(maps, **wrong)  # type: ignore[arg-type]

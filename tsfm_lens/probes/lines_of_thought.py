@@ -1,0 +1,363 @@
+"""Spurious lines of thought: forecasts that a layer considers, that do not go on from the context, and that die out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.ndimage import gaussian_filter1d
+from scipy.optimize import linear_sum_assignment
+from scipy.signal import find_peaks, peak_widths
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.logit_lens import logit_lens
+
+_KEPT = ("context", "truth", "native_median", "probability", "value")
+
+
+@dataclass
+class _Line:
+    """One line of one layer: where its modes are, how wide they are to a side and what they weigh.
+
+    All (step,); NaN, 0 and 0 where it has none.
+    """
+
+    layer: int
+    series: int
+    path: np.ndarray
+    width: np.ndarray
+    mass: np.ndarray
+    continuous: bool = False
+    survives: bool = False
+    thread: int = -1
+
+    @property
+    def start(self) -> int:
+        """First step."""
+        return int(np.flatnonzero(np.isfinite(self.path))[0])
+
+    @property
+    def last(self) -> int:
+        """Last step."""
+        return int(np.flatnonzero(np.isfinite(self.path))[-1])
+
+    @property
+    def spurious(self) -> bool:
+        """Neither continuous with the context nor there in the last layer."""
+        return not self.continuous and not self.survives
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The parameters of :func:`trace_lines`, checked."""
+
+    smooth: float
+    height: float
+    prominence: float
+    distance: int
+    jump: float
+    gap: int
+    min_steps: int
+    overlap: float
+
+    def __post_init__(self) -> None:
+        if self.smooth < 0 or not (0 < self.height < 1 and 0 < self.prominence < 1) or self.distance < 1:
+            raise InputError(
+                f"smooth {self.smooth}, height {self.height}, prominence {self.prominence}, distance {self.distance}: "
+                "expected a smoothing of 0 or more, shares of the highest mode between 0 and 1, and 1 or more bins"
+            )
+        if self.jump <= 0 or self.gap < 0 or self.min_steps < 1 or not 0 < self.overlap <= 1:
+            raise InputError(
+                f"jump {self.jump}, gap {self.gap}, min_steps {self.min_steps}, overlap {self.overlap}: expected a "
+                "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
+            )
+
+
+def lines_of_thought(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    along: Any = None,
+    smooth: float = 0.25,
+    height: float = 0.05,
+    prominence: float = 0.05,
+    distance: int = 2,
+    jump: float = 1.0,
+    gap: int = 1,
+    min_steps: int = 2,
+    overlap: float = 0.5,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Follow the modes of every layer's logit map along the forecast, and through depth.
+
+    The paper calls spurious those trajectories in the maps of early layers that are often infeasible, for example not
+    continuous with the context, and that deeper layers wash out. It gives no algorithm; this is one.
+
+    Args:
+        lens: a token model.
+        series, horizon, truth, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        smooth, height, prominence, distance, jump, gap, min_steps, overlap: see :func:`trace_lines`.
+
+    Returns:
+        Dataset of kind "lines_of_thought"; see :func:`trace_lines`.
+
+    Source:
+        tsfm-lens paper, section 2.3 and figure 1C, in words.
+
+    Raises:
+        InputError: the model has no output bins in the order of their values, the horizon is longer than one pass, or a
+            parameter is out of range.
+    """
+    rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
+    if lens.adapter.readout != "token":
+        raise InputError(
+            f"{lens.model_id} reads out {lens.adapter.readout}s, which have no modes to follow; lines of thought need "
+            "a token model such as Chronos. logit_lens and layer_gain show how the layers of any model differ"
+        )
+    if getattr(lens.adapter, "integers", False):
+        raise InputError(
+            f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
+        )
+    maps = logit_lens(lens, series, horizon, truth=truth, along=along, num_samples=num_samples, seed=seed)
+    return _traced(maps, rules)
+
+
+def trace_lines(
+    maps: xr.Dataset,
+    *,
+    smooth: float = 0.25,
+    height: float = 0.05,
+    prominence: float = 0.05,
+    distance: int = 2,
+    jump: float = 1.0,
+    gap: int = 1,
+    min_steps: int = 2,
+    overlap: float = 0.5,
+) -> xr.Dataset:
+    """Lines of thought in logit maps that are there already.
+
+    A *mode* is a peak of the distribution over bins, smoothed a little; it weighs what lies between the lowest points
+    to its neighbours, and is as wide as the peak at half its prominence. Its height is judged against that of the
+    highest mode, since with fine bins a broad mode is low in every single bin. Two modes are *within reach* if they are
+    no further apart than the largest step that the context ever takes, times ``jump``, plus half the width of the wider
+    one. A *line* joins modes of successive steps that are within reach, the nearest first over all. A line is
+    *continuous* if it begins at the first step within reach of the last known value, or later, within reach of a
+    continuous line's place one step earlier. Two lines of different layers are *at the same place* if they share at
+    least the part ``overlap`` of the shorter one's steps, and are within reach there on average. A line is *spurious*
+    if it is not continuous and no line of the last layer is at its place. A *thread* joins lines of successive layers
+    at the same place, one to one, nearest first.
+
+    Args:
+        maps: of kind "logit_lens" of a token model.
+        smooth: standard deviation of the Gaussian over bins, in largest steps of the context; 0 smoothes nothing.
+        height, prominence: of the lowest mode, as shares of the highest one's height; distance: fewest bins between two
+            modes.
+        jump: see above.
+        gap: steps without a mode that a line may pass over; its reach grows with them.
+        min_steps: modes of the shortest line.
+        overlap: see above.
+
+    Returns:
+        Dataset of kind "lines_of_thought". Over (layer, series): ``count`` of lines, ``spurious_count``, and
+        ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer`` and
+        ``line_series`` (labels), ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes),
+        ``mean_value`` (data units), ``mass`` (mean over all steps), ``continuous``, ``survives`` (a line of the last
+        layer is at its place), ``spurious``, ``thread``, and ``birth`` and ``death``, the thread's first and last
+        layer. ``path`` and ``path_mass`` (line, step), NaN and 0 at steps without a mode; ``largest_step`` (series),
+        that of the context times ``jump``, at least one bin, in data units. The maps themselves are kept.
+
+    Source:
+        tsfm-lens paper, section 2.3 and figure 1C, in words.
+
+    Raises:
+        InputError: no such maps, or a parameter is out of range.
+    """
+    return _traced(maps, _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap))
+
+
+def _traced(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
+    if maps.attrs.get("kind") != "logit_lens" or "probability" not in maps:
+        raise InputError(
+            f"lines of thought are traced in the logit_lens of a token model, got kind {maps.attrs.get('kind')!r}"
+            + ("" if "probability" in maps else " without probabilities of bins")
+        )
+    probability = maps["probability"].transpose("layer", "series", "step", "bin").values
+    values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
+    n_layers, n_series, steps, _ = probability.shape
+    largest = np.array([rules.jump * _largest_step(c, v) for c, v in zip(context, values, strict=True)])
+    lines: list[_Line] = []
+    for series in range(n_series):
+        known = context[series][np.isfinite(context[series])]
+        layers = [_lines(one[series], values[series], largest[series], rules) for one in probability]
+        for layer, found in enumerate(layers):
+            for line in found:
+                line.layer, line.series = layer, series
+                line.survives = any(
+                    np.isfinite(_apart(line, end, largest[series], rules.overlap)) for end in layers[-1]
+                )
+            _mark_continuous(found, known[-1], largest[series])
+        first = max((line.thread + 1 for line in lines), default=0)
+        _mark_threads(layers, largest[series], rules.overlap, first)
+        lines += [line for found in layers for line in found]
+    data = maps[[name for name in _KEPT if name in maps]]
+    data["largest_step"] = (("series",), largest, {"units": "data units"})
+    data = _counted(data, lines, (n_layers, n_series), steps)
+    data = _tabled(data, lines, steps)
+    keep = {key: value for key, value in maps.attrs.items() if key not in ("readout",)}
+    settings = {name: getattr(rules, name) for name in _Rules.__dataclass_fields__}
+    title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
+    data.attrs = {**keep, "kind": "lines_of_thought", "title": title, "source": source, **settings}
+    return data
+
+
+def _largest_step(context: np.ndarray, values: np.ndarray) -> float:
+    """The largest difference of neighbouring context values, and at least the width of a bin."""
+    differences = np.abs(np.diff(context))
+    known = differences[np.isfinite(differences)]
+    return max(float(known.max()) if len(known) else 0.0, float(np.diff(np.sort(values)).min()))
+
+
+def _modes(
+    probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules
+) -> list[tuple[float, float, float]]:
+    """Value, half width and weight of each mode of one distribution over bins."""
+    # padding lets a mode in the first or last bin count
+    bin_width = (values[-1] - values[0]) / (len(values) - 1)
+    blur = rules.smooth * largest / (rules.jump * bin_width)
+    shown = gaussian_filter1d(probability.astype(float), blur, mode="constant") if blur > 0 else probability
+    padded, top = np.pad(shown, 1), shown.max()
+    height, prominence = rules.height * top, rules.prominence * top
+    found, _ = find_peaks(padded, height=height, distance=rules.distance, prominence=prominence)
+    if not len(found):
+        return []
+    _, _, left, right = peak_widths(padded, found)
+    places = np.arange(-1, len(values) + 1)
+    edges = np.interp([left - 1, right - 1], places[1:-1], values)
+    valleys = [a + int(np.argmin(shown[a:b])) for a, b in pairwise(found - 1)]
+    weights = np.add.reduceat(probability, [0, *valleys])
+    return list(zip(values[found - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
+
+
+def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules) -> list[_Line]:
+    """The lines of one layer's map (step, bin)."""
+    steps = len(probability)
+    lines: list[_Line] = []
+    for step in range(steps):
+        modes = _modes(probability[step], values, largest, rules)
+        going = [line for line in lines if line.last >= step - 1 - rules.gap]
+        cost = np.full((len(going), len(modes)), np.inf)
+        for (one, line), (other, (place, width, _)) in product(enumerate(going), enumerate(modes)):
+            distance = abs(line.path[line.last] - place)
+            if distance <= largest * (step - line.last) + max(line.width[line.last], width):
+                cost[one, other] = distance
+        taken = {other: going[one] for one, other in _nearest(cost)}
+        for number, mode in enumerate(modes):
+            line = taken.get(number) or _Line(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
+            if number not in taken:
+                lines.append(line)
+            line.path[step], line.width[step], line.mass[step] = mode
+    return [line for line in lines if np.isfinite(line.path).sum() >= rules.min_steps]
+
+
+def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
+    """As many pairs (row, column) of finite cost as there can be, and of these the cheapest in all."""
+    allowed = np.isfinite(cost)
+    if not allowed.any():
+        return []
+    # dearer than all that is allowed together
+    never = 1.0 + 2.0 * float(cost[allowed].sum())
+    rows, columns = linear_sum_assignment(np.where(allowed, cost, never))
+    return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if allowed[a, b]]
+
+
+def _mark_continuous(lines: Sequence[_Line], last_value: float, largest: float) -> None:
+    """Lines that begin at the context's end, or branch off one that does."""
+    for line in sorted(lines, key=lambda each: each.start):
+        begin, width = line.path[line.start], line.width[line.start]
+        if line.start == 0:
+            line.continuous = bool(abs(begin - last_value) <= largest + width)
+            continue
+        earlier = line.start - 1
+        line.continuous = any(
+            abs(begin - other.path[earlier]) <= largest + max(width, other.width[earlier])
+            for other in lines
+            if other.continuous and other is not line
+        )
+
+
+def _apart(one: _Line, other: _Line, largest: float, overlap: float) -> float:
+    """Mean distance of two lines over the steps that both have; infinite if they are not at the same place."""
+    both = np.isfinite(one.path) & np.isfinite(other.path)
+    shorter = min(int(np.isfinite(line.path).sum()) for line in (one, other))
+    if not both.any() or both.sum() < overlap * shorter:
+        return float("inf")
+    distance = float(np.abs(one.path - other.path)[both].mean())
+    reach = largest + float(np.maximum(one.width, other.width)[both].mean())
+    return distance if distance <= reach else float("inf")
+
+
+def _mark_threads(layers: Sequence[Sequence[_Line]], largest: float, overlap: float, first: int) -> None:
+    """Number the threads, from ``first`` on."""
+    before: Sequence[_Line] = []
+    for found in layers:
+        cost = np.full((len(before), len(found)), np.inf)
+        for (one, line), (other, next_line) in product(enumerate(before), enumerate(found)):
+            cost[one, other] = _apart(line, next_line, largest, overlap)
+        for one, other in _nearest(cost):
+            found[other].thread = before[one].thread
+        for line in found:
+            if line.thread < 0:
+                line.thread, first = first, first + 1
+        before = found
+
+
+def _counted(data: xr.Dataset, lines: Sequence[_Line], shape: tuple[int, int], steps: int) -> xr.Dataset:
+    count, spurious, mass = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int), np.zeros(shape)
+    for line in lines:
+        at = (line.layer, line.series)
+        count[at] += 1
+        if line.spurious:
+            spurious[at] += 1
+            mass[at] += line.mass.sum() / steps
+    where = ("layer", "series")
+    return data.assign(count=(where, count), spurious_count=(where, spurious), spurious_mass=(where, mass))
+
+
+def _tabled(data: xr.Dataset, lines: Sequence[_Line], steps: int) -> xr.Dataset:
+    """One entry a line."""
+    layers, series = data["layer"].values, data["series"].values
+    ends: dict[int, tuple[int, int]] = {}
+    for line in lines:
+        low, high = ends.get(line.thread, (line.layer, line.layer))
+        ends[line.thread] = min(low, line.layer), max(high, line.layer)
+    data = data.assign_coords(
+        line=range(len(lines)),
+        line_layer=("line", [str(layers[line.layer]) for line in lines]),
+        line_series=("line", [str(series[line.series]) for line in lines]),
+    )
+    columns = {
+        "start": [line.start for line in lines],
+        "stop": [line.last + 1 for line in lines],
+        "length": [int(np.isfinite(line.path).sum()) for line in lines],
+        "mean_value": [float(np.nanmean(line.path)) for line in lines],
+        "mass": [float(line.mass.sum() / steps) for line in lines],
+        "continuous": [line.continuous for line in lines],
+        "survives": [line.survives for line in lines],
+        "spurious": [line.spurious for line in lines],
+        "thread": [line.thread for line in lines],
+        "birth": [str(layers[ends[line.thread][0]]) for line in lines],
+        "death": [str(layers[ends[line.thread][1]]) for line in lines],
+    }
+    for name, column in columns.items():
+        data[name] = (("line",), np.array(column))
+    data["path"] = (("line", "step"), np.array([line.path for line in lines]).reshape(-1, steps))
+    data["path_mass"] = (("line", "step"), np.array([line.mass for line in lines]).reshape(-1, steps))
+    return data
