@@ -30,8 +30,11 @@ from tsfm_lens.viz.explore import (
     start,
 )
 from tsfm_lens.viz.explore_panels import TRACES, head_name
+from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.select import median_position, position, unit_of
 from tsfm_lens.viz.theme import number, untitled
+
+_WIDTH = 980  # pixels
 
 Head = tuple[int, int]
 """Position of a layer and a head in the result."""
@@ -66,10 +69,14 @@ class Explorer(widgets.VBox):
         self._forecasts: dict[frozenset[Head], np.ndarray] = {
             frozenset([head]): alone[head] for head in self._places.values()
         }
-        self.figure = go.FigureWidget(untitled(explore_figure(states)))
+        drawn = explore_figure(states)
+        # a width of its own: the browser lays widgets out before it knows how wide the cell is
+        self.figure = go.FigureWidget(untitled(drawn).update_layout(width=_WIDTH))
+        # among others no button that uploads the figure
+        self.figure._config = {**self.figure._config, **BROWSER_CONFIG}
         self.figure.data[TRACES.index("scores")].on_click(self._clicked)
         self._build_controls()
-        heading = f"<b>{escape(str(explore_figure(states).layout.meta['title']))}</b>"
+        heading = f"<b>{escape(str(drawn.layout.meta['title']))}</b>"
         bar = {"layout": widgets.Layout(flex_flow="row wrap", align_items="center")}
         super().__init__(
             [

@@ -26,6 +26,7 @@ Update = dict[str, dict[str, Any]]
 """Trace of :data:`TRACES` -> the properties that change."""
 
 _PRINTED, _LEAST = 60, 1e-12  # cells with room for their number; what rounding leaves of a zero singular value
+_LEAST_SEEN = 1e-4  # percent; attention below it is drawn as none
 _WIDTH = 860  # pixels under which the five panels cannot be read
 
 
@@ -99,7 +100,7 @@ def explore_figure(
         f"One head at a time: {kind_words} of {model_of(ds)} on {names(ds, 'series')[0]}",
         "; ".join(words for words in (head_words(ds, *chosen), sampling_words(ds)) if words),
         plot_height=520,
-        above=26,
+        above=42,
         legend_rows=1,
         min_width=_WIDTH,
     ).update_layout(legend={"traceorder": "normal"})
@@ -163,7 +164,7 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     """What another head shows; ``layer`` and ``head`` are positions."""
     at = {"layer": layer, "head": head}
     attention = 100 * array(ds, "attention", "time", **at)[-drawn(ds) :]
-    spectra = {}
+    top, spectra = float(np.nanmax(attention)), {}
     for product in ("QK", "OV"):
         values = array(ds, "singular_value", "mode", **at, product=position(ds, "product", product))
         shares = values / (values[0] or np.nan)
@@ -173,7 +174,7 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
         "chosen": {"x": [left, right, right, left, left], "y": [low, low, high, high, low]},
         "write": {"y": array(ds, "write", "step", **at)},
         **spectra,
-        "attention": {"z": attention[None], "zmax": float(np.nanmax(attention)) or 1.0},
+        "attention": {"z": attention[None], "zmax": top if top > _LEAST_SEEN else 1.0},
     }
 
 
@@ -184,17 +185,19 @@ def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles:
         heads: positions (layer, head) of what is ablated.
         quantiles: (quantile, step) at the levels of ``ds``; None draws none.
     """
-    low = high = middle = np.empty(0)
-    if quantiles is not None:
-        low, high, middle = envelope(ds, quantiles)
+    shown = quantiles is not None
+    # what is not shown still needs values: some drawing code meets no empty line
+    low, high, middle = envelope(
+        ds, quantiles if shown else array(ds, "quantile_forecast", "quantile", "step", series=0)
+    )
     # two strokes a cell, and a gap
     x = [edge for _, head in heads for edge in (head - 0.5, head + 0.5, None) * 2]
     y = [edge for layer, _ in heads for edge in (layer - 0.5, layer + 0.5, None, layer + 0.5, layer - 0.5, None)]
     return {
         "crossed out": {"x": x, "y": y},
-        "ablated low": {"y": low},
-        "ablated band": {"y": high},
-        "ablated median": {"y": middle},
+        "ablated low": {"y": low, "visible": shown},
+        "ablated band": {"y": high, "visible": shown},
+        "ablated median": {"y": middle, "visible": shown},
     }
 
 
@@ -215,7 +218,7 @@ def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
     if "spearman_distance" in ds:
         effect += f", Spearman distance {number(value('spearman_distance'))}"
     return (
-        f"{head_name(ds, layer, head)}: attention entropy {number(value('entropy'))} nats"
+        f"{head_name(ds, layer, head)}: attention entropy {number(round(value('entropy'), 6))} nats"
         + (f" ({', '.join(elsewhere)})" if elsewhere else "")
         + f"; writes {number(value('write_size'))} {unit} to the {ds.attrs.get('write_to', 'forecast')} on average "
         f"({percent(value('write_share'))} of what all components write); stable rank {ranks}; "

@@ -96,7 +96,7 @@ def envelope(ds: xr.Dataset, quantiles: np.ndarray) -> tuple[np.ndarray, np.ndar
 def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
     """The properties of every trace that no click changes."""
     unit = unit_of(ds, 0)
-    future, modes = view.time.at(view.future), np.arange(1, ds.sizes["mode"] + 1)
+    future, modes = on_axis(view, view.future), np.arange(1, ds.sizes["mode"] + 1)
     layers, heads = names(ds, "layer"), names(ds, "head")
     silent: dict[str, Any] = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
     spectrum = {"x": modes, "mode": "lines+markers", "marker": {"size": 4}, "legend": "legend2"}
@@ -120,7 +120,7 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
             "hovertemplate": value_hover("the head's write", view.time, unit),
         },
         "attention": {
-            "x": view.time.at(np.append(view.past - 0.5, -0.5)),
+            "x": on_axis(view, np.append(view.past - 0.5, -0.5)),
             "y": [0, 1],
             "zmin": 0,
             "colorscale": _ATTENTION,
@@ -135,7 +135,7 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
 
 def _forecast(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
     """The traces of the panel with the forecasts."""
-    unit, future = unit_of(ds, 0), view.time.at(view.future)
+    unit, future = unit_of(ds, 0), on_axis(view, view.future)
     low, high, median = envelope(ds, array(ds, "quantile_forecast", "quantile", "step", series=0))
     levels = np.asarray(ds["quantile"].values, dtype=float)
 
@@ -164,12 +164,18 @@ def _line(
     view: Scene, part: str, values: np.ndarray | None, colour: str, width: float, words: str, unit: str
 ) -> dict[str, Any]:
     return {
-        "x": view.time.at(getattr(view, part)),
+        "x": on_axis(view, getattr(view, part)),
         "y": values,
         "mode": "lines",
         "line": {"color": colour, "width": width},
         "hovertemplate": value_hover(words, view.time, unit),
     }
+
+
+def on_axis(view: Scene, steps: np.ndarray) -> np.ndarray | list[str]:
+    """Where steps stand on the axis; dates as text, since a widget sends datetime64 to the browser as bare integers."""
+    where = view.time.at(steps)
+    return where if view.time.stamps is None else [str(each) for each in np.datetime_as_string(where, unit="ms")]
 
 
 def _tail(view: Scene) -> int:
@@ -203,12 +209,12 @@ def axes(fig: go.Figure, ds: xr.Dataset, view: Scene) -> None:
     unit = unit_of(ds, 0) or "data units"
     short = {"title_text": plain(view.time.short_title), "nticks": 4, "tickangle": 0, "col": 3}
     # the write stands above the steps of the forecast that it adds to
-    ends = view.time.at(np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5]))
+    ends = on_axis(view, np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5]))
     fig.update_xaxes(range=list(ends), row=1, **short)
     fig.update_xaxes(range=list(ends), row=2, **short)
     fig.update_yaxes(title_text=plain(f"write ({unit})"), nticks=6, row=1, col=3)
     fig.update_yaxes(title_text=plain(f"value ({unit})"), nticks=6, row=2, col=3)
-    edges = view.time.at(np.array([view.past[0] - 0.5, -0.5]))
+    edges = on_axis(view, np.array([view.past[0] - 0.5, -0.5]))
     fig.update_xaxes(title_text=plain(view.time.title), range=list(edges), row=2, col=1)
     fig.update_yaxes(visible=False, range=[0, 1], fixedrange=True, row=2, col=1, secondary_y=False)
     value = {"title_text": plain(f"value ({unit})"), "side": "left", "tickmode": "auto"}
