@@ -176,6 +176,217 @@ def make_attention(series: str = "a") -> xr.Dataset:
     )
 
 
+def make_spectra() -> xr.Dataset:
+    """Stable ranks 1, 2 and 3, 4 of at most 4 for QK; all 4 for OV."""
+    flat = np.ones(4)
+    first, second = np.array([1.0, 0, 0, 0]), np.array([1.0, 1, 0, 0])
+    third = np.array([1.0, 1, 1, 0])
+    values = np.stack([np.stack([[first, second], [third, flat]]), np.ones((2, 2, 4))])
+    ranks = np.array([[[1.0, 2], [3, 4]], [[4, 4], [4, 4]]])
+    return xr.Dataset(
+        {
+            "singular_value": (("product", "layer", "head", "mode"), values),
+            "stable_rank": (("product", "layer", "head"), ranks),
+            "order": (("product", "layer", "head"), np.broadcast_to([0, 1], (2, 2, 2))),
+        },
+        coords={"product": ["QK", "OV"], "layer": ["0", "1"], "head": [0, 1]},
+        attrs={"kind": "spectra", "model": "toy", "attention": "cross_attn", "stack": "decoder", "title": ""},
+    )
+
+
+def make_entropic_rank(ids=("a", "b", "c")) -> xr.Dataset:
+    """Rank 2 at layer 0, the same for all series; 3 at layer 1, from 2 to 4.5."""
+    spread = np.log(np.array([2.0, 3.0, 4.5]))[: len(ids)]
+    entropy = np.stack([np.full(len(ids), np.log(2.0)), spread])
+    return xr.Dataset(
+        {"entropy": (("layer", "series"), entropy), "rank": (("layer",), np.exp(entropy.mean(axis=1)))},
+        coords={"layer": ["0", "1"], "series": list(ids)},
+        attrs={"kind": "entropic_rank", "model": "toy", "attention": "cross_attn", "heads": 5, "title": ""},
+    )
+
+
+def make_layer_similarity() -> xr.Dataset:
+    """The stream changes most between layers 0 and 1 (0.25); updates of layers 0 and 1 are opposed."""
+    streams = ["embed", "0", "1"]
+    cka = np.array([[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]])
+    return xr.Dataset(
+        {
+            "cka": (("stream", "other_stream"), cka),
+            "update_cosine": (("layer", "other_layer"), np.array([[1.0, -0.5], [-0.5, 1.0]])),
+        },
+        coords={"stream": streams, "other_stream": streams, "layer": streams[1:], "other_layer": streams[1:]},
+        attrs={"kind": "layer_similarity", "model": "toy", "title": ""},
+    )
+
+
+def make_head_similarity() -> xr.Dataset:
+    """Heads 0 and 2 of layer 1 are alike (0.75), 0 and 1 of layer 0 opposed (-0.25)."""
+    cosine = np.tile(np.eye(3), (2, 1, 1))
+    cosine[1, 0, 2] = cosine[1, 2, 0] = 0.75
+    cosine[0, 0, 1] = cosine[0, 1, 0] = -0.25
+    return xr.Dataset(
+        {"cosine": (("layer", "head", "other_head"), cosine)},
+        coords={"layer": ["0", "1"], "head": [0, 1, 2], "other_head": [0, 1, 2]},
+        attrs={"kind": "head_similarity", "model": "toy", "attention": "cross_attn", "title": ""},
+    )
+
+
+def make_kernel(series: str = "a") -> xr.Dataset:
+    """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice what is measured."""
+    missing = np.full((2, 2, 2), 0.9)
+    bound = np.full((2, 2, 2), 10.0)
+    missing[1, 1], bound[1, 1] = [0.01, 0.2], [0.02, 0.4]
+    applicable = np.ones((2, 2, 2), dtype=bool)
+    applicable[0, 0, 0], bound[0, 0, 0] = False, np.nan
+    width = np.tile(np.array([1.0, 2.0, 4.0]), (2, 2, 1))
+    width[0, 1, 0] = 0.5
+    return xr.Dataset(
+        {
+            "bandwidth": (("layer", "head", "mode"), width),
+            "tilt_share": (("layer", "head"), np.array([[0.25, 0.5], [2.0, 0.75]])),
+            "missing": (("layer", "head", "query"), missing),
+            "bound": (("layer", "head", "query"), bound),
+            "applicable": (("layer", "head", "query"), applicable),
+            "identity_error": (("layer", "head"), np.full((2, 2), 1e-7)),
+        },
+        coords={"layer": ["0", "1"], "head": [0, 1]},
+        attrs={"kind": "kernel_regression", "model": "toy", "series": series, "title": ""},
+    )
+
+
+def make_head_entropy() -> xr.Dataset:
+    """0, 1 and 2, 4 nats; below 0.38 of the range are the two of layer 0."""
+    entropy = np.array([[0.0, 1.0], [2.0, 4.0]])
+    return xr.Dataset(
+        {
+            "entropy": (("layer", "head"), entropy),
+            "normalised": (("layer", "head"), entropy / 4),
+            "sharp": (("layer", "head"), entropy / 4 < 0.38),
+        },
+        coords={"layer": ["0", "1"], "head": [0, 1]},
+        attrs={"kind": "head_entropy", "model": "toy", "attention": "cross_attn", "sharp_below": 0.38, "title": ""},
+    )
+
+
+def make_rollout(series: str = "a") -> xr.Dataset:
+    """The patterns of ``make_attention``: head 0 of layer 0 reads 7 back, those of layer 1 rest on EOS."""
+    ds = make_attention(series)
+    entropy = np.array([[0.0, np.log(TIME + 1)], [0.325, 0.325]])
+    return xr.Dataset(
+        {
+            "attention": ds["pattern"].transpose("layer", "head", "key", "query"),
+            "entropy": (("layer", "head"), entropy),
+            "sharpness_rank": (("layer", "head"), np.array([[0, 3], [1, 2]])),
+        },
+        attrs=ds.attrs | {"kind": "rollout"},
+    ).drop_vars("time", errors="ignore")
+
+
+def make_flow(series: str = "a") -> xr.Dataset:
+    """Two layers over four tokens; at the end every token has 0.7 of the first and 0.3 of itself."""
+    late = 0.3 * np.eye(4)
+    late[:, 0] += 0.7
+    start = np.arange(-4, 0)
+    places = {
+        f"{side}_{part}": (side, values)
+        for side in ("query", "key")
+        for part, values in (("start", start), ("stop", start + 1), ("special", [""] * 4))
+    }
+    return xr.Dataset(
+        {"flow": (("layer", "query", "key"), np.stack([np.eye(4), late]))},
+        coords={"layer": ["0", "1"], **places},
+        attrs={"kind": "attention_flow", "model": "toy", "stack": "encoder", "series": series, "title": ""},
+    )
+
+
+def make_norm_weighted(series: str = "a") -> xr.Dataset:
+    """Contributions are twice the attention of ``make_attention``, those of EOS a twentieth of it."""
+    ds = make_attention(series)
+    norm = 2 * ds["pattern"].values
+    norm[..., -1] = ds["pattern"].values[..., -1] / 20
+    return xr.Dataset(
+        {"norm": (("layer", "head", "query", "key"), norm)},
+        coords={name: ds[name] for name in ds.coords if name != "time"},
+        attrs=ds.attrs | {"kind": "norm_weighted"},
+    )
+
+
+def make_parroting(ids=("a", "b", "c")) -> xr.Dataset:
+    """The forecast is the context 7 back; the truth is further away; the last context is constant."""
+    ds = base("parroting", ids)
+    n, lag = len(ids), np.arange(1, TIME)
+    error = np.tile(np.abs(lag - 7) / 10.0, (n, 1))
+    error[-1] = np.nan
+    best = np.full(n, 7.0)
+    best[-1] = np.nan
+    forecast = ds["context"].values[:, TIME - 7 : TIME - 7 + HORIZON]
+    ds = ds.assign_coords(lag=lag)
+    ds["forecast"], ds["parrot"] = (("series", "step"), forecast), (("series", "step"), forecast + 1.0)
+    ds["lag_error"], ds["best_lag"] = (("series", "lag"), error), (("series",), best)
+    ds["copy_error"], ds["parrot_error"] = (
+        (("series",), np.where(best > 0, 0.0, np.nan)),
+        (("series",), np.full(n, 0.5)),
+    )
+    ds["parrot_match"] = (("series",), np.full(n, 9.0))
+    ds.attrs |= {"motif": 4}
+    return ds
+
+
+def make_lag(series: str = "a") -> xr.Dataset:
+    """Head 1 of layer 1 has 0.9 on the band, the others 0.1, which an even spread would pay."""
+    return xr.Dataset(
+        {"mass": (("layer", "head"), np.array([[0.1, 0.1], [0.1, 0.9]])), "chance": ((), 0.1)},
+        coords={"layer": ["0", "1"], "head": [0, 1]},
+        attrs={"kind": "lag_attention", "model": "toy", "lag": 12, "width": 1, "series": series, "title": ""},
+    )
+
+
+def make_seasonality(ids=("a", "b", "c")) -> xr.Dataset:
+    """The forecast has half of the context's amplitude at period 4; the truth keeps it."""
+    ds = base("seasonality", ids)
+    n, trial = len(ids), np.array([3.0, 4.0, 5.0])
+    ds = ds.assign_coords(part=["context", "forecast", "truth"], trial_period=trial)
+    curve = np.array([0.1, 1.0, 0.2])
+    ds["amplitude"] = (
+        ("part", "series", "trial_period"),
+        np.stack([np.tile(factor * curve, (n, 1)) for factor in (1.0, 0.5, 1.0)]),
+    )
+    for name, value in (("period", 4.0), ("context_amplitude", 2.0), ("forecast_amplitude", 1.0)):
+        ds[name] = (("series",), np.full(n, value))
+    for name, value in (("truth_amplitude", 2.0), ("amplitude_ratio", 0.5), ("spread_ratio", 0.5)):
+        ds[name] = (("series",), np.full(n, value))
+    ds["spread_ratio"][0] = 0.1
+    pull = np.zeros(n)
+    pull[0] = 0.5
+    ds["patch_pull"] = (("series",), pull)
+    ds.attrs |= {"patch": 3}
+    return ds
+
+
+# how many figures the report draws of each planted result below
+COUNTS = {
+    "forecast": 3,
+    "lens": 1 + 3,
+    "gain": 1,
+    "ablation": 2 + 2,
+    "attribution": 2 * 3 + 1,
+    "attention": 1 + 2,
+    "patches": 1,
+    "spectra": 2 * 2,
+    "entropic_rank": 1,
+    "layer_similarity": 2,
+    "head_similarity": 1,
+    "kernel": 3,
+    "head_entropy": 1,
+    "rollout": 2,
+    "flow": 1,
+    "norm_weighted": 1,
+    "parroting": 3,
+    "lag": 1,
+    "seasonality": 1,
+}
+
+
 def everything(ids: tuple[str, ...] = ("a", "b", "c")) -> dict[str, xr.Dataset]:
     return {
         "forecast": make_forecast(ids),
@@ -185,7 +396,24 @@ def everything(ids: tuple[str, ...] = ("a", "b", "c")) -> dict[str, xr.Dataset]:
         "attribution": make_attribution(ids),
         "attention": make_attention(ids[0]),
         "patches": make_patch_lens(ids[:1]),
+        "spectra": make_spectra(),
+        "entropic_rank": make_entropic_rank(ids),
+        "layer_similarity": make_layer_similarity(),
+        "head_similarity": make_head_similarity(),
+        "kernel": make_kernel(ids[0]),
+        "head_entropy": make_head_entropy(),
+        "rollout": make_rollout(ids[0]),
+        "flow": make_flow(ids[0]),
+        "norm_weighted": make_norm_weighted(ids[0]),
+        "parroting": make_parroting(ids),
+        "lag": make_lag(ids[0]),
+        "seasonality": make_seasonality(ids),
     }
+
+
+@pytest.fixture(scope="session")
+def counts() -> dict[str, int]:
+    return COUNTS
 
 
 @pytest.fixture

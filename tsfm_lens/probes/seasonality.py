@@ -13,7 +13,7 @@ from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import describe
 
-_TRIALS = 64
+_FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle over the horizon
 
 
 def seasonality_bias(
@@ -86,7 +86,8 @@ def seasonality_bias(
     for name, values in columns.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
-    trial = np.geomspace(3, max(steps, 3), _TRIALS)
+    cycles = np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS)
+    trial = (steps / cycles)[::-1]
     parts = {"context": [values[-steps:] for values in batch.values], "forecast": forecast}
     parts |= {"truth": data["truth"].values} if "truth" in data else {}
     grid = [[[amplitude_at(v, p) for p in trial] for v in values] for values in parts.values()]

@@ -14,7 +14,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.report.plates import Plate, chapter_of
+from tsfm_lens.report.chapter import Plate
+from tsfm_lens.report.plates import chapter_of
 from tsfm_lens.report.tables import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
 from tsfm_lens.viz.select import model_of, names, shown

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.report import plates_copying, plates_heads, plates_structure, tables
 from tsfm_lens.report import readings as read
-from tsfm_lens.report import tables
+from tsfm_lens.report.chapter import Chapter, Plate
 from tsfm_lens.viz import (
     ablation_forecasts,
     ablation_heatmap,
@@ -33,24 +31,6 @@ from tsfm_lens.viz.select import array, names
 _FORECASTS, _LENSES, _MAPS, _ABLATED, _ATTRIBUTED = 24, 6, 3, 2, 3
 # of several attribution methods, the one whose unit a reader knows
 _PREFERRED = ("integrated", "expected_value", "linearised", "lens_difference")
-
-
-@dataclass(frozen=True)
-class Plate:
-    """A figure, the table behind it, and what it shows in words."""
-
-    figure: go.Figure
-    table: pd.DataFrame
-    reading: list[str]
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """How one kind of result is introduced and drawn."""
-
-    heading: str
-    guide: str
-    plates: Callable[[xr.Dataset], Iterator[Plate]]
 
 
 def _forecast(ds: xr.Dataset) -> Iterator[Plate]:
@@ -114,7 +94,7 @@ def _attention(ds: xr.Dataset) -> Iterator[Plate]:
         yield Plate(fig, tables.pattern_table(ds, layer, head), reading)
 
 
-CHAPTERS = {
+_FORECAST_CHAPTERS = {
     "forecast": Chapter(
         "Forecast",
         "What the model expects, as a distribution: half of it lies above the median, and a band holds the stated "
@@ -149,6 +129,10 @@ CHAPTERS = {
         _attention,
     ),
 }
+
+# a theme is a dict from kind to chapter in a file of its own; a new one needs its line here
+_THEMES = (_FORECAST_CHAPTERS, plates_heads.CHAPTERS, plates_copying.CHAPTERS, plates_structure.CHAPTERS)
+CHAPTERS: dict[str, Chapter] = {kind: chapter for theme in _THEMES for kind, chapter in theme.items()}
 
 
 def chapter_of(ds: xr.Dataset, name: str) -> Chapter:

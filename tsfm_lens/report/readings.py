@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.report.words import capital, layers, listed, measured, nats, num, signed
 from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.select import array, layer_name, median_position, names, statistic_of, unit_of
+from tsfm_lens.viz.select import array, median_position, names, statistic_of, unit_of
 from tsfm_lens.viz.shares import attribution_shares
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.tokens import token_axis
 
 
-def _num(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _layers(ds: xr.Dataset) -> list[str]:
-    words = [layer_name(v) for v in names(ds, "layer")]
-    return ["the embedding" if word == "embedding" else word for word in words]
-
-
-def _measured(unit: str) -> Callable[[float], str]:
-    """How to write a value in this unit."""
-    return lambda value: f"{_num(value)} {unit}".rstrip()
-
-
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     """Course and width of the forecast of one series, and how it met the truth where that is known."""
-    name, amount = names(ds, "series")[series], _measured(unit_of(ds, series))
+    name, amount = names(ds, "series")[series], measured(unit_of(ds, series))
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
     median = values[median_position(levels)]
@@ -80,13 +53,13 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Where along the depth the model becomes sure."""
     entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
-    middle, words = medians(entropy), _layers(ds)
+    middle, words = medians(entropy), layers(ds)
     n = entropy.shape[1]
     over = f", median over {n} series" if n > 1 else ""
     out = [
-        f"The entropy of the next value's distribution goes from {_num(middle[0])} nats at {words[0]} to "
-        f"{_num(middle[-1])} nats at {words[-1]}{over}: as many equally likely bins as {_num(np.exp(middle[0]))} "
-        f"at first and {_num(np.exp(middle[-1]))} at the end."
+        f"The entropy of the next value's distribution goes from {num(middle[0])} nats at {words[0]} to "
+        f"{num(middle[-1])} nats at {words[-1]}{over}: as many equally likely bins as {num(np.exp(middle[0]))} "
+        f"at first and {num(np.exp(middle[-1]))} at the end."
     ]
     if len(middle) < 2:
         return out
@@ -95,12 +68,12 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     if change[best] < 0:
         agree = int((np.argmin(np.diff(entropy, axis=0), axis=0) == best).sum())
         out.append(
-            f"{_capital(words[best + 1])} lowers it most, by {_num(-change[best])} nats"
+            f"{capital(words[best + 1])} lowers it most, by {num(-change[best])} nats"
             + (f"; it is the layer of the largest fall in {agree} of {n} series." if n > 1 else ".")
         )
     rising = [words[i + 1] for i in np.flatnonzero(change > 0)]
     if rising:
-        out.append(f"It rises in {_listed(rising)}: there the readable forecast becomes less certain.")
+        out.append(f"It rises in {listed(rising)}: there the readable forecast becomes less certain.")
     return out
 
 
@@ -108,7 +81,7 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     """From which layer on the most likely value is the one the model ends with."""
     probability = array(ds, "probability", "layer", "step", "bin", series=series)
     value = array(ds, "value", "bin", series=series)
-    words, amount = _layers(ds), _measured(unit_of(ds, series))
+    words, amount = layers(ds), measured(unit_of(ds, series))
     mode = value[probability.argmax(axis=-1)]
     width = float(np.median(np.diff(np.sort(value)))) if len(value) > 1 else 0.0
     agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean(axis=-1)
@@ -138,8 +111,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     """How far each layer's forecast is from the last layer's, and from the truth where known."""
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=series)
-    median, words = values[:, median_position(levels)], _layers(ds)
-    amount = _measured(unit_of(ds, series))
+    median, words = values[:, median_position(levels)], layers(ds)
+    amount = measured(unit_of(ds, series))
     away = np.abs(median - median[-1]).mean(axis=-1)
     out = [
         f"Read from {words[0]}, the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} is "
@@ -161,7 +134,7 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 def read_gain(ds: xr.Dataset) -> list[str]:
     """Which layer helps and which hurts, for every metric."""
     gain = array(ds, "gain", "metric", "layer", "series")
-    words, n = _layers(ds), gain.shape[2]
+    words, n = layers(ds), gain.shape[2]
     out = []
     for metric, values in zip(names(ds, "metric"), gain, strict=True):
         middle = medians(values)
@@ -171,12 +144,12 @@ def read_gain(ds: xr.Dataset) -> list[str]:
         best = int(known[np.argmin(middle[known])])
         worse = [words[i] for i in known if middle[i] > 0]
         if middle[best] < 0:
-            text = f"{metric}: {words[best]} lowers the error most, by {_num(-middle[best])} %"
+            text = f"{metric}: {words[best]} lowers the error most, by {num(-middle[best])} %"
             if n > 1:
                 text += f" in the median; it lowers it in {int((values[best] < 0).sum())} of {n} series"
         else:
             text = f"{metric}: no layer lowers the error" + (" in the median" if n > 1 else "")
-        out.append(f"{text}{f'; {_listed(worse)} raise it' if len(worse) > 1 else ''}"
+        out.append(f"{text}{f'; {listed(worse)} raise it' if len(worse) > 1 else ''}"
                    f"{f'; {worse[0]} raises it' if len(worse) == 1 else ''}.")  # fmt: skip
     return out
 
@@ -193,7 +166,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     n = effect.shape[1]
 
     def amount(i: int) -> str:
-        return f"{_signed(100 * middle[i])} %" if relative else _num(middle[i])
+        return f"{signed(100 * middle[i])} %" if relative else num(middle[i])
 
     out = []
     for group, noun in ((heads, "head"), (mlps, "MLP")):
@@ -206,10 +179,10 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
         if n > 1:
             scale = 100 if relative else 1
             low, high = (scale * v for v in (np.nanmin(effect[top]), np.nanmax(effect[top])))
-            text += f" in the median, {_num(low)} to {_num(high)}{' %' if relative else ''} over {n} series"
+            text += f" in the median, {num(low)} to {num(high)}{' %' if relative else ''} over {n} series"
         text += ")"
         if len(order) > 3:
-            text += f"; then {_listed([f'{components[i]} ({amount(i)})' for i in order[1:4]])}"
+            text += f"; then {listed([f'{components[i]} ({amount(i)})' for i in order[1:4]])}"
         out.append(text + ".")
     if len(heads) > 4 and not relative and middle[heads].sum() > 0:
         order = np.sort(middle[heads])[::-1]
@@ -228,7 +201,7 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
     base = array(ds, "baseline_forecast", "step", series=series)
     row = names(ds, "component").index(top)
     moved = array(ds, "forecast", "step", component=row, series=series)
-    amount, span = _measured(unit_of(ds, series)), float(np.ptp(base))
+    amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
     distance = float(np.abs(moved - base).mean())
     against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
     return [
@@ -242,11 +215,11 @@ def read_attribution(ds: xr.Dataset, method: str, series: int) -> list[str]:
     shares = attribution_shares(ds, method=method, series=series)
     mean = shares.values.mean(axis=1)
     order = np.argsort(-np.abs(mean))[:3]
-    parts = [f"{shares.components[i]} ({_signed(mean[i])})" for i in order]
+    parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
-        f"By {shares.method}, in {shares.unit}, mean over steps: the largest contributions are {_listed(parts)}. "
-        f"All positive ones sum to {_signed(up)}, all negative ones to {_signed(down)}."
+        f"By {shares.method}, in {shares.unit}, mean over steps: the largest contributions are {listed(parts)}. "
+        f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
     ]
     if "completeness_error" in ds:
         error = float(ds["completeness_error"].isel(method=names(ds, "method").index(method), series=series))
@@ -265,8 +238,8 @@ def read_attribution_steps(ds: xr.Dataset, method: str, series: int) -> list[str
     places, counts = np.unique(lead, return_counts=True)
     most = int(counts.argmax())
     return [
-        f"{shares.components[varying]} changes most over the steps: from {_signed(row.min())} (step "
-        f"{steps[int(row.argmin())]}) to {_signed(row.max())} (step {steps[int(row.argmax())]}), in {shares.unit}.",
+        f"{shares.components[varying]} changes most over the steps: from {signed(row.min())} (step "
+        f"{steps[int(row.argmin())]}) to {signed(row.max())} (step {steps[int(row.argmax())]}), in {shares.unit}.",
         f"{shares.components[places[most]]} has the largest contribution at {int(counts[most])} of {len(lead)} steps.",
     ]
 
@@ -280,15 +253,15 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     high = np.unravel_index(int(entropy.argmax()), entropy.shape)
     most = float(np.log(pattern.shape[-1]))
     out = [
-        f"The sharpest is {words[low[0]][low[1]]} (entropy {_num(entropy[low])} nats), the most diffuse "
-        f"{words[high[0]][high[1]]} ({_num(entropy[high])} of at most {_num(most)} nats)."
+        f"The sharpest is {words[low[0]][low[1]]} (entropy {nats(entropy[low])}), the most diffuse "
+        f"{words[high[0]][high[1]]} ({num(entropy[high])} of at most {num(most)} nats)."
     ]
     keys = token_axis(ds, "key")
     if len(keys.aside):
         rest = pattern[..., keys.aside].sum(-1).mean(-1)
         heavy = [words[i][j] for i, j in np.argwhere(rest > 0.5)]
         if heavy:
-            few = _listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
+            few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
             out.append(f"More than half of the attention goes to special tokens in {few}.")
     out.append("Attention says what a head reads; only an ablation says whether it matters.")
     return out
@@ -308,7 +281,7 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     direction = f"{common} steps back" if common > 0 else (f"{-common} steps ahead" if common else "at the same step")
     return [
         f"Its queries look most often {direction} (the largest weight of {int(counts.max())} of {len(back)} "
-        f"queries); the largest weight is {_num(float(part.max(axis=1).mean()))} on average."
+        f"queries); the largest weight is {num(float(part.max(axis=1).mean()))} on average."
     ]
 
 

@@ -71,21 +71,39 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
         if trace.type != "heatmap":
             continue
         mass, edges = np.asarray(trace.customdata, dtype=float), np.asarray(trace.y, dtype=float)
-        row, step = np.nonzero(mass >= least)
+        row, column = np.nonzero(mass >= least)
+        group = int(trace.meta["steps"])
         parts.append(
             pd.DataFrame(
                 {
                     "layer": trace.name,
-                    "step": np.array(names(ds, "step"))[step],
+                    "step": np.array(names(ds, "step"))[column * group],
+                    **({"steps": group} if group > 1 else {}),
                     "value_from": edges[row],
                     "value_to": edges[row + 1],
-                    "probability": mass[row, step],
+                    "probability": mass[row, column],
                 }
             )
         )
     table = pd.concat(parts, ignore_index=True)
     table["unit"] = unit_of(ds, series)
     return table
+
+
+def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """A row per combination of labels, a column per variable; variables must share their dimensions."""
+    return ds[list(variables)].reset_coords(drop=True).to_dataframe().reset_index()
+
+
+def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
+    """A row per query and key (and layer and head) with at least ``least``: what they cover, the value."""
+    others = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
+    values = ds[variable].transpose(*others, "query", "key").values
+    *outer, query, key = np.nonzero(values >= least)
+    columns = {dim: np.array(names(ds, dim))[place] for dim, place in zip(others, outer, strict=True)}
+    for side, place in (("query", query), ("key", key)):
+        columns |= {f"{side}_{part}": ds[f"{side}_{part}"].values[place] for part in ("start", "stop", "special")}
+    return pd.DataFrame(columns | {variable: values[(*outer, query, key)]})
 
 
 def entropy_table(ds: xr.Dataset) -> pd.DataFrame:

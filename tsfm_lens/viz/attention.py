@@ -13,8 +13,9 @@ from tsfm_lens.viz.panels import mark_start, value_hover
 from tsfm_lens.viz.select import array, check, layer_name, model_of, names, position, unit_of, value_title
 from tsfm_lens.viz.theme import BLUE, INK, SEQUENTIAL, dress, number, plain
 from tsfm_lens.viz.timeline import Timeline, timeline
-from tsfm_lens.viz.tokens import TokenAxis, token_axis
+from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, ruler, token_axis
 
+_CELLS = 60_000  # more would be narrower than a dot
 _WORDED = 20_000  # up to so many cells, each names its tokens when hovered
 _KINDS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "attn": "attention"}
 
@@ -30,9 +31,16 @@ class _Side:
     def owner(self) -> np.ndarray:
         return self.axis.cells()[1] if self.timed else self.axis.aside
 
-    def coordinates(self, time: Timeline) -> np.ndarray:
+    def starts(self, group: int) -> np.ndarray:
+        """The first token of every cell of ``group`` tokens; special tokens have a cell each."""
+        return np.arange(0, len(self.owner), group if self.timed else 1)
+
+    def coordinates(self, time: Timeline, group: int = 1) -> np.ndarray:
         """Where the cells stand: edges in time, or 0, 1, … for special tokens."""
-        return time.at(self.axis.cells()[0]) if self.timed else np.arange(len(self.axis.aside))
+        if not self.timed:
+            return np.arange(len(self.axis.aside))
+        edges = self.axis.cells()[0]
+        return time.at(np.append(edges[:-1][self.starts(group)], edges[-1]))
 
 
 def _sides(axis: TokenAxis) -> list[_Side]:
@@ -68,7 +76,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
 
     Returns:
         The heat map over time, special tokens in strips at the right (keys) and the foot (queries), and
-        the series on the same time axis.
+        the series on the same time axis. Of long patterns a cell is the largest weight of several tokens, which
+        the subtitle then says.
 
     Raises:
         InputError: ``ds`` is of another kind, or its tokens cannot be laid out on one time axis.
@@ -82,10 +91,11 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     columns, rows = _sides(keys), _sides(queries)
     with_series = columns[0].timed and "context" in ds
     fig, total = _grid(rows, columns, with_series)
+    group = group_for(ruler(keys), ruler(queries), _CELLS)
     limit = zmax or float(np.nanmax(weights)) or 1.0
     for r, row_side in enumerate(rows, start=1 + with_series):
         for c, column_side in enumerate(columns, start=1):
-            fig.add_trace(_cells(weights, row_side, column_side, time), row=r, col=c)
+            fig.add_trace(_cells(weights, row_side, column_side, time, group), row=r, col=c)
             last = r == len(rows) + with_series
             _label_axes(fig, row_side, column_side, time, r, c, last=last)
     if with_series:
@@ -94,10 +104,11 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     label, number_of_head = names(ds, "layer")[at["layer"]], names(ds, "head")[at["head"]]
     entropy = f"entropy {number(float(ds['entropy'].isel(at)))} nats, mean over queries; " if "entropy" in ds else ""
     kind = attention_kind(ds)
+    remark = grouped(group) or "tokens as wide as the time they cover"
     fig = dress(
         fig,
         f"{kind[:1].upper() + kind[1:]}, {layer_name(label)}, head {number_of_head} of {model_of(ds)}",
-        f"{single_series(ds)}; {entropy}each row sums to 1; tokens as wide as the time they cover",
+        f"{single_series(ds)}; {entropy}each row sums to 1; {remark}",
         plot_height=total,
         above=12,
         min_width=520,
@@ -131,19 +142,20 @@ def _grid(rows: list[_Side], columns: list[_Side], with_series: bool) -> tuple[g
     return fig, total
 
 
-def _cells(weights: np.ndarray, rows: _Side, columns: _Side, time: Timeline) -> go.Heatmap:
+def _cells(weights: np.ndarray, rows: _Side, columns: _Side, time: Timeline, group: tuple[int, int]) -> go.Heatmap:
     z = weights[np.ix_(rows.owner, columns.owner)].astype(np.float32)
     z[rows.owner < 0, :] = np.nan
     z[:, columns.owner < 0] = np.nan
+    z = np.fmax.reduceat(np.fmax.reduceat(z, columns.starts(group[0]), axis=1), rows.starts(group[1]), axis=0)
     trace = go.Heatmap(
-        x=columns.coordinates(time),
-        y=rows.coordinates(Timeline(steps=time.steps, stamps=None)),
+        x=columns.coordinates(time, group[0]),
+        y=rows.coordinates(Timeline(steps=time.steps, stamps=None), group[1]),
         z=z,
         coloraxis="coloraxis",
         hoverongaps=False,
         hovertemplate="query around step %{y}<br>key around %{x}<br>weight %{z:.3g}<extra></extra>",
     )
-    if z.size <= _WORDED:
+    if z.size <= _WORDED and group == (1, 1):
         q, k = rows.axis, columns.axis
         asking = [q.words(i) if i >= 0 else "" for i in rows.owner]
         asked = [k.words(i) if i >= 0 else "" for i in columns.owner]

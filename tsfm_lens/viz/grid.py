@@ -35,21 +35,22 @@ class Grid:
         return {"plot_height": self.plot_height, "above": self.above, "min_width": self.min_width}
 
 
-def columns_for(panels: int) -> int:
-    """How many panels to put side by side so that few places stay empty."""
-    if panels <= 4:
-        return max(panels, 1)
+def columns_for(panels: int, most: int = 5) -> int:
+    """How many panels, at most ``most``, to put side by side so that few places stay empty."""
+    if panels <= 4 or most < 3:
+        return min(max(panels, 1), most)
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
-def panel_grid(titles: list[tuple[str, ...]], *, row_height: int) -> Grid:
+def panel_grid(titles: list[tuple[str, ...]], *, row_height: int, most: int = 5) -> Grid:
     """A grid whose panels share both axes; ticks only at the left and at the foot of each column.
 
     Args:
         titles: per panel the lines of its title.
         row_height: pixels.
+        most: panels side by side, 2 for those that need the width.
     """
-    columns = columns_for(len(titles))
+    columns = columns_for(len(titles), most)
     rows = -(-len(titles) // columns)
     lines = max(len(title) for title in titles)
     gap = _GAP + 14 * (lines - 1)

@@ -29,6 +29,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import INK, SEQUENTIAL, VERMILION, dress, percent, plain
 
+_CELLS = 150_000  # in the whole figure
+_LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
 
 
@@ -57,7 +59,8 @@ def logit_map(
     Returns:
         Per layer a heat map (``z``: log10 of the row's probability, at least -3; ``customdata``: the
         probability) with the context's tail and the truth over it. All panels share axes and colours. A
-        panel's title says which share of the probability lies beyond the axis.
+        panel's title says which share of the probability lies beyond the axis. Of many steps a column is the mean
+        of several, ``meta["steps"]``, which the subtitle then says.
 
     Raises:
         InputError: ``ds`` is of another kind or readout.
@@ -74,12 +77,15 @@ def logit_map(
     )
     labels = [layer_name(names(ds, "layer")[i]) for i in chosen]
     notes = [f"{percent(round(share, 2))} outside" if share >= 0.01 else "" for share in outside]
-    grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
+    long = len(view.future) > _LONG
+    group = -(-mass.size // _CELLS)
+    mass = _grouped_steps(mass, group)
+    grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5)
     fig = grid.fig
     unit = unit_of(ds, at)
     for panel, (row, col) in enumerate(grid.places):
-        fig.add_trace(_map(view, edges, mass[panel], labels[panel], unit), row=row, col=col)
-        _draw_lines(fig, view, unit, legend=panel == 0, row=row, col=col)
+        fig.add_trace(_map(view, edges, mass[panel], labels[panel], unit, group), row=row, col=col)
+        _draw_lines(fig, view, unit, 0.7 if long else 1.0, legend=panel == 0, row=row, col=col)
     fig.update_yaxes(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, value_title(ds, at))
     fig.update_layout(coloraxis=_colours())
@@ -88,7 +94,7 @@ def logit_map(
         fig,
         f"Logit lens on {names(ds, 'series')[at]}: what each layer of {model_of(ds)} expects",
         f"probability of each row of {width:.3g} {unit or 'data units'}, truth dashed; outside: probability "
-        f"beyond the axis{view.time.remark}",
+        f"beyond the axis{view.time.remark}" + (f"; a column: the mean of {group} steps" if group > 1 else ""),
         legend_rows=1,
         **grid.room,
     )
@@ -136,10 +142,19 @@ def _range(view: Scene, centres: np.ndarray, last_layer: np.ndarray) -> tuple[fl
     return fitted_range(core, np.concatenate([low, high]), reach=1.0)[0]
 
 
-def _map(view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, unit: str) -> go.Heatmap:
+def _grouped_steps(mass: np.ndarray, group: int) -> np.ndarray:
+    """The mean of every ``group`` steps of (layer, step, row)."""
+    starts = np.arange(0, mass.shape[1], group)
+    sizes = np.diff(np.append(starts, mass.shape[1]))
+    return np.add.reduceat(mass, starts, axis=1) / sizes[:, None]
+
+
+def _map(view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, unit: str, group: int) -> go.Heatmap:
     log = np.log10(np.maximum(mass.T, FLOOR)).astype(np.float32)
+    columns = view.future if group == 1 else np.append(view.future[::group], view.future[-1] + 1) - 0.5
     return go.Heatmap(
-        x=view.time.at(view.future),
+        x=view.time.at(columns),
+        meta={"steps": group},
         y=edges,
         z=log,
         customdata=mass.T.astype(np.float32),
@@ -150,8 +165,8 @@ def _map(view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, unit: str
     )
 
 
-def _draw_lines(fig: go.Figure, view: Scene, unit: str, *, legend: bool, row: int, col: int) -> None:
-    lines = [("context", view.past, view.context, {"color": INK, "width": 1.2})]
+def _draw_lines(fig: go.Figure, view: Scene, unit: str, weight: float, *, legend: bool, row: int, col: int) -> None:
+    lines = [("context", view.past, view.context, {"color": INK, "width": 1.2 * weight})]
     if np.isfinite(view.truth).any():
         # a white edge keeps the dashes visible on the map's dark cells
         fig.add_trace(
@@ -162,12 +177,12 @@ def _draw_lines(fig: go.Figure, view: Scene, unit: str, *, legend: bool, row: in
                 name="edge",
                 showlegend=False,
                 hoverinfo="skip",
-                line={"color": "rgba(255,255,255,0.7)", "width": 2.6},
+                line={"color": "rgba(255,255,255,0.7)", "width": 2.6 * weight},
             ),
             row=row,
             col=col,
         )
-        lines.append(("truth", view.future, view.truth, {"color": VERMILION, "width": 1.3, "dash": "4px,2px"}))
+        lines.append(("truth", view.future, view.truth, {"color": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}))
     for name, steps, values, style in lines:
         fig.add_trace(
             go.Scatter(

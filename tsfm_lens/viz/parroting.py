@@ -24,7 +24,7 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     Args:
         ds: of kind "parroting".
         series: id, or place counted from 0.
-        context_steps: how much of the context is drawn; unless given, as much as is copied, three horizons and at
+        context_steps: how much of the context is drawn; unless given, as much as is copied, one horizon and at
             least 60 steps.
 
     Returns:
@@ -41,7 +41,7 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     best = float(ds["best_lag"].values[at])
     known = np.isfinite(best)
     horizon = ds.sizes["step"]
-    reach = max(3 * horizon, 60, int(best) if known else 0)
+    reach = max(horizon, 60, int(best) if known else 0)
     view = scene(ds, at, reach if context_steps is None else context_steps)
     unit = unit_of(ds, at)
     total = _FORECAST + _GAP + _ERROR
