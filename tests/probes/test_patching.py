@@ -232,3 +232,22 @@ def test_what_cannot_be_patched_is_refused() -> None:
         path_patching(lens, clean, corrupted, 4, via="q", receivers=["decoder.1.mlp"])
     with pytest.raises(InputError, match="paths run between components"):
         path_patching(lens, clean, corrupted, 4, senders=["encoder_blocks.0.hook_resid_pre"])
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
+def test_paths_in_rollouts(name: str) -> None:
+    """Beyond one pass, too, the last branch acts directly, and a path to it ends in what it hears."""
+    lens = lens_of(name)
+    clean, corrupted = (each.select(0) for each in pair_for(name))
+    horizon = 8 if name == "chronos" else lens.adapter.longest_pass + 3
+    stack = lens.wiring.output_stack
+    last = Component(stack.name, stack.n_layers - 1, stack.rows(stack.n_layers - 1)[-1].kind)
+    earlier = Component(stack.name, 0, list(stack.attentions(0))[-1].kind)
+    samples = 6 if lens.adapter.readout != "quantile" else None
+    run = {"rollout": True, "num_samples": samples, "seed": 3, "direction": "noise"}
+    paths = path_patching(lens, clean, corrupted, horizon, senders=[earlier, last], receivers=[last, "output"], **run)
+    whole = activation_patching(lens, clean, corrupted, horizon, at=[last], positions="all", **run)
+    np.testing.assert_allclose(paths["forecast"].values[1, 1], whole["forecast"].values[0, 0], rtol=1e-4)
+    heard = paths["forecast"].values[0, 0]
+    assert np.isfinite(heard).all()
+    assert np.abs(heard - paths["clean_forecast"].values).max() > 0
