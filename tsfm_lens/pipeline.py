@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-# of the series with the attention maps: one is enough to see which head looks where
+# of the series with the attention maps and the linked view: one is enough to see which head looks where
 _ATTENTION_SERIES = 0
 _BUNDLED = "bundled:"
 
@@ -69,7 +69,7 @@ def analyse(
     ablation_samples: int | None = 4,
     progress: Progress | None = None,
 ) -> dict[str, xr.Dataset]:
-    """Forecast, logit lens, gain per layer, attribution, ablation of every component, and attention.
+    """Forecast, logit lens, gain per layer, attribution, ablation, attention, and the heads one at a time.
 
     Args:
         lens: the model.
@@ -107,6 +107,15 @@ def analyse(
         ),
         **{f"attention_{kind}": _attention(lens, series, steps, stack, kind, seed) for stack, kind in _maps(lens)},
     }
+    if _maps(lens):
+        work["explore"] = lambda: probes.head_states(
+            lens,
+            series.select(_ATTENTION_SERIES),
+            steps,
+            truth=None if truth is None else truth[[_ATTENTION_SERIES]],
+            num_samples=samples,
+            seed=seed,
+        )
     for name, run in work.items():
         if progress is not None:
             progress(name, 0, 1)
@@ -119,7 +128,8 @@ def analyse(
 def steps_of(lens: Lens) -> list[str]:
     """Names of the steps of :func:`analyse`, in order."""
     fixed = ["forecast", "logit_lens", "layer_gain", "attribution", "ablation"]
-    return [*fixed, *(f"attention_{kind}" for _, kind in _maps(lens))]
+    maps = [f"attention_{kind}" for _, kind in _maps(lens)]
+    return [*fixed, *maps, *(["explore"] if maps else [])]
 
 
 def _maps(lens: Lens) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.report import plates_copying, plates_heads, plates_structure, tables
+from tsfm_lens.report import explore, plates_copying, plates_heads, plates_structure, tables
 from tsfm_lens.report import readings as read
 from tsfm_lens.report.chapter import Chapter, Plate
 from tsfm_lens.viz import (
@@ -131,7 +131,13 @@ _FORECAST_CHAPTERS = {
 }
 
 # a theme is a dict from kind to chapter in a file of its own; a new one needs its line here
-_THEMES = (_FORECAST_CHAPTERS, plates_heads.CHAPTERS, plates_copying.CHAPTERS, plates_structure.CHAPTERS)
+_THEMES = (
+    _FORECAST_CHAPTERS,
+    plates_heads.CHAPTERS,
+    plates_copying.CHAPTERS,
+    plates_structure.CHAPTERS,
+    explore.CHAPTERS,
+)
 CHAPTERS: dict[str, Chapter] = {kind: chapter for theme in _THEMES for kind, chapter in theme.items()}
 
 

@@ -103,7 +103,7 @@ def explore_figure(
         above=42,
         legend_rows=1,
         min_width=_WIDTH,
-    ).update_layout(legend={"traceorder": "normal"})
+    ).update_layout(legend={"traceorder": "normal", "x": 1, "xanchor": "right"})
 
 
 def scores(ds: xr.Dataset) -> dict[str, Score]:
@@ -186,10 +186,10 @@ def ablation_update(ds: xr.Dataset, heads: Sequence[tuple[int, int]], quantiles:
         quantiles: (quantile, step) at the levels of ``ds``; None draws none.
     """
     shown = quantiles is not None
-    # what is not shown still needs values: some drawing code meets no empty line
-    low, high, middle = envelope(
-        ds, quantiles if shown else array(ds, "quantile_forecast", "quantile", "step", series=0)
-    )
+    if quantiles is None:
+        # what is not shown still has values: the browser's drawing of bands meets no empty line
+        quantiles = array(ds, "quantile_forecast", "quantile", "step", series=0)
+    low, high, middle = envelope(ds, quantiles)
     # two strokes a cell, and a gap
     x = [edge for _, head in heads for edge in (head - 0.5, head + 0.5, None) * 2]
     y = [edge for layer, _ in heads for edge in (layer - 0.5, layer + 0.5, None, layer + 0.5, layer - 0.5, None)]

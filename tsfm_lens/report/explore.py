@@ -1,0 +1,140 @@
+"""The chapter in which a reader clicks through the heads: every state is in the page, and no kernel is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.report.chapter import Chapter, Plate
+from tsfm_lens.viz.explore import (
+    Update,
+    ablation_update,
+    explore_figure,
+    head_update,
+    head_words,
+    sampling_words,
+    score_update,
+    scores,
+    start,
+)
+from tsfm_lens.viz.explore_panels import TRACES, head_name
+from tsfm_lens.viz.select import array, names, unit_of
+from tsfm_lens.viz.theme import number, percent
+
+_CELLS = 1024  # of the attention drawn; longer contexts are drawn in cells of several steps
+
+
+def _explore(ds: xr.Dataset) -> Iterator[Plate]:
+    fig = explore_figure(ds)
+    pool = _Pool(ds)
+    band = fig.data[TRACES.index("attention")]
+    band.x, band.z = pool.edges(list(band.x)), pool.sums(np.asarray(band.z))
+    remarks = ["click a head in the map, or choose it", sampling_words(ds), pool.remark]
+    subtitle = "; ".join(words for words in remarks if words)
+    # what the page's script reads; plotly itself leaves it alone
+    fig.layout.meta = {**fig.layout.meta, "subtitle": subtitle, "states": _states(ds, pool)}
+    yield Plate(fig, heads_table(ds), read_explore(ds))
+
+
+class _Pool:
+    """Attention summed over a few adjacent steps where the context is long."""
+
+    def __init__(self, ds: xr.Dataset) -> None:
+        self.width = -(-ds.sizes["time"] // _CELLS)
+
+    @property
+    def remark(self) -> str:
+        return f"each stripe of attention is {self.width} steps wide" if self.width > 1 else ""
+
+    def sums(self, z: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(z, np.arange(0, z.shape[-1], self.width), axis=-1)
+
+    def edges(self, x: list[Any]) -> list[Any]:
+        return [*x[: -1 : self.width], x[-1]]
+
+
+def _states(ds: xr.Dataset, pool: _Pool) -> dict[str, Any]:
+    """All that the controls can show: properties of traces by their place."""
+    layers, heads = range(ds.sizes["layer"]), range(ds.sizes["head"])
+
+    def cell(layer: int, head: int) -> dict[str, Any]:
+        update = head_update(ds, layer, head)
+        pooled = pool.sums(update["attention"]["z"])
+        update["attention"] |= {"z": pooled, "zmax": float(np.nanmax(pooled)) or 1.0}
+        alone = array(ds, "ablated_forecast", "quantile", "step", layer=layer, head=head, series=0)
+        return {
+            "label": head_name(ds, layer, head),
+            "text": head_words(ds, layer, head),
+            "update": _compact(update),
+            "toggled": _compact(ablation_update(ds, [(layer, head)], alone)),
+        }
+
+    return {
+        "map": TRACES.index("scores"),
+        "start": list(start(ds)),
+        "menu": [{"label": each.words, "update": _compact(score_update(ds, key))} for key, each in scores(ds).items()],
+        "cells": [[cell(layer, head) for head in heads] for layer in layers],
+        "plain": _compact(ablation_update(ds, [], None)),
+        "words": {"menu": "the map shows", "cell": "head", "toggle": "show the forecast without it"},
+    }
+
+
+def _compact(update: Update) -> dict[str, dict[str, Any]]:
+    """JSON with four digits; NaN is null."""
+    return {
+        str(TRACES.index(name)): {key: _plain(value) for key, value in properties.items()}
+        for name, properties in update.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.4g}") if np.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def heads_table(ds: xr.Dataset) -> pd.DataFrame:
+    """A row per head: its scores."""
+    layers, heads = names(ds, "layer"), names(ds, "head")
+    table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
+    table["component"] = ds["component"].values.ravel()
+    for key, each in scores(ds).items():
+        table[key.replace(" ", "_")] = each.values.ravel()
+    for key in ("write_share", "attention_forecast", "attention_other"):
+        table[key] = array(ds, key, "layer", "head").ravel()
+    return table
+
+
+def read_explore(ds: xr.Dataset) -> list[str]:
+    """Which head matters most, which writes most, and whether they are the same."""
+    unit = unit_of(ds, 0) or "data units"
+    shift, size = (array(ds, key, "layer", "head") for key in ("mean_shift", "write_size"))
+    most, loudest = (tuple(int(v) for v in np.unravel_index(values.argmax(), values.shape)) for values in (shift, size))
+    share = array(ds, "write_share", "layer", "head")[loudest]
+    out = [
+        f"The forecast moves most without {head_name(ds, *most)}: the median by {number(shift[most])} {unit} on "
+        f"average, where the median head moves it by {number(float(np.median(shift)))} {unit}."
+    ]
+    same = "It also writes most" if most == loudest else f"Most is written by {head_name(ds, *loudest)}"
+    out.append(
+        f"{same}: {number(size[loudest])} {unit} on average, {percent(float(share))} of what all components write."
+    )
+    return out
+
+
+CHAPTERS = {
+    "explore": Chapter(
+        "One head at a time",
+        "A linked view of every attention head: what it looks at, what it writes to the forecast, the spectra of its "
+        "matrices, and the forecast without it. In a notebook, lens.explore opens it with any set of heads ablated.",
+        _explore,
+    ),
+}
