@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
 from tsfm_lens.report.plates import CHAPTERS
-from tsfm_lens.report.tables import download
+from tsfm_lens.report.tables import download, map_table
 
 PROVENANCE = {"model": "toy", "seed": "3"}
 
@@ -150,6 +151,42 @@ def test_the_other_tables_hold_the_numbers_of_their_figures(found):
     assert (weights["query_start"] - weights["key_start"] == 7).all()
     patches = tables(found, 7)[0].query("layer == 'embed' and step == 2")
     assert patches["q0.5"].item() == 20.0
+
+
+def test_tables_of_weights_and_tokens_hold_the_numbers(found, results, counts):
+    at = {name: place for place, name in enumerate(counts, start=1)}
+    ranks, values, *_ = tables(found, at["spectra"])
+    assert ranks.query("layer == 1 and head == 0")["stable_rank"].item() == 3
+    assert values.query("layer == 1 and head == 0")["singular_value"].tolist() == [1, 1, 1, 0]
+    width = tables(found, at["kernel"])[0]
+    assert width.query("layer == 0 and head == 1 and mode == 0")["bandwidth"].item() == 0.5
+    weights = tables(found, at["rollout"])[0].query("layer == 0 and head == 0")
+    assert len(weights) == results["rollout"].sizes["query"]
+    assert (weights["query_start"] - weights["key_start"] == 7).all()
+    flow = tables(found, at["flow"])[0].query("layer == 1 and query_start == -2")
+    np.testing.assert_allclose(flow.sort_values("key_start")["flow"], [0.7, 0.3])
+    steps = tables(found, at["parroting"])[0]
+    assert steps.query("lag == 9")["lag_error"].item() == 0.2
+    assert steps.query("step == 2")["forecast"].item() == 5
+
+
+def test_a_map_of_grouped_steps_says_which_ones(results):
+    ds = results["lens"]
+    fig = viz.logit_map(ds)
+    for trace in fig.data:
+        if trace.type == "heatmap":
+            # the first five steps of one column
+            trace.update(customdata=np.asarray(trace.customdata)[:, :1], meta={"steps": 5})
+    cells = map_table(fig, ds, 0)
+    assert set(cells["step"]) == {"0"}
+    assert set(cells["steps"]) == {5}
+
+
+def test_a_report_of_which_nothing_fits_still_says_so(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "LIMIT", 0)
+    found = page({"gain": results["gain"]}, tmp_path)
+    assert not found.all("figure")
+    assert "Left out" in found.text
 
 
 def test_long_tables_are_compressed_and_whole():

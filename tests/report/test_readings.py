@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from tsfm_lens.report import readings as read
+from tsfm_lens.report import readings_copying as copying
+from tsfm_lens.report import readings_heads as heads
+from tsfm_lens.report import readings_structure as structure
 
 
 def test_forecast_counts_what_the_band_holds(results):
@@ -107,3 +110,110 @@ def test_attention_tells_sharp_diffuse_and_resting_heads(results):
 def test_head_entropy_of_a_uniform_head(width):
     pattern = np.full((1, 1, 3, width), 1 / width)
     np.testing.assert_allclose(read.head_entropy(pattern), np.log(width))
+
+
+def test_stable_ranks_and_spectra_count_directions(results):
+    ds = results["spectra"]
+    words = " ".join(structure.read_stable_rank(ds, "QK"))
+    assert "from 1 (layer 0, head 0) to 4 (layer 1, head 1); the largest possible is 4." in words
+    assert "lowest in layer 0 (1.5) and highest in layer 1 (3.5)" in words
+    # of equal singular values nine tenths need all; the heads have 1, 2, 3 and 4 of them
+    assert "lie in 2 of 4 directions for the median head, 1 to 4" in structure.read_spectra(ds, "QK")[0]
+    zero = ds.copy()
+    zero["singular_value"], zero["stable_rank"] = ds["singular_value"] * 0, ds["stable_rank"] * np.nan
+    assert structure.read_spectra(zero, "QK") == structure.read_stable_rank(zero, "QK")
+
+
+def test_entropic_rank_names_layers_and_the_spread_of_series(results):
+    words = " ".join(structure.read_entropic_rank(results["entropic_rank"]))
+    assert "most directions in layer 1 (3 of at most 5) and in fewest in layer 0 (2)" in words
+    assert "The series differ most in layer 1: from 2 to 4.5." in words
+
+
+def test_similarities_name_the_pairs(results):
+    layers = results["layer_similarity"]
+    assert "between layer 0 and layer 1 (CKA 0.25)" in structure.read_layer_similarity(layers, "cka")[0]
+    assert "(cosine −0.5)" in structure.read_layer_similarity(layers, "update_cosine")[0]
+    layers["cka"][0] = np.nan
+    layers["cka"][:, 0] = np.nan
+    assert "At the embedding the stream is the same" in " ".join(structure.read_layer_similarity(layers, "cka"))
+    words = " ".join(structure.read_head_similarity(results["head_similarity"]))
+    assert "Most alike are heads 0 and 2 of layer 1 (+0.75), least alike heads 0 and 1 of layer 0 (−0.25)." in words
+    assert "Layer 1 has the largest mean over pairs, +0.25." in words
+
+
+def test_kernels_name_widths_tilts_and_what_the_bound_says(results):
+    ds = results["kernel"]
+    (words,) = structure.read_bandwidths(ds)
+    # widths 1, 2, 4 in three heads and 0.5, 2, 4 in the other
+    assert "layer 0, head 1, with a bandwidth of 0.5" in words
+    assert "is 4 times as wide" in words
+    assert (
+        "strongest in layer 1, head 0 (2); it varies as much as the scores themselves, or more, in 1 of 4"
+        in (structure.read_tilt(ds)[0])
+    )
+    words = " ".join(structure.read_bound(ds))
+    assert "hold for 7 of 8 heads and queries, and the bound is below 1 for 2 of them" in words
+    assert "There it is 2 times what is measured" in words
+    assert "exceeded nowhere" in words
+    ds["missing"][1, 1, 0] = 0.5
+    assert "exceeded 1 times" in " ".join(structure.read_bound(ds))
+    assert structure.read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
+
+
+def test_head_entropy_counts_the_sharp_by_layer(results):
+    words = " ".join(heads.read_head_entropy(results["head_entropy"]))
+    assert "The sharpest is layer 0, head 0 (0 nats), the most diffuse layer 1, head 1 (4 nats)." in words
+    assert "2 of 4 heads are sharp; most of them, 2, in layer 0." in words
+
+
+def test_rollouts_find_the_head_that_reads_at_a_lag(results):
+    sharp, diffuse = (" ".join(heads.read_rollout(results["rollout"], word)) for word in ("sharp", "diffuse"))
+    assert "The sharpest head is layer 0, head 0 (0 nats)." in sharp
+    assert "1 of 4 heads have their largest weight at one and the same lag" in sharp
+    assert "of the queries: layer 0, head 0." in sharp
+    assert f"layer 0, head 1 ({np.log(25):.3g} nats), with 4 % of its attention on special tokens" in diffuse
+
+
+def test_flow_says_what_tokens_keep_and_where_the_rest_is_from(results):
+    words = " ".join(heads.read_flow(results["flow"]))
+    # the first token has 1 of itself, the three others 0.3
+    assert "keeps 100 % of itself on average, after layer 1 47.5 %" in words
+    # 1 and three times 0.7
+    assert "Step -4 reaches the others most: 77.5 % of a token on average, where an even flow would bring 25 %" in words
+    alone = results["flow"].isel(query=[0], key=[0])
+    assert heads.read_flow(alone) == ["There is a single token, which can only keep what it has."]
+
+
+def test_norms_tell_attention_from_contribution(results):
+    words = " ".join(heads.read_norm_weighted(results["norm_weighted"]))
+    # every weight of a one-hot head counts twice; 0.2 of layer 1 is on a real step, 0.045 on EOS
+    assert "longest in layer 0, head 0 (2 on average)" in words
+    assert "Special tokens make up most of it in 0 of 4 heads" in words
+    assert f"{100 * 0.045 / 0.245:.3g} %" in words
+
+
+def test_parroting_weighs_copies_against_the_truth(results):
+    first, _, last = (copying.read_parroting(results["parroting"], i) for i in range(3))
+    assert "at lag 7, from which it is 0 standard deviations" in first[0]
+    assert "last 4 steps, 9 steps back, is 0.5 away" in first[1]
+    # forecast 3 + h, truth 10 + h
+    spread = float(np.std(np.arange(24.0)))
+    assert f"From the truth it is {7 / spread:.3g} away: it is nearer to a copy of its context" in first[2]
+    assert last == ["The context of c is too short or constant, so there is nothing to copy."]
+
+
+def test_lags_are_weighed_against_chance(results):
+    words = " ".join(copying.read_lag(results["lag"]))
+    assert "lag 12 are layer 1, head 1 (90 %)" in words
+    assert "1 of 4 heads pay more than twice that" in words
+    wide = results["lag"].assign(chance=((), 1.0))
+    assert "tells nothing about the lag" in copying.read_lag(wide)[0]
+
+
+def test_seasons_say_what_is_kept_and_flattened(results):
+    words = " ".join(copying.read_seasons(results["seasonality"]))
+    assert "a 50 % (period 4), b 50 % (period 4) and c 50 % (period 4)" in words
+    assert "weaker than the truth's in 3 of 3 series" in words
+    assert "less than a quarter as much as the context in a." in words
+    assert "At the patch length of 3 steps it differs most from the context in a, by +0.5" in words
