@@ -99,7 +99,7 @@ def test_a_branch_of_a_continuous_line_is_continuous() -> None:
 
 
 def test_lines_follow_the_nearest_mode_over_all() -> None:
-    """The upper ridge's next mode is further from its last one than the lower ridge's is; greedy linking cuts across."""
+    """The upper ridge goes further in a step than the two are apart; greedy linking would cut across."""
     low, high = (lambda step: 50 + 2 * step, 1.0, range(STEPS)), (lambda step: 53 + 2 * step, 1.0, range(STEPS))
     found = trace_lines(drawn([low, high]), jump=1.6, **SHARP)
     np.testing.assert_array_equal(found["path"], [50 + 2 * np.arange(STEPS), 53 + 2 * np.arange(STEPS)])

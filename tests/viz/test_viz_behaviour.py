@@ -10,9 +10,9 @@ import xarray as xr
 
 from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
-from tsfm_lens.viz.head_maps import HeadMap
+from tsfm_lens.viz.head_maps import HeadMap, _two_digits
 from tsfm_lens.viz.theme import PALE
 
 
@@ -24,7 +24,15 @@ def results() -> dict[str, xr.Dataset]:
     return {
         "induction": induction,
         "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.25),
+        "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
+        "parroting": probes.head_parroting(load("bolt-nano"), *parts(), truth=bundled("co2", "nile").split(8)[1]),
+        "thought": probes.lines_of_thought(lens, bundled("co2", "inflation").tail(96), 12),
     }
+
+
+def parts() -> tuple[object, int]:
+    """Two series, one of them shorter than the other."""
+    return bundled("co2", "nile").split(8)[0].tail(80), 8
 
 
 def test_induction_maps_frame_the_induction_heads() -> None:
@@ -70,7 +78,7 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
     assert {f"{word} ({int(count)})" for word, count in expected.items() if count} <= words
     correlations = ds["correlation"].values
     shown = {note.text for note in fig.layout.annotations if str(note.text).startswith("r =")}
-    assert shown == {f"r = {correlations[i, j]:+.2f}" for i, j in ((0, 1), (0, 2), (1, 2))}
+    assert shown == {f"r = {correlations[i, j]:+.2f}".replace("-", "−") for i, j in ((0, 1), (0, 2), (1, 2))}
 
 
 def test_threshold_maps_hold_the_sweeps() -> None:
@@ -85,3 +93,73 @@ def test_threshold_maps_hold_the_sweeps() -> None:
     assert fig.layout.plot_bgcolor == PALE
     with pytest.raises(InputError, match="induction_maps draws that kind"):
         viz.overlap_thresholds(results()["induction"])
+
+
+@pytest.mark.parametrize("target", ["after_last", "last", "after_any"])
+def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
+    ds = results()["motif"]
+    fig = viz.repeated_motif_map(ds, target=target)
+    for trace, name in zip(fig.data, ("prefix_matching", "control", "advantage"), strict=True):
+        np.testing.assert_array_equal(trace.z, ds[name].sel(target=target))
+    one, two, three = fig.layout.coloraxis, fig.layout.coloraxis2, fig.layout.coloraxis3
+    assert (one.cmin, one.cmax) == (two.cmin, two.cmax)
+    assert three.cmin == -three.cmax
+    assert _two_digits(-0.001) == "0.00"
+    with pytest.raises(UnknownNameError, match="after_last"):
+        viz.repeated_motif_map(ds, target="after_lost")
+
+
+def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
+    ds = results()["parroting"]
+    names = ("mass", "copy_error_change", "parrot_error_change", "truth_error_change")
+    fig = viz.head_parroting_map(ds)
+    for trace, name in zip(fig.data, names, strict=True):
+        np.testing.assert_allclose(trace.z, ds[name].mean("series"))
+    one = viz.head_parroting_map(ds, series="nile")
+    for trace, name in zip(one.data, names, strict=True):
+        np.testing.assert_array_equal(trace.z, ds[name].sel(series="nile"))
+    assert f"lag {int(ds['lag'].sel(series='nile'))};" in one.layout.meta["subtitle"]
+    # what is unknown for one series is left out of the mean, what is unknown for all is not drawn
+    holed = ds.copy(deep=True)
+    holed["mass"][..., 0] = np.nan
+    holed["parrot_error_change"][:] = np.nan
+    fig = viz.head_parroting_map(holed)
+    np.testing.assert_array_equal(fig.data[0].z, ds["mass"][..., 1])
+    assert [trace.name for trace in fig.data] == ["attention at the lag", "off the copied lag", "off the truth"]
+
+
+def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
+    ds = results()["thought"]
+    fig = viz.thought_lines(ds, series="co2")
+    panels = {trace.xaxis: trace.name for trace in fig.data if trace.type == "heatmap"}
+    drawn = [trace for trace in fig.data if trace.name in ("spurious line", "other line")]
+    own = np.flatnonzero(ds["line_series"].values == "co2")
+    assert len(drawn) == len(own)
+    for trace, line in zip(drawn, own, strict=True):
+        label = str(ds["line_layer"].values[line])
+        assert panels[trace.xaxis] == ("embedding" if label == "embed" else f"layer {label}")
+        np.testing.assert_array_equal(trace.y, ds["path"].values[line])
+        assert (trace.name == "spurious line") == bool(ds["spurious"].values[line])
+        low, high = fig.layout[trace.yaxis.replace("y", "yaxis")].range or fig.layout.yaxis.range
+        assert low < np.nanmin(trace.y)
+        assert np.nanmax(trace.y) < high
+    assert {trace.name for trace in drawn} == {"spurious line", "other line"}
+    count = int(ds["spurious"].values[own].sum())
+    assert f"{count} of {len(own)} spurious" in fig.layout.meta["title"]
+    last = viz.thought_lines(ds, series="co2", layers=["2"])
+    assert len([trace for trace in last.data if trace.type == "heatmap"]) == 1
+    assert not [trace for trace in last.data if trace.name == "spurious line"]
+
+
+def test_counts_of_lines_are_means_over_series() -> None:
+    ds = results()["thought"]
+    fig = viz.thought_counts(ds)
+    bars = {trace.name: np.array(trace.y) for trace in fig.data if trace.type == "bar"}
+    np.testing.assert_allclose(bars["spurious lines"], ds["spurious_count"].mean("series"))
+    np.testing.assert_allclose(bars["spurious lines"] + bars["other lines"], ds["count"].mean("series"))
+    lines = [trace for trace in fig.data if trace.type == "scatter"]
+    np.testing.assert_allclose(lines[-1].y, ds["spurious_mass"].mean("series"))
+    np.testing.assert_array_equal([line.y for line in lines[:-1]], ds["spurious_mass"].values.T)
+    assert len(viz.thought_counts(results()["thought"].isel(series=[0])).data) == 3
+    with pytest.raises(InputError, match="thought_lines or thought_counts draws that kind"):
+        viz.induction_maps(ds)

@@ -8,6 +8,10 @@ from tsfm_lens.viz.ablation_map import ablation_heatmap
 from tsfm_lens.viz.attention import attention_map
 from tsfm_lens.viz.attention_heads import attention_grid, norm_weighted_map
 from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
+from tsfm_lens.viz.attribution_patching import attribution_patching_scatter
+from tsfm_lens.viz.behaviour import head_parroting_map, repeated_motif_map
+from tsfm_lens.viz.circuit import circuit_curve, circuit_forecasts, circuit_graph
+from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
@@ -18,6 +22,8 @@ from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.logits import lens_logit_map
 from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
 from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
+from tsfm_lens.viz.patching import patched_forecasts, patching_map
+from tsfm_lens.viz.paths import path_map
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
@@ -31,6 +37,7 @@ from tsfm_lens.viz.structure import (
     spectrum_lines,
     stable_rank_map,
 )
+from tsfm_lens.viz.thought import thought_counts, thought_lines
 
 __all__ = [
     "ablation_forecasts",
@@ -40,12 +47,18 @@ __all__ = [
     "attention_map",
     "attribution_bars",
     "attribution_heatmap",
+    "attribution_patching_scatter",
+    "circuit_curve",
+    "circuit_forecasts",
+    "circuit_graph",
     "concentration_bound_plot",
+    "effects_scatter",
     "entropic_rank_line",
     "explore_figure",
     "for_print",
     "forecast_fan",
     "head_entropy_map",
+    "head_parroting_map",
     "head_similarity_map",
     "induction_corner",
     "induction_maps",
@@ -60,14 +73,21 @@ __all__ = [
     "overlap_thresholds",
     "parroting_forecast",
     "patch_attention_grid",
+    "patched_forecasts",
+    "patching_map",
+    "path_map",
     "recipe_forecasts",
+    "repeated_motif_map",
     "rollout_panels",
     "save",
     "season_amplitudes",
     "selected_patch",
+    "self_repair_bars",
     "similarity_map",
     "spectrum_lines",
     "stable_rank_map",
     "stream_scheme",
+    "thought_counts",
+    "thought_lines",
     "tilt_map",
 ]

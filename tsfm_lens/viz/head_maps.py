@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 from plotly.subplots import make_subplots
 
+from tsfm_lens.viz.maps import cells, colour_axis
 from tsfm_lens.viz.select import layer_name, names
-from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, dress, number, plain
+from tsfm_lens.viz.theme import VERMILION, dress, plain
 
 _PRINTED = 60  # cells of a map that still have room for their number
 _BAR = 62  # pixels under the maps for the head axis and the colour bars
@@ -37,8 +39,8 @@ class HeadMap:
     diverging: bool = False
     reverse: bool = False
 
-    def colours(self) -> dict[str, object]:
-        """The colour axis, without its bar's place."""
+    def colours(self, **bar: Any) -> dict[str, Any]:
+        """The colour axis; ``bar`` places its bar."""
         known = self.values[np.isfinite(self.values)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         # white is for nothing, so a scale that does not start at nothing begins below its lowest value
@@ -46,11 +48,12 @@ class HeadMap:
         low = (low if self.reverse else low - pad) if self.low is None else self.low
         high = (high + pad if self.reverse else high) if self.high is None else self.high
         if self.diverging:
-            high = max(abs(float(value)) for value in known) if len(known) and known.any() else 1.0
+            high = (float(np.abs(known).max()) if len(known) else 0.0) or 1.0
             low = -high
-        high = high if high > low else low + 1.0
-        scale = DIVERGING if self.diverging else SEQUENTIAL
-        return {"colorscale": scale, "cmin": low, "cmax": high, "reversescale": self.reverse}
+        options = {"diverging": self.diverging, "dark_low": self.reverse}
+        axis = colour_axis(self.values, plain(self.bar), bounds=(low, high), **options, **bar)
+        axis["colorbar"]["title"]["side"] = "bottom"
+        return axis
 
 
 def head_maps(
@@ -80,31 +83,16 @@ def head_maps(
     bars = {}
     for index, panel in enumerate(panels):
         axis = f"coloraxis{index + 1 if index else ''}"
-        text = [[number(v) if np.isfinite(v) else "–" for v in row] for row in np.round(panel.values, 2)]
-        few = panel.values.size <= _PRINTED
-        fig.add_trace(
-            go.Heatmap(
-                x=list(range(len(heads))),
-                y=list(range(len(layers))),
-                z=panel.values,
-                coloraxis=axis,
-                name=panel.title,
-                text=text if few else None,
-                texttemplate="%{text}" if few else None,
-                textfont={"size": 10},
-                customdata=[[f"{layer}, head {head}" for head in heads] for layer in layers],
-                hovertemplate=f"%{{customdata}}<br>{plain(panel.bar)} %{{z:.4g}}<extra></extra>",
-            ),
-            row=1,
-            col=1 + index,
+        place = f"{plain(panel.bar)} %{{z:.4g}}<extra></extra>"
+        trace = cells(
+            panel.values, layers, heads, f"%{{y}}, head %{{x}}<br>{place}", write=_two_digits, printed=_PRINTED
         )
+        trace.update(coloraxis=axis, name=panel.title, xgap=0, ygap=0)
+        fig.add_trace(trace, row=1, col=1 + index)
         first, last = fig.get_subplot(1, 1 + index).xaxis.domain
-        bars[axis] = panel.colours() | {"colorbar": _bar(panel.bar, (first + last) / 2, last - first, height)}
-    ticks = range(0, len(heads), max(len(heads) // 12, 1))
-    fig.update_xaxes(
-        title_text="head", tickvals=list(ticks), ticktext=[heads[i] for i in ticks], range=[-0.5, len(heads) - 0.5]
-    )
-    fig.update_yaxes(tickvals=list(range(len(layers))), ticktext=layers, range=[len(layers) - 0.5, -0.5])
+        bars[axis] = panel.colours(**_bar((first + last) / 2, last - first, height))
+    fig.update_xaxes(title_text="head", type="category", dtick=max(len(heads) // 12, 1))
+    fig.update_yaxes(type="category", autorange="reversed", dtick=1 if len(layers) <= 24 else 2)
     fig.update_layout(**bars)
     if outlined is not None:
         _outline(fig, outlined, len(panels))
@@ -112,7 +100,7 @@ def head_maps(
     return dress(fig, title, subtitle, plot_height=height, above=30, below=46 + _BAR, min_width=least)
 
 
-def _bar(title: str, middle: float, width: float, height: int) -> dict[str, object]:
+def _bar(middle: float, width: float, height: int) -> dict[str, Any]:
     return {
         "orientation": "h",
         "x": middle,
@@ -120,9 +108,14 @@ def _bar(title: str, middle: float, width: float, height: int) -> dict[str, obje
         "y": -46 / height,
         "yanchor": "top",
         "thickness": 10,
-        "title": {"text": plain(title), "side": "bottom"},
-        "nticks": 5,
+        "nticks": 4,
+        "tickangle": 0,
     }
+
+
+def _two_digits(value: float) -> str:
+    # adding 0 takes the sign off a rounded -0.0
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def _outline(fig: go.Figure, outlined: np.ndarray, panels: int) -> None:

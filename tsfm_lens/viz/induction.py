@@ -229,7 +229,7 @@ def _histogram(values: np.ndarray, word: str) -> go.Bar:
 
 def _write_correlation(fig: go.Figure, value: float, row: int, col: int) -> None:
     place = fig.get_subplot(row, col)
-    text = f"r = {value:+.2f}" if np.isfinite(value) else "r undefined"
+    text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
     where = {"x": sum(place.xaxis.domain) / 2, "y": sum(place.yaxis.domain) / 2}
     # what hangs on an invisible axis is not drawn
     fig.add_annotation(
