@@ -69,3 +69,29 @@ def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.Monk
 
 def test_too_few_known_values_have_no_season() -> None:
     assert dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])) == 2.0
+
+
+def test_amplitudes_over_periods_are_those_of_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load("bolt-nano")
+    steps = np.arange(152)
+    season = 3 * np.sin(2 * np.pi * steps / 8) + np.sin(2 * np.pi * steps / 4)
+    true = lens.forecast
+
+    def halved(series: object, horizon: int, **options: object) -> object:
+        found = true(series, horizon, **options)  # type: ignore[arg-type]
+        found.quantiles[:] = season[120:152] / 2
+        return found
+
+    monkeypatch.setattr(lens, "forecast", halved)
+    found = seasonality_bias(lens, season[:120], 32, truth=season[None, 120:])
+    spread = season[:120].std()
+    amplitude = found["amplitude"].isel(series=0)
+    assert found["trial_period"].min() == pytest.approx(3, abs=0.1)
+    assert found["trial_period"].max() == 32
+    # both periods are whole fractions of the horizon, so they are among those tried
+    for period, size in ((8, 3.0), (4, 1.0)):
+        at = amplitude.sel(trial_period=period, method="nearest")
+        assert float(at["trial_period"]) == pytest.approx(period)
+        np.testing.assert_allclose(at.sel(part=["context", "truth"]), size / spread, rtol=0.05)
+        assert float(at.sel(part="forecast")) == pytest.approx(float(at.sel(part="truth")) / 2)
+    assert float(amplitude.sel(part="truth").idxmax()) == pytest.approx(8, rel=0.05)

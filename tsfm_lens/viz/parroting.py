@@ -102,14 +102,14 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
     check(ds, "lag_attention", "mass", "chance")
     mass = 100 * array(ds, "mass", "layer", "head")
     top = max(float(np.nanmax(mass)), 1e-9)
-    fig, height = head_map(ds, mass, "attention on the band", unit="%", bounds=(0.0, top))
+    fig, height = head_map(ds, mass, "attention", unit="%", write="{:.1f}".format, bounds=(0.0, top))
     lag, width = ds.attrs.get("lag", "?"), int(ds.attrs.get("width", 0))
     return dress(
         fig,
         f"Attention of {model_of(ds)} at lag {lag} of {single_series(ds)}",
         f"{attention_kind(ds)}; share on tokens {lag} steps and multiples back"
         + (f", give or take {width}" if width else "")
-        + f"; spread evenly it would be {percent(float(ds['chance']))}",
+        + f"; {percent(float(ds['chance']))} if it were spread evenly",
         plot_height=height,
     )
 

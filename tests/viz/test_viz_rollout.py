@@ -1,0 +1,215 @@
+"""Maps of where heads look: roll-outs, flow, norms, entropy; and what becomes of them when they are long."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens import probes, viz
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import architectures, load
+from tsfm_lens.viz.tokens import Ruler, ruler, token_axis
+
+
+@cache
+def results() -> dict[str, xr.Dataset]:
+    lens, series = load("chronos-nano"), bundled("co2").tail(60)
+    causal = load(architectures()["timesfm-2.5"].tiny(), check=False)
+    return {
+        "rollout": probes.rollout_maps(lens, series, 12),
+        "norm_weighted": probes.norm_weighted_attention(lens, series, 12),
+        "head_entropy": probes.head_entropy(lens, series, 12),
+        "attention_flow": probes.attention_flow(lens, series, 12, stack="encoder"),
+        "causal": probes.rollout_maps(causal, series),
+    }
+
+
+def places(side: str, count: int, first: int, special: str = "") -> dict[str, tuple[str, list]]:
+    """Coordinates of tokens of one step each, and of a special one behind them."""
+    start = list(range(first, first + count))
+    words = [""] * count + [special] * bool(special)
+    last = [-1] * bool(special)
+    return {
+        f"{side}_start": (side, start + last),
+        f"{side}_stop": (side, [s + 1 for s in start] + last),
+        f"{side}_special": (side, words),
+    }
+
+
+def long_map(keys: int, queries: int, lag: int) -> xr.Dataset:
+    """One head that reads at a lag, with a weight of 1."""
+    pattern = np.zeros((1, 1, queries, keys), dtype=np.float32)
+    query = np.arange(queries)
+    pattern[0, 0, query, keys - lag + query % lag] = 1.0
+    return xr.Dataset(
+        {
+            "pattern": (("layer", "head", "query", "key"), pattern),
+            "attention": (("layer", "head", "key", "query"), pattern.swapaxes(-1, -2)),
+            "norm": (("layer", "head", "query", "key"), pattern),
+            "entropy": (("layer", "head"), np.zeros((1, 1))),
+            "sharpness_rank": (("layer", "head"), np.zeros((1, 1), dtype=int)),
+            "context": (("series", "time"), np.zeros((1, keys))),
+        },
+        coords={
+            "layer": ["0"],
+            "head": [0],
+            "time": np.arange(-keys, 0),
+            **places("key", keys, -keys),
+            **places("query", queries, 0),
+        },
+        attrs={"kind": "attention", "model": "toy", "stack": "decoder", "attention": "cross_attn", "series": "s"},
+    )
+
+
+def of_kind(ds: xr.Dataset, kind: str) -> xr.Dataset:
+    return ds.assign_attrs(kind=kind)
+
+
+def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
+    ds = results()["rollout"]
+    sharp, diffuse = viz.rollout_panels(ds, count=3), viz.rollout_panels(ds, heads="diffuse", count=3)
+    assert len(sharp.data) == len(diffuse.data) == 3
+    entropy = ds["entropy"].values
+    for fig, flat in ((sharp, int(entropy.argmin())), (diffuse, int(entropy.argmax()))):
+        layer, head = np.unravel_index(flat, entropy.shape)
+        ordinary = [not word for word in ds["key_special"].values]
+        weights = ds["attention"].values[layer, head]
+        z = np.asarray(fig.data[0].z)
+        np.testing.assert_array_equal(z[: sum(ordinary)], weights[ordinary])
+        # above a gap stands the end token
+        assert np.isnan(z[-2]).all()
+        np.testing.assert_array_equal(z[-1], weights[-1])
+        assert fig.data[0].name == f"layer {layer}, head {head}"
+    # a step's cell reaches half a step to both sides
+    assert (sharp.data[0].x[0], sharp.data[0].x[-1]) == (-0.5, 11.5)
+    assert sharp.data[0].y[0] == -60.5
+    assert "above the dotted line: EOS" in sharp.layout.meta["subtitle"]
+    assert sharp.layout.coloraxis.cmax >= 0.1
+    assert viz.rollout_panels(ds, zmax=0.5).layout.coloraxis.cmax == 0.5
+    with pytest.raises(InputError, match="sharp"):
+        viz.rollout_panels(ds, heads="blunt")
+    with pytest.raises(InputError, match="count is 0"):
+        viz.rollout_panels(ds, count=0)
+
+
+def test_panels_share_axes_and_call_them_what_they_are() -> None:
+    fig = viz.rollout_panels(results()["rollout"])
+    assert len({axis.range for axis in fig.select_yaxes()}) == 1
+    titles = {axis.title.text for axis in (*fig.select_xaxes(), *fig.select_yaxes())} - {None}
+    assert titles == {"forecast step", "context step"}
+    # the queries of a causal model are the context itself
+    causal = viz.rollout_panels(results()["causal"])
+    titles = {axis.title.text for axis in (*causal.select_xaxes(), *causal.select_yaxes())} - {None}
+    assert titles == {"query step", "key step"}
+
+
+def test_attention_on_special_keys_is_said_over_the_panel() -> None:
+    ds = of_kind(long_map(8, 4, 4), "rollout").assign_coords(key_special=("key", [""] * 7 + ["REG"]))
+    ds["attention"][:] = 0.0
+    ds["attention"][0, 0, -1] = 1.0
+    assert "100 % on REG" in viz.rollout_panels(ds).layout.annotations[0].text
+
+
+def test_keys_of_several_passes_may_overlap_in_a_rollout() -> None:
+    ds = of_kind(long_map(8, 4, 4), "rollout")
+    ds = ds.assign_coords(key_stop=("key", ds["key_start"].values + 3))
+    with pytest.raises(InputError, match="cover the same steps"):
+        viz.attention_grid(of_kind(ds, "attention"))
+    edges = viz.rollout_panels(ds).data[0].y
+    np.testing.assert_array_equal(edges[:8], ds["key_start"].values - 0.5)
+    assert (np.diff(edges) > 0).all()
+
+
+def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
+    ds = results()["attention_flow"]
+    fig = viz.attention_flow_map(ds)
+    assert len(fig.data) == ds.sizes["layer"]
+    steps = [not word for word in ds["key_special"].values]
+    for layer, trace in enumerate(fig.data):
+        z = np.asarray(trace.z)[: sum(steps), : sum(steps)]
+        np.testing.assert_allclose(z, ds["flow"].values[layer][np.ix_(steps, steps)], rtol=1e-6)
+    assert fig.layout.coloraxis.cmax < float(ds["flow"].max())
+    assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1]
+    assert "Attention flow through the encoder of chronos-nano" in fig.layout.meta["title"]
+    assert len(viz.attention_flow_map(ds, layers=[-1]).data) == 1
+    with pytest.raises(UnknownNameError, match="no layer '9'"):
+        viz.attention_flow_map(ds, layers=[9])
+
+
+def test_norms_have_the_grid_of_attention_and_a_unit_of_their_own() -> None:
+    ds = results()["norm_weighted"]
+    fig = viz.norm_weighted_map(ds, layers=[1], heads=[2, 3])
+    ordinary = [not word for word in ds["key_special"].values]
+    for trace, head in zip(fig.data, (2, 3), strict=True):
+        np.testing.assert_array_equal(np.asarray(trace.z)[:, : sum(ordinary)], ds["norm"].values[1, head][:, ordinary])
+    assert "residual stream units" in fig.layout.coloraxis.colorbar.title.text
+    with pytest.raises(InputError, match="norm_weighted_map draws that kind"):
+        viz.attention_grid(ds)
+
+
+def test_sharp_heads_are_outlined_and_low_entropy_is_dark() -> None:
+    ds = results()["head_entropy"]
+    fig = viz.head_entropy_map(ds)
+    np.testing.assert_array_equal(fig.data[0].z, ds["entropy"])
+    assert fig.layout.coloraxis.reversescale is True
+    middles = {(round((s.y0 + s.y1) / 2), round((s.x0 + s.x1) / 2)) for s in fig.layout.shapes}
+    assert middles == {tuple(place) for place in np.argwhere(ds["sharp"].values)}
+    assert f"{int(ds['sharp'].sum())} of {ds['sharp'].size} heads are sharp" in fig.layout.meta["subtitle"]
+    assert "nats" in fig.layout.coloraxis.colorbar.title.text
+
+
+@pytest.mark.parametrize("name", ["rollout_panels", "attention_map", "attention_grid", "norm_weighted_map"])
+def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
+    ds = long_map(2048, 512, 24)
+    kinds = {"rollout_panels": "rollout", "norm_weighted_map": "norm_weighted"}
+    fig = getattr(viz, name)(of_kind(ds, kinds.get(name, "attention")))
+    (trace,) = (one for one in fig.data if one.type == "heatmap")
+    z = np.asarray(trace.z if name != "rollout_panels" else np.asarray(trace.z).T)
+    assert z.size <= 110_000
+    assert len(fig.to_json()) < 1_200_000
+    # every query reads one key with a weight of 1: so does every row of cells
+    np.testing.assert_array_equal(z.max(axis=1), 1.0)
+    assert "a cell: the largest value of" in fig.layout.meta["subtitle"]
+    ticks = [axis.tickvals for axis in (*fig.select_xaxes(), *fig.select_yaxes()) if axis.tickvals is not None]
+    assert all(len(values) <= 9 for values in ticks)
+
+
+def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
+    steps, bins, layers = 2048, 48, 3
+    rng = np.random.default_rng(0)
+    probability = rng.dirichlet(np.ones(bins), size=(layers, 1, steps))
+    ds = xr.Dataset(
+        {
+            "probability": (("layer", "series", "step", "bin"), probability),
+            "value": (("series", "bin"), np.arange(bins, dtype=float)[None]),
+            "context": (("series", "time"), np.zeros((1, 8))),
+        },
+        coords={"layer": ["embed", "0", "1"], "series": ["s"], "step": np.arange(steps), "time": np.arange(-8, 0)},
+        attrs={"kind": "logit_lens", "model": "toy", "readout": "token"},
+    )
+    fig = viz.logit_map(ds, value_range=(-0.5, bins - 0.5))
+    trace = fig.data[0]
+    group = trace.meta["steps"]
+    assert group == 2
+    mean = probability[0, 0].reshape(steps // group, group, bins).mean(axis=1)
+    np.testing.assert_allclose(np.asarray(trace.customdata).T, mean, rtol=1e-6)
+    np.testing.assert_array_equal(np.diff(trace.x), group)
+    assert "the mean of 2 steps" in fig.layout.meta["subtitle"]
+    # long panels get half of the width each
+    assert len({axis.domain for axis in fig.select_xaxes()}) == 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(-512, 0), (-60, 12), (0, 3), (-2048, 512), (-3, 5)])
+def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
+    ds = xr.Dataset(coords=places("key", high - low, low, "EOS"))
+    side: Ruler = ruler(token_axis(ds, "key"))
+    for most in (4, 8):
+        ticks = side.ticks(most)
+        assert 1 <= len(ticks) <= most + 1
+        assert (ticks >= low - 0.5).all()
+        assert (ticks <= high - 0.5).all()
+        assert (ticks == np.round(ticks)).all()
