@@ -98,7 +98,7 @@ def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[st
         parts = []
         heads, mlps = int(ds["n_heads"].values[recipe]), int(ds["n_mlps"].values[recipe])
         if heads:
-            parts.append(f"{heads} heads ({percent(float(ds['heads_share'].values[recipe]))})")
+            parts.append(f"{heads} head{'s' * (heads > 1)} ({percent(float(ds['heads_share'].values[recipe]))})")
         if mlps:
             parts.append(f"{mlps} MLP" + "s" * (mlps > 1))
         lines = [names(ds, "recipe")[recipe], "without " + " + ".join(parts) if parts else "complete model"]

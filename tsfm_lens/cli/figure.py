@@ -1,0 +1,80 @@
+"""The command that draws one figure, with its caption, ready for print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, Holdout, Seed, app, open_lens, progress_display, read_series
+
+COLUMNS = ("single", "double")
+
+
+@app.command()
+def figure(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Such as 1C, 20 or logit_map; see --list.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
+    horizon: Annotated[
+        int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("figures"),
+    formats: Annotated[
+        str, typer.Option("--format", metavar="FORMAT[,FORMAT…]", help="html, svg, pdf, png, json.")
+    ] = "html,svg,pdf,png",
+    column: Annotated[
+        str | None,
+        typer.Option(help="single (89 mm) or double (183 mm) of svg, pdf and png; the narrowest that fits by default."),
+    ] = None,
+    holdout: Holdout = True,
+    seed: Seed = 0,
+    list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
+) -> None:
+    """Draw one figure of the paper, or any other by its name, and write its files and caption."""
+    if list_all:
+        _list()
+        return
+    if name is None or model is None or not data:
+        raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
+    if column is not None and column not in COLUMNS:
+        raise typer.BadParameter(f"{column!r} is not {' or '.join(COLUMNS)}", param_hint="--column")
+    wanted = [each.strip().lower() for each in formats.split(",") if each.strip()]
+    if not wanted:
+        raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
+    # what can be wrong in the words is said before a model is opened
+    from tsfm_lens.paper.figures import checked_formats, find_figure, make_figure, write_figure
+
+    find_figure(name)
+    checked_formats(wanted)
+    series = read_series(data)
+    with progress_display() as bar:
+        opening = bar.add_task("open the model", total=1)
+        lens = open_lens(model)
+        bar.update(opening, completed=1)
+        computing = bar.add_task(f"compute figure {name}", total=1)
+        made = make_figure(name, lens, series, horizon, holdout=holdout, seed=seed)
+        bar.update(computing, completed=1)
+        writing = bar.add_task("draw", total=len(made.plates) * len(wanted))
+        paths = write_figure(
+            made,
+            out,
+            formats=wanted,
+            column=column,
+            model=model,
+            sources=data,
+            progress=lambda file: bar.update(writing, advance=1, description=f"draw {file}"),
+        )
+    for path in paths:
+        typer.echo(str(path))
+
+
+def _list() -> None:
+    from tsfm_lens.cli.common import show_rows
+    from tsfm_lens.paper.figures import figures
+
+    rows: list[list[object]] = [
+        [each.name, each.title, each.computes, "paper" if each.paper else ""] for each in figures().values()
+    ]
+    show_rows(["figure", "what it shows", "computed by", "of the"], rows)

@@ -1,0 +1,137 @@
+"""The paper's figures that follow the depth of the model: 1B to 1E and 22."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens import probes, viz
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.paper.registry import Entry, Plate, Request, need_tokens
+
+MOST_WINDOWS = 12  # a series
+
+
+def windows(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
+    """Contexts and truths cut from the whole length of every series, the last ones first, without overlap of truths.
+
+    Args:
+        lens: the model; contexts are at most as long as it takes.
+        series: whole series.
+        horizon: steps of each truth.
+
+    Returns:
+        The contexts, named after their series and the steps left after them, and (window, step) truths. Contexts are
+        at least as long as the horizon.
+
+    Raises:
+        InputError: a series is too short for a single window.
+    """
+    contexts, truths = [], []
+    for count in range(MOST_WINDOWS):
+        left = count * horizon
+        whole = [i for i, length in enumerate(series.lengths) if length - left >= 2 * horizon]
+        if count == 0 and len(whole) < len(series):
+            raise InputError(f"a series of {min(series.lengths)} steps has no context beside {horizon} steps of truth")
+        if not whole or (series.multivariate and len(whole) < len(series)):
+            break
+        chosen = series.select(whole)
+        cut = chosen.split(left)[0] if left else chosen
+        context, truth = cut.split(horizon)
+        named = replace(context, ids=tuple(f"{name} −{left}" for name in context.ids), groups=_groups(context, left))
+        contexts.append(named.tail(lens.adapter.context_length))
+        truths.append(truth)
+    return SeriesBatch.concat(contexts), np.concatenate(truths)
+
+
+def _groups(batch: SeriesBatch, left: int) -> tuple[str, ...]:
+    return tuple(f"{group} −{left}" for group in batch.groups)
+
+
+def _lens_over_windows(request: Request) -> xr.Dataset:
+    horizon = request.task().horizon
+    context, truth = windows(request.lens, request.series, horizon)
+    return probes.logit_lens(request.lens, context, horizon, truth=truth, seed=request.seed)
+
+
+def _scheme(request: Request) -> list[Plate]:
+    task = request.task()
+    ds = probes.stream_shares(request.lens, task.context, task.horizon, truth=task.truth, seed=request.seed)
+    return [Plate("", viz.stream_scheme(ds), (ds,))]
+
+
+def _logits(request: Request) -> list[Plate]:
+    need_tokens(request, "1C", "lens_forecast")
+    one = request.one()
+    task = one.task()
+    ds = probes.lens_logits(one.lens, task.context, task.horizon, truth=task.truth, seed=one.seed)
+    return [Plate("", viz.lens_logit_map(ds), (ds,))]
+
+
+def _entropy(request: Request) -> list[Plate]:
+    need_tokens(request, "1D", "lens_forecast")
+    ds = _lens_over_windows(request)
+    note = f"{ds.sizes['series']} windows, at most {MOST_WINDOWS} a series, cut without overlap of their horizons."
+    return [Plate("", viz.layer_entropy(ds), (ds,), note)]
+
+
+def _rank(request: Request) -> list[Plate]:
+    horizon = request.task().horizon
+    context, _ = windows(request.lens, request.series, horizon)
+    ds = probes.entropic_rank(request.lens, context, horizon, seed=request.seed)
+    return [Plate("", viz.entropic_rank_line(ds), (ds,), f"{len(context)} windows.")]
+
+
+def _gain(request: Request) -> list[Plate]:
+    found = _lens_over_windows(request)
+    ds = probes.layer_gain(found)
+    note = f"{ds.sizes['series']} windows; gains against the truth, negative is better."
+    return [Plate("", viz.layer_gain(ds), (ds,), note)]
+
+
+ENTRIES = (
+    Entry(
+        "1B",
+        "Scheme of the residual stream: who writes to it, and how much of the forecast.",
+        "stream_shares: direct attribution of every attention, MLP and head",
+        ("stream_scheme",),
+        _scheme,
+        "a drawn scheme, without data",
+    ),
+    Entry(
+        "1C",
+        "Logits of every value at every forecast step, read from the residual stream after each layer.",
+        "lens_logits on the first series",
+        ("lens_logit_map",),
+        _logits,
+        "Chronos base on a chaotic system; token ids upwards, raw logits, colours symmetric in each panel",
+    ),
+    Entry(
+        "1D",
+        "Entropy of the next value's distribution after each layer, a line a window, and their median.",
+        "logit_lens over windows of every series",
+        ("layer_entropy",),
+        _entropy,
+        "Chronos base, 401 tasks of chaotic systems",
+    ),
+    Entry(
+        "1E",
+        "Entropic rank of the head outputs of each layer.",
+        "entropic_rank over windows of every series",
+        ("entropic_rank_line",),
+        _rank,
+        "Chronos base, cross-attention",
+    ),
+    Entry(
+        "22",
+        "What each layer adds to the accuracy of the forecast read after it, a line a window, and their median.",
+        "logit_lens over windows of every series, layer_gain",
+        ("layer_gain",),
+        _gain,
+        "Chronos base, 117 windows of chaotic systems; black lines a window, red median",
+    ),
+)

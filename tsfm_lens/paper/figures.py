@@ -1,0 +1,165 @@
+"""Figures by name: those of the tsfm-lens paper, and one for every renderer, for any model and series."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from tsfm_lens import viz
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.paper import depth, heads, heavy, plain
+from tsfm_lens.paper.captions import caption
+from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+
+STATIC = ("svg", "pdf", "png")
+DOTS = 6.25  # dots a pixel of a png for print: 600 an inch
+
+
+@cache
+def figures() -> dict[str, Entry]:
+    """Every figure by name: those of the paper in its order, then one a renderer."""
+    paper = sorted(
+        (*depth.ENTRIES, *heads.ENTRIES, *heavy.ENTRIES), key=lambda e: (int(re.sub(r"\D", "", e.name)), e.name)
+    )
+    return {entry.name: entry for entry in (*paper, *plain.ENTRIES)}
+
+
+def find_figure(name: str) -> Entry:
+    """A figure by its name; "fig. 6b" finds "6B".
+
+    Raises:
+        UnknownNameError: there is none of this name; the message has the nearest.
+    """
+    known = figures()
+    short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
+    for candidate in (name, short, short.upper()):
+        if candidate in known:
+            return known[candidate]
+    raise unknown_name("figure", name, known, hint="`tsfm-lens figure --list` names them all.")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A figure that was computed.
+
+    Attributes:
+        entry: which one.
+        plates: its parts, one file each.
+        request: what it was made for.
+    """
+
+    entry: Entry
+    plates: tuple[Plate, ...]
+    request: Request
+
+    def caption(self, sources: Sequence[str] = ()) -> str:
+        """Title, what is shown, all parameters and provenance; ``sources`` is where the series come from."""
+        return caption(self.entry, self.plates, self.request, sources)
+
+
+def make_figure(
+    name: str, lens: Lens, series: SeriesBatch, horizon: int | None = None, *, holdout: bool = True, seed: int = 0
+) -> Made:
+    """Compute a figure.
+
+    Args:
+        name: as in :func:`figures`.
+        lens: the model.
+        series: whole series; figures of a single series take the first.
+        horizon: forecast steps; unless given, those of the paper as far as model and series allow.
+        holdout: keep the last ``horizon`` steps as the truth.
+        seed: of every sampling step.
+
+    Raises:
+        InputError: the figure's definition forbids this model, or series and horizon do not fit it.
+        UnknownNameError: no such figure.
+    """
+    entry = find_figure(name)
+    request = Request(lens, series, horizon, holdout, seed)
+    return Made(entry, tuple(entry.draw(request)), request)
+
+
+def write_figure(
+    made: Made,
+    out: str | Path,
+    *,
+    formats: Iterable[str] = ("html", *STATIC),
+    column: str | float | None = None,
+    model: str | None = None,
+    sources: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Write a figure's files and its caption, all of them or none.
+
+    Args:
+        made: the figure.
+        out: folder.
+        formats: of "html", "json" (as on a screen), "svg", "pdf" and "png" (in the print theme).
+        column: width of the print theme; see :func:`tsfm_lens.viz.for_print`.
+        model: the model's name in file names; the lens's own if None.
+        sources: where the series come from, for the caption.
+        progress: called with the name of each file before it is drawn.
+
+    Returns:
+        The files ``NAME-MODEL.FORMAT`` (``NAME-A-MODEL.FORMAT`` of a figure of several parts) and ``NAME-MODEL.txt``.
+
+    Raises:
+        InputError: a part cannot be read at this width.
+        RenderError: a static image is asked for and cannot be drawn.
+        UnknownNameError: no such format.
+    """
+    wanted = checked_formats(formats)
+    slug = file_word(model or made.request.lens.model_id)
+    printed = {plate.suffix: viz.for_print(plate.figure, column) for plate in made.plates if set(wanted) & set(STATIC)}
+    contents: dict[Path, bytes] = {}
+    for plate in made.plates:
+        stem = "-".join(part for part in (file_word(made.entry.name), plate.suffix, slug) if part)
+        for kind in wanted:
+            path = Path(out) / f"{stem}.{kind}"
+            if progress is not None:
+                progress(path.name)
+            figure = printed[plate.suffix] if kind in STATIC else plate.figure
+            contents[path] = rendered(figure, kind, scale=DOTS)
+    text = made.caption(sources) + _sizes(printed)
+    contents[Path(out) / f"{file_word(made.entry.name)}-{slug}.txt"] = text.encode()
+    return write_together(contents)
+
+
+def checked_formats(formats: Iterable[str]) -> list[str]:
+    """The formats asked for, each once.
+
+    Raises:
+        UnknownNameError: a figure cannot be written in one of them.
+    """
+    wanted = list(dict.fromkeys(formats))
+    for kind in wanted:
+        if kind not in FORMATS:
+            raise unknown_name("format", kind, FORMATS)
+    return wanted
+
+
+def _sizes(printed: dict[str, go.Figure]) -> str:
+    """The size of every printed part, in mm."""
+    if not printed:
+        return ""
+    sizes = [
+        f"  {suffix or 'figure'}: {figure.layout.meta['width_mm']:g} × {figure.layout.meta['height_mm']:g} mm"
+        for suffix, figure in printed.items()
+    ]
+    return "\n".join(["", "Print (svg, pdf, png; type of 7 to 8 pt)", *sizes, ""])
+
+
+def file_word(name: str) -> str:
+    """A name as a part of a file name: the end of a path, without what file systems or shells refuse."""
+    last = name.rstrip("/").split("/")
+    # a hub id keeps its owner, a folder only its own name
+    short = "-".join(last[-2:]) if len(last) == 2 and not name.startswith((".", "~")) else last[-1]
+    return re.sub(r"[^\w.+-]+", "-", short).strip("-.") or "model"

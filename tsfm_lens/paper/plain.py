@@ -1,0 +1,207 @@
+"""A figure for every renderer of ``tsfm_lens.viz``, under the renderer's own name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import xarray as xr
+
+from tsfm_lens import probes, viz
+from tsfm_lens.data import shift_phase
+from tsfm_lens.errors import InputError
+from tsfm_lens.paper.registry import Entry, Plate, Request
+
+Compute = Callable[[Request], xr.Dataset]
+
+
+def _of_all(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
+    """A probe on all series over one pass."""
+
+    def compute(request: Request) -> xr.Dataset:
+        task = request.task()
+        known = {"truth": task.truth} if truth else {}
+        return probe(request.lens, task.context, task.horizon, seed=request.seed, **known)
+
+    return compute
+
+
+def _of_one(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
+    """A probe on the first series over one pass."""
+    compute = _of_all(probe, truth=truth)
+    return lambda request: compute(request.one())
+
+
+def _forecast(request: Request) -> xr.Dataset:
+    task = request.task()
+    return request.lens.forecast(task.context, task.horizon, seed=request.seed).to_dataset(task.truth)
+
+
+def _gain(request: Request) -> xr.Dataset:
+    found = _of_all(probes.logit_lens, truth=True)(request)
+    return probes.layer_gain(found, reference="truth" if "truth" in found else "model")
+
+
+def _ablation(request: Request) -> xr.Dataset:
+    task = request.task()
+    draws = 4 if request.lens.adapter.readout == "token" else None
+    options: dict[str, Any] = {"truth": task.truth, "num_samples": draws, "seed": request.seed}
+    return probes.ablation_effects(request.lens, task.context, task.horizon, **options)
+
+
+def _recipes(request: Request) -> xr.Dataset:
+    task = request.task()
+    entropy = probes.head_entropy(request.lens, task.context, task.horizon, seed=request.seed)
+    count = max(1, entropy["entropy"].size // 10)
+    recipes = {
+        "sharp heads": probes.sharp_heads(entropy, count),
+        "diffuse heads": probes.diffuse_heads(entropy, count),
+    }
+    return probes.ablation_recipes(
+        request.lens, task.context, task.horizon, recipes, truth=task.truth, seed=request.seed
+    )
+
+
+def _lag(request: Request) -> xr.Dataset:
+    one = request.one()
+    task = one.task()
+    season = task.context.seasonalities[0]
+    if season < 2:
+        raise InputError(f"series {task.context.ids[0]!r} has no season, at whose lag attention could be counted")
+    return probes.lag_attention(one.lens, task.context, season, task.horizon, seed=one.seed)
+
+
+def _overlap(request: Request) -> xr.Dataset:
+    return probes.induction_overlap(_repeated(request), _of_all(probes.head_entropy)(request))
+
+
+def _repeated(request: Request) -> xr.Dataset:
+    return probes.repeated_tokens(request.lens, seed=request.seed)
+
+
+def _contrast(probe: Callable[..., xr.Dataset], **options: Any) -> Compute:
+    """A probe between the first series and itself with its season half a period later."""
+
+    def compute(request: Request) -> xr.Dataset:
+        one = request.one()
+        task = one.task()
+        season = task.context.seasonalities[0]
+        if season < 2:
+            raise InputError(f"series {task.context.ids[0]!r} has no season that could be shifted")
+        corrupted = shift_phase(task.context, season // 2)
+        return probe(one.lens, task.context, corrupted, task.horizon, seed=one.seed, **options)
+
+    return compute
+
+
+def _plain(name: str, computes: str, compute: Compute, title: str, **options: Any) -> Entry:
+    def draw(request: Request) -> list[Plate]:
+        ds = compute(request)
+        return [Plate("", getattr(viz, name)(ds, **options), (ds,))]
+
+    return Entry(name, title, computes, (name,), draw)
+
+
+_LENS = ("logit_lens on all series, of which the first is drawn", _of_all(probes.logit_lens, truth=True))
+_ATTRIBUTION = ("attribute on all series, of which the first is drawn", _of_all(probes.attribute, truth=True))
+_EFFECTS = ("ablation_effects: every head, MLP and layer by itself", _ablation)
+_PATTERNS = ("attention_patterns on the first series", _of_one(probes.attention_patterns))
+_KERNEL = ("kernel_regression on the first series", _of_one(probes.kernel_regression))
+_ROLLOUT = ("rollout_maps on the first series", _of_one(probes.rollout_maps))
+_SPECTRA = ("head_spectra, from the weights alone", lambda request: probes.head_spectra(request.lens))
+_INDUCTION = ("repeated_tokens", _repeated)
+_OVERLAP = ("repeated_tokens, head_entropy, induction_overlap", _overlap)
+_SELECTED = ("patch_attention on the first series", _of_one(probes.patch_attention, truth=True))
+
+ENTRIES = [
+    _plain("forecast_fan", "forecast", _forecast, "A forecast over context and truth."),
+    _plain("logit_map", *_LENS, "Probabilities of values, read after each layer."),
+    _plain("lens_forecast", *_LENS, "The forecast that each layer holds."),
+    _plain("layer_entropy", *_LENS, "Uncertainty of the next value after each layer."),
+    _plain("layer_gain", "logit_lens, layer_gain", _gain, "What each layer adds to the accuracy."),
+    _plain("ablation_heatmap", *_EFFECTS, "What the forecast loses without a head, an MLP or a layer."),
+    _plain("ablation_forecasts", *_EFFECTS, "Forecasts without single components."),
+    _plain("attribution_bars", *_ATTRIBUTION, "Who writes the forecast, component by component."),
+    _plain("attribution_heatmap", *_ATTRIBUTION, "Who writes the forecast, step by step."),
+    _plain("attention_map", *_PATTERNS, "What one head of the last layer reads.", layer=-1),
+    _plain("attention_grid", *_PATTERNS, "What every head reads."),
+    _plain("rollout_panels", *_ROLLOUT, "What the sharpest heads read along the forecast."),
+    _plain("stable_rank_map", *_SPECTRA, "Stable rank of every head."),
+    _plain("spectrum_lines", *_SPECTRA, "Singular values of every head."),
+    _plain("kernel_bandwidths", *_KERNEL, "Bandwidths of the kernel that each head is."),
+    _plain("tilt_map", *_KERNEL, "How much of the attention is tilt, not kernel."),
+    _plain("concentration_bound_plot", *_KERNEL, "Measured concentration and its bound."),
+    _plain("induction_maps", *_INDUCTION, "Prefix-matching and copying of every head."),
+    _plain("induction_corner", *_OVERLAP, "Prefix-matching, copying and entropy against each other."),
+    _plain("overlap_thresholds", *_OVERLAP, "Overlap of induction and sharp heads over thresholds."),
+    _plain("lag_attention_map", "lag_attention at the season", _lag, "Attention one season before each step."),
+    _plain("patch_attention_grid", *_SELECTED, "Attention matrices of the first layer, head by head."),
+    _plain("selected_patch", *_SELECTED, "The patch that a head of the last layer selects."),
+    _plain("recipe_forecasts", "head_entropy, ablation_recipes", _recipes, "Forecasts without sharp or diffuse heads."),
+    _plain(
+        "norm_weighted_map",
+        "norm_weighted_attention on the first series",
+        _of_one(probes.norm_weighted_attention),
+        "How long the vectors are that keys contribute.",
+    ),
+    _plain(
+        "attention_flow_map",
+        "attention_flow on the first series",
+        _of_one(probes.attention_flow),
+        "How much of each token may have reached each other.",
+    ),
+    _plain(
+        "entropic_rank_line",
+        "entropic_rank on all series",
+        _of_all(probes.entropic_rank),
+        "Directions that the heads of a layer write in.",
+    ),
+    _plain(
+        "similarity_map",
+        "layer_similarity on all series",
+        _of_all(probes.layer_similarity),
+        "How alike the layers' streams are.",
+    ),
+    _plain(
+        "head_similarity_map",
+        "head_similarity on all series",
+        _of_all(probes.head_similarity),
+        "How alike the heads of a layer write.",
+    ),
+    _plain(
+        "head_entropy_map",
+        "head_entropy on all series",
+        _of_all(probes.head_entropy),
+        "How widely every head spreads its attention.",
+    ),
+    _plain(
+        "parroting_forecast",
+        "context_parroting",
+        _of_all(probes.context_parroting, truth=True),
+        "The forecast beside the best shifted copy of its context.",
+    ),
+    _plain(
+        "season_amplitudes",
+        "seasonality_bias",
+        _of_all(probes.seasonality_bias, truth=True),
+        "Seasonal amplitude of the forecast against that of context and truth.",
+    ),
+    _plain(
+        "explore_figure",
+        "head_states on the first series",
+        _of_one(probes.head_states, truth=True),
+        "One head: what it reads, what it writes, and the forecast without it.",
+    ),
+    _plain(
+        "lens_logit_map",
+        "lens_logits on the first series",
+        _of_one(probes.lens_logits, truth=True),
+        "Logits of values, read after each layer.",
+    ),
+    _plain(
+        "stream_scheme",
+        "stream_shares on all series",
+        _of_all(probes.stream_shares, truth=True),
+        "Who writes to the residual stream.",
+    ),
+]
