@@ -1,0 +1,131 @@
+"""A clean and a corrupted run in a figure: both series, where they differ, and which way patching goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.panels import mark_start, value_hover
+from tsfm_lens.viz.select import array, check, names
+from tsfm_lens.viz.theme import BLUE, VERMILION, mixed
+from tsfm_lens.viz.timeline import Timeline, timeline
+
+
+def patching_kind(ds: xr.Dataset) -> str:
+    """The kind of a patching result.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+    """
+    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else None
+    check(ds, "attribution_patching" if kind == "attribution_patching" else "patching")
+    return str(kind)
+
+
+def way(ds: xr.Dataset) -> tuple[str, str]:
+    """Which forecast is at 0 and which at 1 of the share recovered: "corrupted" and "clean", or the other way."""
+    return ("clean", "corrupted") if ds.attrs.get("direction") == "noise" else ("corrupted", "clean")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Both contexts and forecasts of one series.
+
+    Attributes:
+        time: the timeline; past, future: steps of context and forecast.
+        clean, corrupted: contexts, (time,); forecasts: of both, (step,) each.
+    """
+
+    time: Timeline
+    past: np.ndarray
+    future: np.ndarray
+    clean: np.ndarray
+    corrupted: np.ndarray
+    forecasts: tuple[np.ndarray, np.ndarray]
+
+    @classmethod
+    def of(cls, ds: xr.Dataset, series: int) -> Contrast:
+        """Read it from a result, from the first step known on."""
+        check(ds, str(ds.attrs.get("kind")), "context", "corrupted_context", "clean_forecast", "corrupted_forecast")
+        clean, corrupted = (array(ds, name, "time", series=series) for name in ("context", "corrupted_context"))
+        seen = np.flatnonzero(np.isfinite(clean) | np.isfinite(corrupted))
+        first = int(seen[0]) if len(seen) else 0
+        past, future = (np.array([int(v) for v in names(ds, dim)], dtype=int) for dim in ("time", "step"))
+        ends = tuple(array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
+        return cls(timeline(ds, series), past[first:], future, clean[first:], corrupted[first:], (ends[0], ends[1]))
+
+    @property
+    def differ(self) -> np.ndarray:
+        """Context steps where the two differ, (time,)."""
+        size = np.nanmax(np.abs(self.clean), initial=0.0)
+        return ~np.isclose(self.clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True)
+
+    def draw(self, fig: go.Figure, unit: str, *, tail: int | None = None, legend: bool = True, **at: Any) -> None:
+        """Add both series with their forecasts, and shade where the contexts differ if only there."""
+        start = 0 if tail is None else max(len(self.past) - tail, 0)
+        differ = self.differ
+        # shading all of it would mark nothing
+        for first, last in [] if differ.all() else _runs(differ[start:]):
+            x0, x1 = (scalar(self.time, self.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5)))
+            fig.add_shape(
+                type="rect",
+                x0=x0,
+                x1=x1,
+                y0=0,
+                y1=1,
+                yref="y domain",
+                layer="below",
+                line_width=0,
+                fillcolor=mixed(VERMILION, 0.1),
+                **at,
+            )
+        for name, colour, context, forecast in (
+            ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
+            ("clean", BLUE, self.clean, self.forecasts[0]),
+        ):
+            fig.add_trace(
+                go.Scatter(
+                    x=self.time.at(np.concatenate([self.past[start:], self.future])),
+                    y=np.concatenate([context[start:], forecast]),
+                    mode="lines",
+                    name=f"{name}, and its forecast",
+                    legendgroup=name,
+                    showlegend=legend,
+                    line={"color": colour, "width": 1.5},
+                    hovertemplate=value_hover(name, self.time, unit),
+                ),
+                **at,
+            )
+        mark_start(fig, self.time, **at)
+
+
+def when(ds: xr.Dataset, position: int) -> str:
+    """The steps of a group of tokens in words; "" where all positions were patched at once."""
+    if ds.attrs.get("positions") == "all":
+        return ""
+    word = str(ds["position_special"].values[position])
+    if word:
+        return f"{word} token"
+    first, last = int(ds["position_start"].values[position]), int(ds["position_stop"].values[position]) - 1
+    return f"step {first}" if first >= last else f"steps {first} to {last}"
+
+
+def scalar(time: Timeline, step: float) -> str | float:
+    """A step as shapes and ranges take it."""
+    where = time.at(float(step))
+    return str(where) if time.stamps is not None else float(where)
+
+
+def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
+    """First and last place of every run of True, runs at most ``gap`` apart joined."""
+    runs: list[tuple[int, int]] = []
+    for i in np.flatnonzero(flags):
+        if runs and i - runs[-1][1] <= gap:
+            runs[-1] = (runs[-1][0], int(i))
+        else:
+            runs.append((int(i), int(i)))
+    return runs

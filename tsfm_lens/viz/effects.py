@@ -1,0 +1,312 @@
+"""Direct and total effects of components, and how much of the direct effect later components undo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+from plotly.subplots import make_subplots
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.viz.panels import fitted_range, medians
+from tsfm_lens.viz.places import Places, kind_word, places_in
+from tsfm_lens.viz.select import array, check, model_of, names, series_position, shown, unit_of
+from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, dress, mixed, number, plain
+
+_LABELLED = 6
+_LETTER, _LINE = 0.0105, 0.04  # of a label, in shares of the axes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Effects as single numbers.
+
+    Attributes:
+        direct: root mean square over steps, (component, series).
+        total: the total effect along the direct one, as large as it is there: negative where it points the other way,
+            NaN where there is no direct effect, (component, series). 1 - total / direct is the self-repair.
+        unit: of both.
+    """
+
+    direct: np.ndarray
+    total: np.ndarray
+    unit: str
+
+
+def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
+    """Sizes in data units of one series, or in shares of each forecast's range for several.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+    """
+    check(ds, "effects", "direct", "total", "self_repair", "plain_forecast")
+    direct, total = (array(ds, name, "component", "series", "step")[:, series] for name in ("direct", "total"))
+    size = np.sqrt(np.square(direct).mean(-1))
+    real = np.isfinite(array(ds, "self_repair", "component", "series")[:, series]) & (size > 0)
+    along = np.divide((total * direct).mean(-1), size, out=np.full(size.shape, np.nan), where=real)
+    if len(series) == 1:
+        return Sizes(size, along, unit_of(ds, series[0]) or "data units")
+    spread = np.ptp(array(ds, "plain_forecast", "series", "step")[series], axis=-1)
+    spread = np.where(spread > 0, spread, np.nan)
+    return Sizes(size / spread, along / spread, "share of the forecast's range")
+
+
+def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
+    """Total against direct effect of every component: below the diagonal, later components undo part of it.
+
+    The direct effect is drawn as its root mean square over steps, the total effect as the size of its part along the
+    direct one (a projection), so that self-repair is one minus their ratio, exactly.
+
+    Args:
+        ds: of kind "effects".
+        series: id, or place counted from 0; the median over series unless given.
+
+    Returns:
+        Dots coloured by kind, the largest named, over regions that say what later components do. Several series are
+        put together as shares of each forecast's range.
+
+    Raises:
+        InputError: ``ds`` is of another kind.
+        UnknownNameError: no such series.
+    """
+    check(ds, "effects")
+    ids = names(ds, "series")
+    chosen = list(range(len(ids))) if series is None else [series_position(ds, series)]
+    sizes, places = effect_sizes(ds, chosen), places_in(ds)
+    x, y = medians(sizes.direct)[places.order], medians(sizes.total)[places.order]
+    fig = go.Figure()
+    giants = _giants(x, y)
+    fine = np.isfinite(y)
+    fine[giants] = False
+    _regions(fig, x[fine], y[fine])
+    _dots(fig, places, x, y, sizes.unit, fine)
+    fig.update_xaxes(title_text=plain(f"direct effect ({sizes.unit})"))
+    fig.update_yaxes(title_text=plain(f"total effect along the direct one ({sizes.unit})"))
+    on = [ids[i] for i in chosen]
+    without = int((~np.isfinite(y)).sum())
+    return dress(
+        fig,
+        f"Direct and total effect of every component of {model_of(ds)}",
+        "; ".join(
+            [
+                f"{'median over ' if len(on) > 1 else ''}{shown(on)}, {ablation_word(ds)} one at a time",
+                "direct: with all later attention and MLPs held, root mean square over steps; total: all free, its "
+                "part along the direct effect",
+                *(
+                    f"beyond the axes: {places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace(
+                        "-", "−"
+                    )
+                    for i in giants
+                ),
+                *([f"{without} without direct effect not drawn"] if without else []),
+            ]
+        ),
+        plot_height=380,
+        legend_rows=1,
+        min_width=460,
+    )
+
+
+def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
+    """How much of its direct effect later components undo, for the components with the largest direct effect.
+
+    Args:
+        ds: of kind "effects".
+        top: how many components.
+        series: id, or place counted from 0; the median over series unless given.
+
+    Returns:
+        Two panels with a row a component, the largest direct effect first: direct effect, and self-repair with a
+        dot a series where there are several.
+
+    Raises:
+        InputError: ``ds`` is of another kind, or ``top`` is below 1.
+        UnknownNameError: no such series.
+    """
+    check(ds, "effects")
+    if top < 1:
+        raise InputError(f"top is {top}, expected 1 or more")
+    ids = names(ds, "series")
+    chosen = list(range(len(ids))) if series is None else [series_position(ds, series)]
+    sizes = effect_sizes(ds, chosen)
+    each = array(ds, "self_repair", "component", "series")[:, chosen]
+    repair, size = medians(each), medians(sizes.direct)
+    order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
+    labels = [plain(names(ds, "component")[i]) for i in order]
+    fig = make_subplots(rows=1, cols=2, shared_yaxes=True, column_widths=[0.35, 0.65], horizontal_spacing=0.03)
+    bars: list[tuple[int, np.ndarray, Any, str]] = [
+        (1, size[order], mixed(GREY, 0.6), f"direct effect %{{x:.3g}} {plain(sizes.unit)}"),
+        (2, repair[order], [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]], "self-repair %{x:.3g}"),
+    ]
+    for col, values, colour, words in bars:
+        fig.add_trace(
+            go.Bar(
+                x=values,
+                y=labels,
+                orientation="h",
+                marker_color=colour,
+                showlegend=False,
+                hovertemplate=f"%{{y}}<br>{words}<extra></extra>",
+            ),
+            row=1,
+            col=col,
+        )
+    if len(chosen) > 1:
+        fig.add_trace(
+            go.Scatter(
+                x=each[order].ravel(),
+                y=np.repeat(labels, len(chosen)),
+                mode="markers",
+                name="a series",
+                marker={"color": INK, "size": 4},
+                text=[plain(ids[i]) for _ in order for i in chosen],
+                hovertemplate="%{y}, %{text}<br>self-repair %{x:.3g}<extra></extra>",
+            ),
+            row=1,
+            col=2,
+        )
+    bounds, cut = fitted_range(np.append(repair[order], [0.0, 1.0]), each[order].ravel(), reach=0.5)
+    for mark, dash in ((0.0, "solid"), (1.0, "dash")):
+        fig.add_vline(x=mark, line={"color": GREY, "width": 1, "dash": dash}, row=1, col=2)
+    fig.update_yaxes(autorange="reversed", ticks="", showline=False, dtick=1)
+    fig.update_yaxes(title_text="component", col=1)
+    unit = sizes.unit.replace("the forecast's range", "range")
+    fig.update_xaxes(title_text=plain(f"direct effect ({unit})"), row=1, col=1, nticks=5)
+    fig.update_xaxes(title_text="self-repair (share of the direct effect undone)", range=bounds, row=1, col=2)
+    on = [ids[i] for i in chosen]
+    return dress(
+        fig,
+        f"Self-repair in {model_of(ds)} after its strongest components are taken out",
+        "; ".join(
+            [
+                f"{'median over ' if len(on) > 1 else ''}{shown(on)}, {ablation_word(ds)} one at a time",
+                "0: nothing undone, 1: all of it (dashed), below 0: added to",
+                *(["what leaves the axis is cut off"] if cut else []),
+            ]
+        ),
+        plot_height=max(140, 22 * len(order)),
+        legend_rows=int(len(chosen) > 1),
+        min_width=520,
+    )
+
+
+def ablation_word(ds: xr.Dataset) -> str:
+    """What was put in a component's place, as a verb."""
+    how = str(ds.attrs.get("how", "zero"))
+    return {
+        "zero": "set to zero",
+        "mean": "set to its mean",
+        "resample": "resampled",
+        "noise": "replaced by noise",
+        "corrupted": "taken from the corrupted run",
+    }.get(how, how)
+
+
+def _giants(x: np.ndarray, y: np.ndarray, ratio: float = 2.5) -> list[int]:
+    """At most two components that dwarf all others, which would leave them no room."""
+    size = np.where(np.isfinite(y), np.maximum(x, np.abs(np.nan_to_num(y))), 0.0)
+    order = np.argsort(-size)[:3]
+    for count in (2, 1):
+        if len(order) > count and size[order[count - 1]] > ratio * size[order[count]] > 0:
+            return [int(i) for i in order[:count]]
+    return []
+
+
+def _regions(fig: go.Figure, x: np.ndarray, y: np.ndarray) -> None:
+    """The diagonal, the wedge under it, and what each region means."""
+    right = 1.08 * float(x.max(initial=0.0)) or 1.0
+    high, low = max(float(y.max(initial=0.0)), right), float(y.min(initial=0.0))
+    room = 0.08 * (high - low)
+    fig.update_xaxes(range=[-0.02 * right, right])
+    fig.update_yaxes(range=[low - room, high + room])
+    fig.add_trace(
+        go.Scatter(
+            x=[0, right, right],
+            y=[0, right, 0],
+            mode="lines",
+            line_width=0,
+            fill="toself",
+            fillcolor=mixed(VERMILION, 0.1),
+            hoverinfo="skip",
+            name="partly undone by later components (self-repair)",
+        )
+    )
+    fig.add_trace(
+        go.Scatter(
+            x=[0, right],
+            y=[0, right],
+            mode="lines",
+            line={"color": GREY, "width": 1, "dash": "dash"},
+            hoverinfo="skip",
+            name="total = direct",
+        )
+    )
+    fig.add_hline(y=0, line={"color": GREY, "width": 1})
+    notes = [(0.02, 0.99, "added to by later components", "top")]
+    if low < -0.1 * high:
+        notes.append((0.02, 0.01, "more than undone", "bottom"))
+    for left, up, text, anchor in notes:
+        fig.add_annotation(
+            x=left,
+            y=up,
+            xref="x domain",
+            yref="y domain",
+            text=text,
+            xanchor="left",
+            yanchor=anchor,
+            font={"size": 11, "color": GREY},
+        )
+
+
+def _dots(fig: go.Figure, places: Places, x: np.ndarray, y: np.ndarray, unit: str, fine: np.ndarray) -> None:
+    """A dot a component, the largest with their names where these do not run into each other."""
+    spans = [float(np.ptp(axis.range)) or 1.0 for axis in (fig.layout.xaxis, fig.layout.yaxis)]
+    size = np.where(fine, np.maximum(x, np.abs(np.nan_to_num(y))), -1.0)
+    largest = [int(i) for i in np.argsort(-size)[:_LABELLED] if fine[i]]
+    sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine))
+    for kind, colour in places.colours().items():
+        mine = [i for i, own in enumerate(places.kind) if own == kind and fine[i]]
+        fig.add_trace(
+            go.Scatter(
+                x=x[mine],
+                y=y[mine],
+                mode="markers+text",
+                name=kind_word(kind),
+                marker={"color": colour, "size": 8, "line": {"color": "#FFFFFF", "width": 0.5}},
+                text=[plain(places.labels[i]) if i in sides else "" for i in mine],
+                textposition=[f"middle {sides.get(i, 'right')}" for i in mine],
+                textfont={"size": 11, "color": INK},
+                customdata=[[plain(places.names[i]), 1 - y[i] / x[i]] for i in mine],
+                hovertemplate=f"%{{customdata[0]}}<br>direct %{{x:.3g}}, total %{{y:.3g}} {plain(unit)}"
+                "<br>self-repair %{customdata[1]:.3g}<extra></extra>",
+            )
+        )
+    fig.update_xaxes(showgrid=True, gridcolor=mixed(PALE, 0.5))
+    fig.update_yaxes(showgrid=True, gridcolor=mixed(PALE, 0.5))
+
+
+def _sides(labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], dots: np.ndarray) -> dict[int, str]:
+    """On which side of its dot each label stands; those without room are left out.
+
+    Args:
+        x, y: shares of the axes.
+        wanted: whose labels; dots: all that are drawn.
+    """
+    taken = [(float(x[i]), float(x[i]), float(y[i]), i) for i in dots]
+    found: dict[int, str] = {}
+    for i in wanted:
+        width = _LETTER * len(labels[i]) + 0.02
+        for side in ("left", "right") if x[i] > 0.75 else ("right", "left"):
+            low = float(x[i]) - (width if side == "left" else 0)
+            high = low + width
+            clash = any(
+                abs(y[i] - up) < _LINE and low < end and high > start and own != i for start, end, up, own in taken
+            )
+            if not clash and low >= 0 and high <= 1:
+                taken.append((low, high, float(y[i]), i))
+                found[i] = side
+                break
+    return found

@@ -1,0 +1,175 @@
+"""Patched places and components in order of depth, with labels that fit on an axis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.viz.ablation_map import coordinate
+from tsfm_lens.viz.select import names
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
+
+_STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "hook_resid_mid2": 101}
+OUTPUT = "output"  # the last receiver of paths
+_NAME = re.compile(r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?")
+_LAST = np.iinfo(int).max
+_BRANCHES = 24  # labels of a branch each that have room where branches are of unequal size
+_NAMED = 40  # rows or columns that still have room for a name each
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places sorted by depth.
+
+    Attributes:
+        order: where each stands in the result, (place,).
+        names: as the result has them; stack, kind, layer, head: of each, in order of depth, (place,).
+    """
+
+    order: np.ndarray
+    names: list[str]
+    stack: list[str]
+    kind: list[str]
+    layer: np.ndarray
+    head: np.ndarray
+
+    @property
+    def labels(self) -> list[str]:
+        """Names in words: streams by where they stand, components without the stack where there is only one."""
+        one = len(set(self.stack)) == 1
+        return [_words(*each, one) for each in zip(self.names, self.stack, self.layer, strict=True)]
+
+    @property
+    def breaks(self) -> list[float]:
+        """Where a new layer or stack begins, between two places; none where each place is one of its own."""
+        keys = list(zip(self.stack, self.layer.tolist(), strict=True))
+        starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
+        return [i - 0.5 for i in starts] if len(set(keys)) < len(keys) and "stream" not in self.kind else []
+
+    def ticks(self, most: int = _NAMED) -> dict[str, Any]:
+        """Ticks of an axis over the places: a name each, or one a branch or layer where there are many."""
+        if len(self.names) <= most:
+            return {"tickvals": list(range(len(self.names))), "ticktext": [plain(label) for label in self.labels]}
+        several = len(set(self.stack)) > 1
+        rows = list(zip(self.stack, self.layer.tolist(), self.kind, strict=True))
+        by_kind = _blocks(rows)
+        blocks = by_kind if len(by_kind) <= _BRANCHES else _blocks([row[:2] for row in rows])
+        blocks = blocks[:: -(-len(blocks) // most)]
+        texts = [
+            OUTPUT if key[1] == _LAST else " ".join([*(key[:1] * several), f"layer {key[1]}", *map(str, key[2:])])
+            for key, _ in blocks
+        ]
+        return {"tickvals": [middle for _, middle in blocks], "ticktext": [plain(text) for text in texts]}
+
+    def colours(self) -> dict[str, str]:
+        """A colour for each kind of component."""
+        return dict(zip(dict.fromkeys(self.kind), CATEGORICAL, strict=False))
+
+    def what(self) -> str:
+        """What the places are, for a subtitle."""
+        stacks = " and ".join(stack for stack in dict.fromkeys(self.stack) if stack)
+        of_stack = f" of the {stacks}" if stacks else ""
+        if set(self.kind) == {"stream"}:
+            return f"residual stream{of_stack}"
+        word = "heads" if (self.head >= 0).all() else "attention and MLP" if (self.head < 0).all() else "heads and MLPs"
+        return f"{word}{of_stack}"
+
+
+def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
+    """The places along ``dim``, by depth; those of one branch as the result has them.
+
+    Raises:
+        InputError: coordinates are missing.
+    """
+    along = {name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")}
+    missing = [name for name, values in along.items() if len(values) != ds.sizes[dim]]
+    if missing:
+        raise InputError(f"the coordinate {missing[0]!r} does not lie along {dim!r}.")
+    return _sorted(
+        names(ds, dim),
+        [str(v) for v in along["stack"]],
+        [str(v) for v in along["kind"]],
+        along["layer_index"].astype(int),
+        along["head"].astype(int),
+    )
+
+
+def places_named(labels: Sequence[str]) -> Places:
+    """Components by name alone, such as decoder.3.self_attn.5, and the output after all, by depth.
+
+    Raises:
+        InputError: a name that is none of these.
+    """
+    found = [_NAME.fullmatch(label) for label in labels]
+    strange = [label for label, match in zip(labels, found, strict=True) if match is None and label != OUTPUT]
+    if strange:
+        raise InputError(f"{strange[0]!r} is no component, such as decoder.3.self_attn.5 or 3.mlp, and not {OUTPUT!r}.")
+    stacks = [match["stack"] or "" for match in found if match]
+    return _sorted(
+        list(labels),
+        [match["stack"] or "" if match else (stacks or [""])[-1] for match in found],
+        [match["kind"] if match else OUTPUT for match in found],
+        np.array([int(match["layer"]) if match else _LAST for match in found]),
+        np.array([int(match["head"] or -1) if match else -1 for match in found]),
+    )
+
+
+def kind_word(kind: str) -> str:
+    """A kind of component in words."""
+    return "MLP" if kind == "mlp" else kind.replace("_", "-").replace("attn", "attention")
+
+
+def separate(fig: go.Figure, breaks: Sequence[float], *, across: bool = True, **at: Any) -> None:
+    """Thin lines where layers meet, across the rows of a panel (or down its columns)."""
+    for where in breaks:
+        line = {"line": {"color": GREY, "width": 1}, **at}
+        if across:
+            fig.add_hline(y=where, **line)
+        else:
+            fig.add_vline(x=where, **line)
+
+
+def _sorted(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
+    stacks, kinds = list(dict.fromkeys(stack)), list(dict.fromkeys(kind))
+    ranks = [
+        _STREAM_ENDS.get(label.rsplit(".", 1)[-1], 102) if own == "stream" else kinds.index(own)
+        for label, own in zip(labels, kind, strict=True)
+    ]
+    keys = [(stacks.index(s), int(at), rank) for s, at, rank in zip(stack, layer, ranks, strict=True)]
+    order = np.array(sorted(range(len(labels)), key=lambda i: keys[i]), dtype=int)
+    return Places(
+        order=order,
+        names=[labels[i] for i in order],
+        stack=[stack[i] for i in order],
+        kind=[kind[i] for i in order],
+        layer=layer[order],
+        head=head[order],
+    )
+
+
+def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
+    end = name.rsplit(".", 1)[-1]
+    of_stack = f"{stack} " if stack and not one_stack else ""
+    if end == "hook_embed":
+        return f"{of_stack}embedding"
+    if end.startswith("hook_resid"):
+        where = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(end, "within")
+        return f"{of_stack}{where} layer {layer}{' (2)' if end.endswith('2') else ''}"
+    return name.removeprefix(f"{stack}.") if one_stack and stack else name
+
+
+def _blocks(keys: list[Any]) -> list[tuple[Any, float]]:
+    """Runs of equal keys, with the middle of each."""
+    found = []
+    for key, group in groupby(range(len(keys)), key=lambda i: keys[i]):
+        members = list(group)
+        found.append((key, (members[0] + members[-1]) / 2))
+    return found
