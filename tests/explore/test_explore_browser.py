@@ -42,7 +42,7 @@ def until(driver: Any, script: str, what: str, seconds: float = 50) -> Any:
 
 def trace(driver: Any, name: str, key: str) -> Any:
     """A property of a trace as the browser holds it, lists for arrays."""
-    script = PLOT + "const value = plot.data[arguments[0]][arguments[1]];"
+    script = PLOT + "const value = plot._fullData[arguments[0]][arguments[1]];"
     script += "return ArrayBuffer.isView(value) ? Array.from(value) : value;"
     return driver.execute_script(script, TRACES.index(name), key)
 

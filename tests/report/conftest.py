@@ -384,7 +384,36 @@ COUNTS = {
     "parroting": 3,
     "lag": 1,
     "seasonality": 1,
+    "explore": 1,
 }
+
+
+def make_explore(series: str = "a") -> xr.Dataset:
+    """2 × 3 heads: without head h of layer l the median is 10 l + h higher; it writes as much, and looks h back."""
+    ds = base("explore", (series,)).assign_coords(layer=["0", "1"], head=[0, 1, 2], quantile=[0.1, 0.5, 0.9])
+    ds = ds.assign_coords(product=["QK", "OV"])
+    size = np.array([[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]])
+    plain = ds["truth"].values[:, None] + np.array([-1.0, 0.0, 1.0])[:, None]
+    attention = np.zeros((2, 3, TIME))
+    attention[:, range(3), [-1, -2, -3]] = 0.75
+    values = {
+        "quantile_forecast": (("series", "quantile", "step"), plain),
+        "ablated_forecast": (("layer", "head", "series", "quantile", "step"), plain + size[..., None, None, None]),
+        "write": (("layer", "head", "step"), np.repeat(size[..., None], HORIZON, axis=-1)),
+        "write_size": (("layer", "head"), size),
+        "write_share": (("layer", "head"), size / 100),
+        "mean_shift": (("layer", "head"), size),
+        "entropy": (("layer", "head"), 1 + size / 10),
+        "attention": (("layer", "head", "time"), attention),
+        "attention_forecast": (("layer", "head"), np.zeros((2, 3))),
+        "attention_other": (("layer", "head"), np.full((2, 3), 0.25)),
+        "stable_rank": (("product", "layer", "head"), np.stack([1 + size, 2 + size])),
+        "singular_value": (("product", "layer", "head", "mode"), np.ones((2, 2, 3, 4)) / (1 + np.arange(4))),
+    }
+    names = [[f"decoder.{layer}.cross_attn.{head}" for head in range(3)] for layer in range(2)]
+    ds = ds.assign(values).assign_coords(component=(("layer", "head"), names))
+    ds.attrs |= {"stack": "decoder", "attention": "cross_attn", "samples": 4, "write_to": "expected value"}
+    return ds
 
 
 def everything(ids: tuple[str, ...] = ("a", "b", "c")) -> dict[str, xr.Dataset]:
@@ -408,6 +437,7 @@ def everything(ids: tuple[str, ...] = ("a", "b", "c")) -> dict[str, xr.Dataset]:
         "parroting": make_parroting(ids),
         "lag": make_lag(ids[0]),
         "seasonality": make_seasonality(ids),
+        "explore": make_explore(ids[0]),
     }
 
 
@@ -426,6 +456,13 @@ def whole(tmp_path_factory) -> Path:
     """The report of everything, built once."""
     folder = tmp_path_factory.mktemp("whole")
     return build_report(everything(), folder, title="T", provenance={"model": "toy", "hash": "x" * 200})
+
+
+@pytest.fixture(scope="session")
+def explored(tmp_path_factory) -> Path:
+    """A report of the linked view alone."""
+    folder = tmp_path_factory.mktemp("explored")
+    return build_report({"explore": make_explore()}, folder, title="T", provenance={"model": "toy"})
 
 
 @pytest.fixture(scope="session")
