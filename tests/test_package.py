@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "report": {"errors", "viz"},
     "zoo": {"errors", "data", "hooks", "models", "ablation", "probes"},
     "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
-    "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "pipeline"},
+    "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "zoo", "pipeline"},
     "pipeline": {"errors", "data", "hooks", "models", "probes"},
     "doctor": {"errors", "models", "testing", "zoo"},
     "cli": {"errors", "data", "models", "testing", "probes", "viz", "report", "zoo", "pipeline", "doctor", "paper"},

@@ -146,11 +146,16 @@ def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str) ->
         raise InputError(f"decoding={decoding!r} is not known, choose {' or '.join(map(repr, DECODINGS))}")
 
 
+def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
+    """Ids of the tokens that motifs are drawn from: the bins within ``within`` times the scale around zero."""
+    centers = lens.native.tokenizer.centers
+    return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.adapter.first_value_token  # type: ignore[attr-defined]
+
+
 def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int) -> tuple[Tensor, Tensor]:
     """Encoder ids with the end token, and the motifs."""
     settings = lens.adapter.settings  # type: ignore[attr-defined]
-    centers = lens.native.tokenizer.centers
-    allowed = torch.nonzero(centers.abs() <= within).reshape(-1) + lens.adapter.first_value_token  # type: ignore[attr-defined]
+    allowed = frequent_tokens(lens, within)
     generator = torch.Generator().manual_seed(seed)
     motifs = allowed[torch.randint(len(allowed), (count, motif), generator=generator)]
     end = torch.full((count, int(settings.use_eos_token)), settings.eos_token_id)

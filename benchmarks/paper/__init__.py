@@ -1,0 +1,1 @@
+"""The paper's reported numbers, on the checkpoints that can be reached."""

@@ -1,0 +1,106 @@
+"""``python -m benchmarks.paper``: every command of the README whose checkpoint is here, as one markdown table."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from rich.console import Console
+from typer.main import get_command
+
+from tsfm_lens.cli import app
+from tsfm_lens.errors import CheckpointError, LensError, MissingExtraError
+from tsfm_lens.paper.reproduce import item_of, reproduce
+from tsfm_lens.paper.values import HOLDS
+
+README = Path(__file__).with_name("README.md")
+EMBEDDED = {"S3-F21": "bolt-nano"}
+EMBEDDED_HORIZON = 24
+HEADER = "| id | model | quantity | paper | ours | difference | unit |\n|---|---|---|---|---|---|---|\n"
+
+
+def commands() -> list[list[str]]:
+    """The arguments of each command of the README after ``tsfm-lens reproduce``."""
+    cells = [cell for line in README.read_text().splitlines() if line.startswith("|") for cell in line.split("`")]
+    return [shlex.split(cell)[2:] for cell in cells if cell.startswith("tsfm-lens reproduce S")]
+
+
+def parsed(arguments: Sequence[str]) -> dict[str, object]:
+    """The arguments as the command line reads them, by name of the parameter.
+
+    Raises:
+        UsageError of click: there is no such option.
+    """
+    group: Any = get_command(app)
+    return group.commands["reproduce"].make_context("reproduce", list(arguments)).params
+
+
+def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
+    """A result's lines of the table; those that the paper prints."""
+    for index in np.flatnonzero(np.isfinite(result["paper"].values)):
+        one = result.isel(quantity=int(index))
+        unit = str(one["unit"].values)
+        numbers = [float(one[key]) for key in ("paper", "ours", "difference")]
+        cells = [f"{number:.4g}" for number in numbers]
+        if unit == HOLDS:
+            cells, unit = ["holds", "holds" if numbers[1] else "does not hold", ""], "statement"
+        yield f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} | {unit} |"
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
+    parser.add_argument("--out", type=Path, help="markdown file; stdout if not given")
+    parser.add_argument("--only", default="", help="ids, e.g. S3-T5,S3-PREF (default: all)")
+    parser.add_argument("--local", action="append", default=[], metavar="ID=FOLDER", help="a copy of a checkpoint")
+    parser.add_argument("--embedded", action="store_true", help="on the embedded models: mechanics, not values")
+    parser.add_argument("--windows", type=int, help="windows instead of those of the commands")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    folders = dict(pair.split("=", 1) for pair in options.local)
+    only = {item_of(name).id for name in options.only.split(",") if name}
+    console = Console(stderr=True)
+    lines: list[str] = []
+    notes: dict[str, None] = {}
+    for arguments in commands():
+        asked = parsed(arguments)
+        name = str(asked["name"])
+        if only and name not in only:
+            continue
+        model = None if asked["model"] is None else str(asked["model"])
+        if options.embedded and model is not None:
+            model = EMBEDDED.get(name, "chronos-nano")
+        label = model or ""
+        if any(line.startswith(f"| {name} | {label} |") for line in lines):
+            continue
+        try:
+            with console.status(f"{name} {label}"):
+                windows = options.windows or int(str(asked["windows"]))
+                horizon = EMBEDDED_HORIZON if options.embedded else None
+                result = reproduce(name, folders.get(label, model), windows=windows, horizon=horizon)
+        except (CheckpointError, MissingExtraError) as error:
+            notes[f"{label or name}: {error}"] = None
+            continue
+        except LensError as error:
+            notes[f"{name} on {label}: {error}"] = None
+            continue
+        lines += rows(result, name, label)
+        if result.attrs["note"]:
+            notes[f"{name}: {result.attrs['note']}"] = None
+    text = HEADER + "\n".join(lines) + "\n\n" + "".join(f"- {note}\n" for note in notes)
+    if options.out:
+        options.out.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

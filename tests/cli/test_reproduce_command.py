@@ -1,0 +1,72 @@
+"""``tsfm-lens reproduce``: what people read, what scripts read, what fails how."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tsfm_lens.cli import app
+from tsfm_lens.paper.values import ITEMS
+
+RUNNER = CliRunner()
+
+
+def run(*args: str) -> Result:
+    return RUNNER.invoke(app, ["reproduce", *args])
+
+
+def test_the_list_has_every_id_and_number() -> None:
+    shown = run("--list")
+    assert shown.exit_code == 0, shown.output
+    listed = json.loads(run("--list", "--json").stdout)
+    assert [entry["id"] for entry in listed] == [item.id for item in ITEMS]
+    for entry, item in zip(listed, ITEMS, strict=True):
+        assert item.id in shown.stdout
+        assert len(entry["values"]) == len(item.values)
+    table_5 = next(entry for entry in listed if entry["id"] == "S3-T5")
+    assert table_5["values"]["P(sharp | induction)"]["paper"] == 0.1667
+
+
+def test_the_table_shows_the_paper_s_number_ours_and_the_settings() -> None:
+    result = run("S3-HENT", "--model", "chronos-nano", "--data", "bundled:co2", "--horizon", "6", "--samples", "2")
+    assert result.exit_code == 0, result.output
+    line = next(line for line in result.stdout.splitlines() if "sharp heads of all" in line)
+    assert "6.9" in line
+    assert "appendix G" in line
+    model = next(line for line in result.stdout.splitlines() if "model" in line)
+    assert "amazon/chronos-t5-base" in model
+    assert "chronos-nano" in model
+    assert "mechanics only" in result.stderr
+    assert "mechanics only" not in result.stdout
+
+
+def test_statements_are_words_for_people_and_numbers_for_scripts() -> None:
+    options = ("s3-f1e", "--model", "bolt-nano", "--windows", "1", "--horizon", "6")
+    shown = run(*options)
+    line = next(line for line in shown.stdout.splitlines() if "middle layers' entropic rank" in line)
+    assert "holds" in line
+    assert "statement" in line
+    found = json.loads(run(*options, "--json").stdout)
+    assert found["attrs"]["kind"] == "reproduction"
+    assert found["data_vars"]["paper"]["data"][0] == 1
+    assert found["data_vars"]["ours"]["data"][0] in (0, 1)
+    # a number that the paper does not print is missing, not 0
+    assert found["data_vars"]["paper"]["data"][1] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("S3-T4", "--model", "bolt-nano"), 1, "needs the benchmark sweep"),
+        (("S3-T55",), 1, "Closest: S3-T5"),
+        ((), 2, "id of a table or figure"),
+        (("S3-F1D", "--model", "bolt-nano", "--windows", "1"), 1, "no logits"),
+    ],
+)
+def test_failures_say_what_to_do(args: tuple[str, ...], code: int, message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == code
+    assert message in " ".join(result.stderr.split())
+    assert result.stdout == ""

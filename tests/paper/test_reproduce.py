@@ -1,0 +1,222 @@
+"""The paper's numbers beside ours: exact where the answer is known, honest where it cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import tsfm_lens
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.paper.measures import MEASURES, released_share
+from tsfm_lens.paper.measures_heads import overlap_values
+from tsfm_lens.paper.released import Recipe
+from tsfm_lens.paper.reproduce import chaotic_windows, compare, item_of, reproduce
+from tsfm_lens.paper.runs import Found, middle_third
+from tsfm_lens.paper.values import HOLDS, ITEMS
+from tsfm_lens.probes import induction_overlap
+
+FAST = {"windows": 2, "horizon": 8, "num_samples": 2, "n_sequences": 2}
+MEASURED = [item.id for item in ITEMS if not item.sweep]
+ON_BOLT = {"S3-F21"}
+BUILT = {"S3-SYS"}
+ROOT = Path(tsfm_lens.__file__).parent.parent
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(name)
+
+
+def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
+    """Results of 144 heads of which some are induction heads, some sharp."""
+    inducing, sharp = (np.array([head[which] for head in heads]).reshape(12, 12) for which in (0, 1))
+    where, coords = ("layer", "head"), {"layer": list(map(str, range(12))), "head": range(12)}
+    one = xr.Dataset(
+        {"prefix_matching": (where, np.where(inducing, 0.5, 0.1)), "copy_score": (where, np.where(inducing, 3.0, 0.0))},
+        coords=coords,
+        attrs={"kind": "induction", "model": "made", "attention": "cross_attn"},
+    )
+    entropy = np.where(sharp, 0.1, 0.9)
+    other = xr.Dataset(
+        {"normalised": (where, entropy), "entropy": (where, entropy)},
+        coords=coords,
+        attrs={"kind": "head_entropy", "model": "made", "attention": "cross_attn"},
+    )
+    return one, other
+
+
+def test_the_counts_behind_table_5_give_table_5() -> None:
+    heads = [(True, True)] * 2 + [(True, False)] * 10 + [(False, True)] * 8 + [(False, False)] * 124
+    found = compare(item_of("S3-T5"), Found(overlap_values(induction_overlap(*scores(heads)))))
+    assert found.sizes["quantity"] == 10
+    # what is left is the rounding of the printed digits
+    np.testing.assert_allclose(found["difference"], 0, atol=5e-5)
+    assert float(found.sel(quantity="P(induction | sharp)")["difference"]) == 0
+    one_more = compare(item_of("S3-T5"), Found(overlap_values(induction_overlap(*scores([(True, True), *heads[:-1]])))))
+    assert (np.abs(one_more["difference"]) > 1e-3).sum() >= 7
+
+
+def test_the_released_lists_give_the_printed_shares() -> None:
+    for name in ("S3-F6", "S3-F13", "S3-F14", "S3-F15"):
+        found = reproduce(name)
+        heads = found.isel(quantity=0)
+        assert abs(float(heads["difference"])) <= 0.5, name
+        mlps = found.where(found["quantity"] == "MLPs ablated", drop=True)
+        assert not np.nan_to_num(mlps["difference"]).any()
+    # by hand: layers 9 and 11 of Toto keep 3 and 1 of 12 heads each
+    share, _ = released_share(Recipe("toto-1", (9, 11)))
+    assert share == pytest.approx(100 * (9 + 11) / 144)
+
+
+def test_the_tokens_of_the_test_are_the_paper_s_at_a_published_size() -> None:
+    lens = load(architectures()["chronos"].build("tiny"), check=False)
+    found = reproduce("S3-RRT", lens, **FAST)
+    np.testing.assert_array_equal(found["difference"], 0)
+    assert "not the paper's model" in found.attrs["note"]
+
+
+def test_the_middle_layers_are_those_that_the_paper_names() -> None:
+    assert middle_third(20) == list(range(7, 14))
+    assert middle_third(12) == [4, 5, 6, 7]
+    assert middle_third(3) == [1]
+    with pytest.raises(InputError, match="three layers"):
+        middle_third(2)
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED if name not in BUILT])
+def test_every_number_can_be_measured(name: str) -> None:
+    lens = lens_of("bolt-nano" if name in ON_BOLT else "chronos-nano")
+    item = item_of(name)
+    found = reproduce(name, lens, **FAST)
+    assert found.attrs["kind"] == "reproduction"
+    printed = {value.quantity: value.paper for value in item.values}
+    for row in range(found.sizes["quantity"]):
+        one = found.isel(quantity=row)
+        quantity, ours = str(one["quantity"].values), float(one["ours"])
+        assert float(one["paper"]) == pytest.approx(printed.get(quantity, np.nan), nan_ok=True)
+        assert float(one["difference"]) == pytest.approx(ours - printed.get(quantity, np.nan), nan_ok=True)
+        if str(one["unit"].values) == HOLDS:
+            assert ours in (0.0, 1.0)
+    if item.model:
+        assert "mechanics only" in found.attrs["note"]
+        assert item.model in found.attrs["note"]
+        assert str(found["our_setting"].sel(setting="model").values) == lens.model_id
+        # figure 21's statement about heads 0 and 7 needs eight heads
+        assert set(printed) - set(found["quantity"].values.tolist()) <= {
+            "by stable rank, heads 0 and 7 of layer 3 are ablated last"
+        }
+    else:
+        assert lens.model_id not in found.attrs["note"]
+
+
+def test_every_item_is_measured_or_says_that_it_needs_the_sweep() -> None:
+    assert set(MEASURES) == set(MEASURED)
+    for item in ITEMS:
+        if item.sweep:
+            with pytest.raises(InputError, match="needs the benchmark sweep"):
+                reproduce(item.id, "chronos-nano")
+
+
+def test_sizes_of_a_model_are_its_parameters() -> None:
+    lens = lens_of("bolt-nano")
+    found = reproduce("S3-SYS", lens, **FAST)
+    own = sum(p.numel() for p in lens.native.inner_model.parameters()) / 1e6
+    assert float(found["ours"].sel(quantity="Chronos-Bolt: parameters")) == pytest.approx(own)
+    assert float(found["difference"].sel(quantity="Chronos-Bolt: layers")) == lens.wiring.output_stack.n_layers - 12
+
+
+def test_settings_that_agree_are_not_listed() -> None:
+    item = item_of("S3-PREF")
+    values = {"induction heads of all": 8.3}
+    found = compare(item, Found(values, {"motif": "32", "repeats": "5", "sequences": "64"}))
+    assert found["setting"].values.tolist() == ["repeats", "sequences"]
+    assert found["paper_setting"].values.tolist() == ["4", "not given"]
+    with pytest.raises(InputError, match="reports no number for this model"):
+        compare(item, Found({"something else": 1.0}))
+
+
+def test_given_series_are_used_and_named() -> None:
+    data = tsfm_lens.bundled("co2", "elnino").tail(100)
+    found = reproduce("S3-F22", lens_of("chronos-nano"), data, horizon=8, num_samples=2)
+    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
+    assert settings["series"] == "co2, elnino"
+    assert settings["context"] == "92"
+
+
+def test_windows_are_chaotic_and_repeat_with_their_seed() -> None:
+    one, same, other = chaotic_windows(3, 200, 5), chaotic_windows(3, 200, 5), chaotic_windows(3, 200, 6)
+    assert one.ids == ("lorenz-0", "roessler-0", "lorenz-1")
+    for a, b, c in zip(one.values, same.values, other.values, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.allclose(a, c)
+    # the Lorenz attractor is symmetric in x and bounded by 20 or so
+    assert 5 < np.abs(one.values[0]).max() < 25
+
+
+def test_what_cannot_be_measured_is_said() -> None:
+    with pytest.raises(UnknownNameError, match=r"S3-T5.*--list"):
+        reproduce("S3-T55", "chronos-nano")
+    with pytest.raises(InputError, match="no cross-attention between patches"):
+        reproduce("S3-F21", lens_of("chronos-nano"), **FAST)
+    with pytest.raises(InputError, match="no logits"):
+        reproduce("S3-F1D", lens_of("bolt-nano"), **FAST)
+    with pytest.raises(InputError, match="windows is 0"):
+        reproduce("S3-F2", lens_of("bolt-nano"), windows=0)
+
+
+def test_a_checkpoint_that_is_not_here_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: object) -> None:
+        raise CheckpointError("not in the local hub cache; `hf download amazon/chronos-t5-base`")
+
+    asked: list[str] = []
+    monkeypatch.setattr("tsfm_lens.paper.reproduce.load", lambda source: asked.append(source) or away())
+    with pytest.raises(CheckpointError, match="hf download"):
+        reproduce("S3-T5")
+    assert asked == ["amazon/chronos-t5-base"]
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    """The benchmark's own module, by its file: benchmarks are not installed."""
+    path = ROOT / "benchmarks" / "paper" / "__main__.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_paper", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleType) -> None:
+    found = bench.commands()
+    assert {bench.parsed(arguments)["name"] for arguments in found} == set(MEASURED)
+    for arguments in found:
+        asked = bench.parsed(arguments)
+        item = item_of(asked["name"])
+        assert asked["model"] in (item.model or None, *item.others)
+        assert not item.sweep
+    text = bench.README.read_text()
+    assert {item.id for item in ITEMS} == set(re.findall(r"S3-[A-Z0-9]+", text))
+    # every model of the statements about five
+    assert sum(asked[0] == "S3-F2" for asked in found) == 5
+
+
+def test_the_table_of_all_has_what_the_paper_prints(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paper", "--embedded", "--windows", "1", "--only", "S3-F6,S3-RRT"])
+    bench.main()
+    out = capsys.readouterr().out
+    assert "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |" in out
+    assert out.count("| S3-RRT | chronos-nano |") == 4
+    assert "mechanics only" in out

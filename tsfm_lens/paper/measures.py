@@ -1,0 +1,185 @@
+"""How each table or figure of the paper is measured here: one function an id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.hooks import Component
+from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.paper import measures_heads
+from tsfm_lens.paper.released import BOLT, RELEASED, TIMESFM, TIMESFM_ALL, TOTO, Recipe, kept_heads
+from tsfm_lens.paper.runs import Found, Run, as_numbers, each_layer, middle_third
+from tsfm_lens.probes import ablation_recipes, entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
+
+
+def _by_layer(data: xr.DataArray) -> tuple[np.ndarray, list[int], list[int]]:
+    """Values of the numbered layers, and which of them are in the middle and which are not."""
+    values = data.sel(layer=[name for name in data["layer"].values if str(name).isdigit()]).values
+    middle = middle_third(len(values))
+    return values, middle, [layer for layer in range(len(values)) if layer not in middle]
+
+
+def _sizes(run: Run) -> Found:
+    named = {
+        "timesfm-2.5": ("TimesFM 2.5", "200m"),
+        "chronos": ("Chronos", "base"),
+        "chronos-bolt": ("Chronos-Bolt", "base"),
+        "toto-1": ("Toto 1.0", "Open-Base-1.0"),
+        "moirai-1.1": ("Moirai 1.1", "base"),
+    }
+    if run.lens is not None:
+        architecture = run.lens.wiring.architecture
+        return Found(_size(named[architecture][0], run.lens) if architecture in named else {})
+    values, missing = {}, []
+    for architecture, (name, size) in named.items():
+        try:
+            values.update(_size(name, load(architectures()[architecture].build(size), check=False)))
+        except MissingExtraError:
+            missing.append(name)
+    small = load(architectures()["chronos-bolt"].build("small"), check=False)
+    values["Chronos-Bolt small: parameters"] = _millions(small)
+    return Found(values, {"not installed": ", ".join(missing)} if missing else {})
+
+
+def _size(name: str, lens: Lens) -> dict[str, float]:
+    stack = lens.wiring.output_stack
+    return {
+        f"{name}: parameters": _millions(lens),
+        f"{name}: layers": stack.n_layers,
+        f"{name}: heads a layer": stack.n_heads,
+    }
+
+
+def _millions(lens: Lens) -> float:
+    return sum(part.numel() for part in lens.parameters()) / 1e6
+
+
+def _logit_entropy(run: Run) -> Found:
+    result = logit_lens(run.model, run.context, run.horizon, **run.options)
+    if "entropy" not in result:
+        raise InputError(f"{run.model.model_id} has no logits; the entropy after each layer is of token models")
+    entropy, middle, others = _by_layer(result["entropy"].mean("step").median("series"))
+    inside = float(np.mean(entropy[middle]))
+    statements = {
+        "the middle layers' median logit entropy lies above that of the other layers": inside
+        > float(np.mean(entropy[others])),
+        "the last layer's median logit entropy lies below the middle layers'": float(entropy[-1]) < inside,
+    }
+    more = each_layer("median entropy", entropy)
+    return Found({**as_numbers(statements), **more}, run.settings(), dict.fromkeys(more, "nats"))
+
+
+def _entropic_rank(run: Run) -> Found:
+    rank, middle, others = _by_layer(entropic_rank(run.model, run.context, run.horizon, **run.options)["rank"])
+    holds = float(np.mean(rank[middle])) > float(np.mean(rank[others]))
+    statement = {"the middle layers' entropic rank lies above that of the other layers": holds}
+    return Found({**as_numbers(statement), **each_layer("entropic rank", rank)}, run.settings())
+
+
+def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Run], Found]:
+    def measure(run: Run) -> Found:
+        stack = run.model.wiring.output_stack
+        middle = middle_third(stack.n_layers)
+        recipes = {
+            str(layer): [
+                Component(stack.name, layer, row.kind)
+                for row in stack.rows(layer)
+                if chosen(row.kind, isinstance(row, Attention))
+            ]
+            for layer in range(stack.n_layers)
+        }
+        result = ablation_recipes(run.model, run.context, run.horizon, recipes, **run.options)
+        distance = result["spearman_distance"].sel(recipe=list(recipes)).mean("series").values
+        ends = float(np.mean(distance[[0, -1]]))
+        words = f"ablating {what} of a middle layer moves the forecast less than that of the first and last layers"
+        statement = {words: float(np.mean(distance[middle])) < ends}
+        return Found({**as_numbers(statement), **each_layer("mean Spearman distance", distance)}, run.settings())
+
+    return measure
+
+
+def released_share(recipe: Recipe) -> tuple[float, int]:
+    """Heads that a recipe of the paper ablates, in percent of all, and MLPs, counted in the released heads@1pp."""
+    heads, counts = RELEASED[recipe.source]
+    kept, mlps = kept_heads(recipe, dict(enumerate(counts)), len(counts), heads)
+    return 100 * sum(heads - count for count in kept.values()) / (heads * len(counts)), len(mlps)
+
+
+def _released(quantity: str, recipe: Recipe) -> Callable[[Run], Found]:
+    def measure(run: Run) -> Found:
+        share, mlps = released_share(recipe)
+        return Found({quantity: share, "MLPs ablated": float(mlps)})
+
+    return measure
+
+
+def _patches(run: Run) -> Found:
+    assert run.context is not None
+    stack = run.model.wiring.output_stack
+    if "cross_attn" not in stack.attention_kinds() or run.model.adapter.readout == "token":
+        raise InputError(f"{run.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt")
+    layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
+    maps = rollout_maps(run.model, run.context.select([0]), run.horizon, keys="window", **run.options)
+    ordinary = np.flatnonzero(maps["key_special"].values == "")
+    mass = maps["attention"].sel(layer=str(layer), head=head).values[ordinary].sum(axis=1)
+    patch = int(mass.argmax())
+    width = int(maps["key_stop"].values[ordinary[0]] - maps["key_start"].values[ordinary[0]])
+    ranks = head_spectra(run.model, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
+    values = {
+        "context patches": float(len(ordinary)),
+        "context tokens with the register": float(maps.sizes["key"]),
+        "decoder patches": float(maps.sizes["query"]),
+        "patch that layer 3, head 4 attends to most": float(patch),
+        "first step of that patch": float(patch * width),
+    }
+    if stack.n_heads > 7 and stack.n_layers > 3:
+        order = np.argsort(ranks.sel(layer="3").values)
+        last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
+        values |= as_numbers({"by stable rank, heads 0 and 7 of layer 3 are ablated last": last})
+    for row in dict.fromkeys((0, layer)):
+        each = ranks.sel(layer=str(row)).values
+        values |= {f"stable rank of layer {row}, head {index}": float(rank) for index, rank in enumerate(each)}
+    return Found(values, {**run.settings(), "windows": "1", "head": f"layer {layer}, head {head}"})
+
+
+def _gains(run: Run) -> Found:
+    result = logit_lens(run.model, run.context, run.horizon, truth=run.truth, **run.options)
+    gain = layer_gain(result)["gain"]
+    statements: dict[str, bool] = {}
+    more: dict[str, float] = {}
+    for metric in gain["metric"].values:
+        median, middle, _ = _by_layer(gain.sel(metric=metric).median("series"))
+        words = f"the median gain of the middle layers is no improvement: {metric}"
+        statements[words] = bool(np.median(median[middle]) >= 0)
+        more |= each_layer(f"median gain, {metric}", median)
+    return Found({**as_numbers(statements), **more}, run.settings(), dict.fromkeys(more, "%"))
+
+
+MEASURES: dict[str, Callable[[Run], Found]] = {
+    "S3-SYS": _sizes,
+    "S3-F1D": _logit_entropy,
+    "S3-F1E": _entropic_rank,
+    "S3-F2": _distances("heads and MLP", lambda kind, heads: True),
+    "S3-F6": _released("heads ablated with layers 7 to 13 at heads@1pp", TIMESFM),
+    "S3-F8": _distances("all heads", lambda kind, heads: heads),
+    "S3-F9": _distances("the MLP", lambda kind, heads: not heads),
+    "S3-F13": _released(
+        "heads ablated with layers 7 to 13 at heads@1pp and all others at one head more",
+        TIMESFM_ALL,
+    ),
+    "S3-F14": _released("heads ablated with layers 2, 9, 10 and 11 at heads@1pp", TOTO),
+    "S3-F15": _released("heads ablated with layers 0 to 10 at heads@1pp", BOLT),
+    "S3-F20": measures_heads.without_sharp_heads,
+    "S3-F21": _patches,
+    "S3-F22": _gains,
+    "S3-F23": measures_heads.thresholds,
+    "S3-HENT": measures_heads.sharp_share,
+    "S3-PREF": measures_heads.induction_share,
+    "S3-RRT": measures_heads.motif_tokens,
+    "S3-T5": measures_heads.table_5,
+}

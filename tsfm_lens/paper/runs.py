@@ -1,0 +1,101 @@
+"""What the measures of the paper's numbers are given, and what they hand back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is measured on.
+
+    Attributes:
+        lens: the model; None where counts are enough.
+        stand_in: whether the series are chaotic windows made here.
+        context, truth: the series and what came after them.
+        horizon: forecast steps.
+        num_samples, n_sequences, seed: see :func:`tsfm_lens.paper.reproduce.reproduce`.
+    """
+
+    lens: Lens | None
+    stand_in: bool
+    context: SeriesBatch | None
+    truth: np.ndarray | None
+    horizon: int
+    num_samples: int | None
+    n_sequences: int
+    seed: int
+
+    @property
+    def model(self) -> Lens:
+        """The lens of an item that needs one."""
+        assert self.lens is not None
+        return self.lens
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of every probe that forecasts."""
+        samples = self.num_samples if self.model.adapter.readout == "token" else None
+        return {"num_samples": samples, "seed": self.seed}
+
+    def settings(self) -> dict[str, str]:
+        """The series and forecasts, in the words of the items' settings."""
+        assert self.context is not None
+        made = "windows of Lorenz and Roessler made here"
+        ids = list(self.context.ids)
+        given = ", ".join(ids[:4]) + (" …" if len(ids) > 4 else "")
+        words = {
+            "series": made if self.stand_in else given,
+            "windows": str(len(ids)),
+            "context": str(max(self.context.lengths)),
+            "horizon": str(self.horizon),
+        }
+        if self.model.adapter.readout == "token":
+            own = getattr(self.model.adapter.settings, "num_samples", 0)  # type: ignore[attr-defined]
+            words["samples"] = str(self.num_samples or own)
+        return words
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured.
+
+    Attributes:
+        values: by quantity, in the items' words; others beside them.
+        settings: by name, in the items' words.
+        units: of quantities that the paper does not print.
+    """
+
+    values: dict[str, float]
+    settings: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+
+
+def middle_third(n_layers: int) -> list[int]:
+    """The layers that the paper's words "middle layers" are taken for: 7 to 13 of 20, as it says, and 4 to 7 of 12.
+
+    Raises:
+        InputError: fewer than three layers.
+    """
+    if n_layers < 3:
+        raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
+    return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
+
+
+def each_layer(what: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """A value a layer, by name."""
+    return {f"{what}, layer {layer}": float(value) for layer, value in enumerate(values)}
+
+
+def as_numbers(statements: dict[str, bool]) -> dict[str, float]:
+    """Statements as 1 where they hold and 0 where they do not."""
+    return {words: float(holds) for words, holds in statements.items()}

@@ -1,0 +1,325 @@
+"""The reported numbers of the tsfm-lens paper, and the settings they were measured with: data, no code of a measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tsfm_lens.paper.released import RELEASED
+
+CHRONOS = "amazon/chronos-t5-base"
+BOLT = "amazon/chronos-bolt-base"
+BOLT_SMALL = "amazon/chronos-bolt-small"
+TIMESFM = "google/timesfm-2.5-200m-pytorch"
+TOTO = "Datadog/Toto-Open-Base-1.0"
+MOIRAI = "Salesforce/moirai-1.1-R-base"
+FIVE = (TIMESFM, BOLT, CHRONOS, TOTO, MOIRAI)
+GIFT = "GIFT-Eval test set, 97 splits"
+
+HOLDS = "1 holds, 0 does not"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number, or one statement that a number can check.
+
+    Attributes:
+        quantity: what it is; the same words name what is measured here.
+        paper: the number as printed; 1 for a statement.
+        where: where the paper prints it.
+        unit: "" for a pure number, HOLDS for a statement.
+    """
+
+    quantity: str
+    paper: float
+    where: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """The numbers of one table or figure.
+
+    Attributes:
+        id: as in ``tsfm-lens reproduce ID``.
+        title: what is measured.
+        model: the checkpoint; "" where the numbers follow from counts alone.
+        others: further checkpoints that the numbers are about.
+        settings: the paper's, by name.
+        values: what it prints.
+        sweep: whether they are errors over the whole benchmark under ablations, which no single run gives.
+        note: what must be known to read a difference.
+    """
+
+    id: str
+    title: str
+    model: str
+    values: tuple[Value, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sweep: bool = False
+    note: str = ""
+    others: tuple[str, ...] = ()
+
+
+def _overlap() -> tuple[Value, ...]:
+    rows = (
+        ("proportion induction, sharp", 0.0139),
+        ("proportion induction, not sharp", 0.0694),
+        ("proportion induction", 0.0833),
+        ("proportion not induction, sharp", 0.0556),
+        ("proportion not induction, not sharp", 0.8611),
+        ("proportion not induction", 0.9167),
+        ("proportion sharp", 0.0694),
+        ("proportion not sharp", 0.9306),
+        ("P(sharp | induction)", 0.1667),
+        ("P(induction | sharp)", 0.2),
+    )
+    return tuple(Value(quantity, paper, "appendix G, table 5") for quantity, paper in rows)
+
+
+def _sizes() -> tuple[Value, ...]:
+    rows = (
+        ("TimesFM 2.5", 200, 20, 16),
+        ("Chronos", 200, 12, 12),
+        ("Chronos-Bolt", 205, 12, 12),
+        ("Toto 1.0", 151, 12, 12),
+        ("Moirai 1.1", 91, 12, 12),
+    )
+    values = []
+    for name, parameters, layers, heads in rows:
+        values.append(Value(f"{name}: parameters", parameters, "appendix A", "million"))
+        values.append(Value(f"{name}: layers", layers, "appendix A"))
+        values.append(Value(f"{name}: heads a layer", heads, "appendix A"))
+    return (*values, Value("Chronos-Bolt small: parameters", 48, "appendix D.3", "million"))
+
+
+_METRICS = ("MASE", "NRMSE", "SMAPE", "CRPS", "MSIS")
+_HEAVY = (
+    ("TimesFM 2.5, 28 % of heads, 2 MLPs", 6.12, 2.46, 4.72, 5.86, 6.59, 33, 12),
+    ("Toto, 29 % of heads", 3.54, -38.0, 2.73, 3.6, -24.64, 41, 30),
+    ("Toto, 29 % of heads, 1 MLP", 8.54, -28.24, 5.77, 8.73, -15.27, 33, 13),
+    ("Toto, 43 % of heads", 10.1, -8.19, 6.36, 9.97, 8.24, 26, 14),
+    ("Chronos-Bolt, 28 % of heads, 6 MLPs", 4.24, -0.77, 2.46, 0.19, -15.89, 32, 27),
+    ("Chronos-Bolt, 42 % of heads, 6 MLPs", 10.71, 1.81, 6.18, 6.42, -9.75, 29, 11),
+)
+
+
+def _heavy(where: str, metrics: tuple[str, ...], counts: bool) -> tuple[Value, ...]:
+    values = []
+    for name, *numbers in _HEAVY:
+        values += [
+            Value(f"{name}: change of {metric}", numbers[_METRICS.index(metric)], where, "%") for metric in metrics
+        ]
+        if counts:
+            values.append(Value(f"{name}: resilient datasets", numbers[5], where, "of 97"))
+            values.append(Value(f"{name}: improved datasets", numbers[6], where, "of 97"))
+    return tuple(values)
+
+
+def _kept() -> tuple[Value, ...]:
+    return tuple(
+        Value(f"{architecture}: heads kept in layer {layer}", kept, "figure 11, as released")
+        for architecture, (_, counts) in RELEASED.items()
+        for layer, kept in enumerate(counts)
+    )
+
+
+_DYSTS = {"series": "dysts", "context": "512", "samples": "20"}
+_RRT = {
+    "motif": "32",
+    "repeats": "4",
+    "decoding": "rollout",
+    # in the words of the text; its thresholds are those of the literature for the token after
+    "prefix matching looks at": "the instance itself",
+}
+_SPEARMAN = {"series": "GIFT-Eval, about 2000 windows (Chronos: dysts)", "horizon": "64"}
+
+
+def _distances(item: str, what: str, figure: str) -> Item:
+    statement = f"ablating {what} of a middle layer moves the forecast less than that of the first and last layers"
+    return Item(
+        item,
+        f"Spearman distance of forecasts with {what} of a layer ablated",
+        CHRONOS,
+        (Value(statement, 1, figure, HOLDS),),
+        _SPEARMAN,
+        note=f"a statement about five models, each in a run of its own: --model with {', '.join(FIVE)}",
+        others=FIVE,
+    )
+
+
+def _shares(item: str, title: str, model: str, value: Value, more: tuple[Value, ...] = ()) -> Item:
+    return Item(item, title, "", (value, *more), note=f"counted in the released heads@1pp of {model}")
+
+
+def _sweep(item: str, title: str, model: str, values: tuple[Value, ...] = ()) -> Item:
+    return Item(item, title, model, values, {"series": GIFT}, sweep=True)
+
+
+_MIDDLE = "the middle layers' {} lies above that of the other layers"
+
+ITEMS: tuple[Item, ...] = (
+    Item(
+        "S3-SYS",
+        "sizes of the models",
+        "",
+        _sizes(),
+        note="without --model built at the published sizes, with no checkpoint",
+        others=(*FIVE, BOLT_SMALL),
+    ),
+    Item(
+        "S3-F1D",
+        "entropy of the logits after each layer",
+        CHRONOS,
+        (
+            Value(_MIDDLE.format("median logit entropy"), 1, "section 2.3, figure 1D", HOLDS),
+            Value("the last layer's median logit entropy lies below the middle layers'", 1, "section 2.3", HOLDS),
+        ),
+        {**_DYSTS, "windows": "401"},
+    ),
+    Item(
+        "S3-F1E",
+        "entropic rank of the heads of each layer",
+        CHRONOS,
+        (Value(_MIDDLE.format("entropic rank"), 1, "figure 1E, appendix E", HOLDS),),
+        {**_DYSTS, "windows": "401"},
+    ),
+    _distances("S3-F2", "heads and MLP", "figure 2"),
+    _sweep("S3-F3", "MASE with the most ablatable layer of each model ablated", ", ".join(FIVE)),
+    _sweep("S3-F4", "MASE with MLPs or heads of layer ranges ablated", f"{BOLT}, {TOTO}"),
+    _shares(
+        "S3-F6",
+        "heads ablated in figures 6 and 12",
+        TIMESFM,
+        Value("heads ablated with layers 7 to 13 at heads@1pp", 28, "figure 6, table 1", "%"),
+        (Value("MLPs ablated", 2, "figure 6, table 1"),),
+    ),
+    _sweep(
+        "S3-F7",
+        "MASE over heads ablated in layers 7, 10 and 13",
+        TIMESFM,
+        (Value("MASE of the whole model, geometric mean", 0.733, "figure 7"),),
+    ),
+    _distances("S3-F8", "all heads", "figure 8"),
+    _distances("S3-F9", "the MLP", "figure 9"),
+    _sweep("S3-F10", "MASE over heads ablated in every layer", f"{BOLT}, {TOTO}, {TIMESFM}, {MOIRAI}"),
+    _sweep("S3-F11", "heads@1pp of every layer", f"{BOLT}, {TOTO}, {TIMESFM}, {MOIRAI}", _kept()),
+    _shares(
+        "S3-F13",
+        "heads ablated in figure 13",
+        TIMESFM,
+        Value("heads ablated with layers 7 to 13 at heads@1pp and all others at one head more", 51, "figure 13", "%"),
+        (Value("MLPs ablated", 2, "figure 13"),),
+    ),
+    _shares(
+        "S3-F14",
+        "heads ablated in figure 14",
+        TOTO,
+        Value("heads ablated with layers 2, 9, 10 and 11 at heads@1pp", 29, "figure 14, table 1", "%"),
+    ),
+    _shares(
+        "S3-F15",
+        "heads and MLPs ablated in figure 15",
+        BOLT,
+        Value("heads ablated with layers 0 to 10 at heads@1pp", 60, "figure 15", "%"),
+        (Value("MLPs ablated", 9, "figure 15"),),
+    ),
+    *(
+        _sweep(f"S3-F{number}", f"change of MASE by dataset over heads ablated, layers {layers}", model)
+        for number, layers, model in ((16, "0 and 10", TIMESFM), (17, "0 and 10", TOTO), (18, "11 and 2", BOLT))
+    ),
+    _sweep("S3-F19", "change of MASE by dataset over heads ablated, layers 11 and 5", MOIRAI),
+    Item(
+        "S3-F20",
+        "forecasts without sharp and without diffuse heads",
+        CHRONOS,
+        (
+            Value("six heads of all", 4, "figure 20", "%"),
+            Value("the sharpest head moves the forecast more than the most diffuse one", 1, "figures 5, 20", HOLDS),
+            Value("the six sharpest heads move the forecast more than the six most diffuse", 1, "figure 20", HOLDS),
+        ),
+        {"series": "dysts and GIFT-Eval, single windows", "context": "512", "horizon": "512", "samples": "20"},
+    ),
+    Item(
+        "S3-F21",
+        "cross-attention between patches on Lorenz-63",
+        BOLT_SMALL,
+        (
+            Value("context patches", 128, "appendix D.3, figure 21"),
+            Value("context tokens with the register", 129, "appendix D.3, figure 21"),
+            Value("decoder patches", 128, "appendix D.3, figure 21"),
+            Value("patch that layer 3, head 4 attends to most", 85, "appendix D.3"),
+            Value("first step of that patch", 1360, "appendix D.3", "steps from the context's start"),
+            Value("by stable rank, heads 0 and 7 of layer 3 are ablated last", 1, "appendix D.3", HOLDS),
+        ),
+        {"series": "one random Lorenz-63 trajectory", "context": "2048", "horizon": "8192", "head": "layer 3, head 4"},
+        note="the paper's trajectory is not given, and the patch depends on it",
+    ),
+    Item(
+        "S3-F22",
+        "gain of each layer over the one before",
+        CHRONOS,
+        tuple(
+            Value(f"the median gain of the middle layers is no improvement: {metric}", 1, "appendix F", HOLDS)
+            for metric in ("sMAPE", "MAE", "RMSE")
+        ),
+        {**_DYSTS, "windows": "117"},
+    ),
+    Item(
+        "S3-F23",
+        "scores of induction and sharpness over thresholds",
+        CHRONOS,
+        (
+            Value("prefix-matching and copy scores rise together", 1, "figure 23A", HOLDS),
+            Value("prefix-matching score falls with entropy", 1, "figure 23A", HOLDS),
+            Value("copy score falls with entropy", 1, "figure 23A", HOLDS),
+            Value("a higher entropy threshold raises P(sharp | induction) to 0.5 or more", 1, "appendix G", HOLDS),
+            Value("P(induction | sharp), median over thresholds", 0.2, "appendix G, figure 23E"),
+        ),
+        {**_RRT, "series": "dysts"},
+    ),
+    Item(
+        "S3-HENT",
+        "sharp heads",
+        CHRONOS,
+        (
+            Value("normalised entropy below which a head is sharp", 0.38, "appendix G"),
+            Value("sharp heads of all", 6.9, "appendix G", "%"),
+            Value("heads of the decoder's cross-attention", 144, "appendix G"),
+        ),
+        _DYSTS,
+    ),
+    Item(
+        "S3-PREF",
+        "induction heads",
+        CHRONOS,
+        (
+            Value("prefix-matching score from which a head matches", 0.3, "appendix G"),
+            Value("copy score from which a head copies", 2, "appendix G", "standard deviations"),
+            Value("induction heads of all", 8.3, "appendix G", "%"),
+        ),
+        _RRT,
+    ),
+    Item(
+        "S3-RRT",
+        "tokens of the repeated-random-tokens test",
+        CHRONOS,
+        (
+            Value("lowest token id", 1911, "appendix G"),
+            Value("highest token id", 2187, "appendix G"),
+            Value("tokens in a motif", 32, "appendix G"),
+            Value("times it is shown", 4, "appendix G"),
+        ),
+        {"tokens of the vocabulary": "4096"},
+    ),
+    _sweep("S3-T1", "heavy ablations", f"{TIMESFM}, {TOTO}, {BOLT}", _heavy("table 1", ("MASE", "CRPS"), False)),
+    _sweep("S3-T4", "heavy ablations, all metrics", f"{TIMESFM}, {TOTO}, {BOLT}", _heavy("table 4", _METRICS, True)),
+    Item(
+        "S3-T5",
+        "overlap of induction and sharp heads",
+        CHRONOS,
+        _overlap(),
+        {**_RRT, "series": "dysts", "sharp below": "0.38", "prefix from": "0.3", "copy from": "2"},
+        note="the text measures entropy along the repeated tokens, figure 5 along forecasts; forecasts are taken here",
+    ),
+)
