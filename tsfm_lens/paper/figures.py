@@ -14,7 +14,7 @@ from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.paper import depth, heads, heavy, plain
+from tsfm_lens.paper import causal, depth, heads, heavy, plain
 from tsfm_lens.paper.captions import caption
 from tsfm_lens.paper.registry import Entry, Plate, Request
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
@@ -29,7 +29,7 @@ def figures() -> dict[str, Entry]:
     paper = sorted(
         (*depth.ENTRIES, *heads.ENTRIES, *heavy.ENTRIES), key=lambda e: (int(re.sub(r"\D", "", e.name)), e.name)
     )
-    return {entry.name: entry for entry in (*paper, *plain.ENTRIES)}
+    return {entry.name: entry for entry in (*paper, *plain.ENTRIES, *causal.ENTRIES)}
 
 
 def find_figure(name: str) -> Entry:

@@ -8,14 +8,13 @@ from typing import Any
 import xarray as xr
 
 from tsfm_lens import probes, viz
-from tsfm_lens.data import shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper.registry import Entry, Plate, Request
 
 Compute = Callable[[Request], xr.Dataset]
 
 
-def _of_all(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
+def of_all(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
     """A probe on all series over one pass."""
 
     def compute(request: Request) -> xr.Dataset:
@@ -26,9 +25,9 @@ def _of_all(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute
     return compute
 
 
-def _of_one(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
+def of_one(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
     """A probe on the first series over one pass."""
-    compute = _of_all(probe, truth=truth)
+    compute = of_all(probe, truth=truth)
     return lambda request: compute(request.one())
 
 
@@ -38,7 +37,7 @@ def _forecast(request: Request) -> xr.Dataset:
 
 
 def _gain(request: Request) -> xr.Dataset:
-    found = _of_all(probes.logit_lens, truth=True)(request)
+    found = of_all(probes.logit_lens, truth=True)(request)
     return probes.layer_gain(found, reference="truth" if "truth" in found else "model")
 
 
@@ -72,29 +71,16 @@ def _lag(request: Request) -> xr.Dataset:
 
 
 def _overlap(request: Request) -> xr.Dataset:
-    return probes.induction_overlap(_repeated(request), _of_all(probes.head_entropy)(request))
+    return probes.induction_overlap(_repeated(request), of_all(probes.head_entropy)(request))
 
 
 def _repeated(request: Request) -> xr.Dataset:
     return probes.repeated_tokens(request.lens, seed=request.seed)
 
 
-def _contrast(probe: Callable[..., xr.Dataset], **options: Any) -> Compute:
-    """A probe between the first series and itself with its season half a period later."""
+def plain(name: str, computes: str, compute: Compute, title: str, **options: Any) -> Entry:
+    """A figure that is one renderer on one result."""
 
-    def compute(request: Request) -> xr.Dataset:
-        one = request.one()
-        task = one.task()
-        season = task.context.seasonalities[0]
-        if season < 2:
-            raise InputError(f"series {task.context.ids[0]!r} has no season that could be shifted")
-        corrupted = shift_phase(task.context, season // 2)
-        return probe(one.lens, task.context, corrupted, task.horizon, seed=one.seed, **options)
-
-    return compute
-
-
-def _plain(name: str, computes: str, compute: Compute, title: str, **options: Any) -> Entry:
     def draw(request: Request) -> list[Plate]:
         ds = compute(request)
         return [Plate("", getattr(viz, name)(ds, **options), (ds,))]
@@ -102,106 +88,106 @@ def _plain(name: str, computes: str, compute: Compute, title: str, **options: An
     return Entry(name, title, computes, (name,), draw)
 
 
-_LENS = ("logit_lens on all series, of which the first is drawn", _of_all(probes.logit_lens, truth=True))
-_ATTRIBUTION = ("attribute on all series, of which the first is drawn", _of_all(probes.attribute, truth=True))
+_LENS = ("logit_lens on all series, of which the first is drawn", of_all(probes.logit_lens, truth=True))
+_ATTRIBUTION = ("attribute on all series, of which the first is drawn", of_all(probes.attribute, truth=True))
 _EFFECTS = ("ablation_effects: every head, MLP and layer by itself", _ablation)
-_PATTERNS = ("attention_patterns on the first series", _of_one(probes.attention_patterns))
-_KERNEL = ("kernel_regression on the first series", _of_one(probes.kernel_regression))
-_ROLLOUT = ("rollout_maps on the first series", _of_one(probes.rollout_maps))
+_PATTERNS = ("attention_patterns on the first series", of_one(probes.attention_patterns))
+_KERNEL = ("kernel_regression on the first series", of_one(probes.kernel_regression))
+_ROLLOUT = ("rollout_maps on the first series", of_one(probes.rollout_maps))
 _SPECTRA = ("head_spectra, from the weights alone", lambda request: probes.head_spectra(request.lens))
 _INDUCTION = ("repeated_tokens", _repeated)
 _OVERLAP = ("repeated_tokens, head_entropy, induction_overlap", _overlap)
-_SELECTED = ("patch_attention on the first series", _of_one(probes.patch_attention, truth=True))
+_SELECTED = ("patch_attention on the first series", of_one(probes.patch_attention, truth=True))
 
 ENTRIES = [
-    _plain("forecast_fan", "forecast", _forecast, "A forecast over context and truth."),
-    _plain("logit_map", *_LENS, "Probabilities of values, read after each layer."),
-    _plain("lens_forecast", *_LENS, "The forecast that each layer holds."),
-    _plain("layer_entropy", *_LENS, "Uncertainty of the next value after each layer."),
-    _plain("layer_gain", "logit_lens, layer_gain", _gain, "What each layer adds to the accuracy."),
-    _plain("ablation_heatmap", *_EFFECTS, "What the forecast loses without a head, an MLP or a layer."),
-    _plain("ablation_forecasts", *_EFFECTS, "Forecasts without single components."),
-    _plain("attribution_bars", *_ATTRIBUTION, "Who writes the forecast, component by component."),
-    _plain("attribution_heatmap", *_ATTRIBUTION, "Who writes the forecast, step by step."),
-    _plain("attention_map", *_PATTERNS, "What one head of the last layer reads.", layer=-1),
-    _plain("attention_grid", *_PATTERNS, "What every head reads."),
-    _plain("rollout_panels", *_ROLLOUT, "What the sharpest heads read along the forecast."),
-    _plain("stable_rank_map", *_SPECTRA, "Stable rank of every head."),
-    _plain("spectrum_lines", *_SPECTRA, "Singular values of every head."),
-    _plain("kernel_bandwidths", *_KERNEL, "Bandwidths of the kernel that each head is."),
-    _plain("tilt_map", *_KERNEL, "How much of the attention is tilt, not kernel."),
-    _plain("concentration_bound_plot", *_KERNEL, "Measured concentration and its bound."),
-    _plain("induction_maps", *_INDUCTION, "Prefix-matching and copying of every head."),
-    _plain("induction_corner", *_OVERLAP, "Prefix-matching, copying and entropy against each other."),
-    _plain("overlap_thresholds", *_OVERLAP, "Overlap of induction and sharp heads over thresholds."),
-    _plain("lag_attention_map", "lag_attention at the season", _lag, "Attention one season before each step."),
-    _plain("patch_attention_grid", *_SELECTED, "Attention matrices of the first layer, head by head."),
-    _plain("selected_patch", *_SELECTED, "The patch that a head of the last layer selects."),
-    _plain("recipe_forecasts", "head_entropy, ablation_recipes", _recipes, "Forecasts without sharp or diffuse heads."),
-    _plain(
+    plain("forecast_fan", "forecast", _forecast, "A forecast over context and truth."),
+    plain("logit_map", *_LENS, "Probabilities of values, read after each layer."),
+    plain("lens_forecast", *_LENS, "The forecast that each layer holds."),
+    plain("layer_entropy", *_LENS, "Uncertainty of the next value after each layer."),
+    plain("layer_gain", "logit_lens, layer_gain", _gain, "What each layer adds to the accuracy."),
+    plain("ablation_heatmap", *_EFFECTS, "What the forecast loses without a head, an MLP or a layer."),
+    plain("ablation_forecasts", *_EFFECTS, "Forecasts without single components."),
+    plain("attribution_bars", *_ATTRIBUTION, "Who writes the forecast, component by component."),
+    plain("attribution_heatmap", *_ATTRIBUTION, "Who writes the forecast, step by step."),
+    plain("attention_map", *_PATTERNS, "What one head of the last layer reads.", layer=-1),
+    plain("attention_grid", *_PATTERNS, "What every head reads."),
+    plain("rollout_panels", *_ROLLOUT, "What the sharpest heads read along the forecast."),
+    plain("stable_rank_map", *_SPECTRA, "Stable rank of every head."),
+    plain("spectrum_lines", *_SPECTRA, "Singular values of every head."),
+    plain("kernel_bandwidths", *_KERNEL, "Bandwidths of the kernel that each head is."),
+    plain("tilt_map", *_KERNEL, "How much of the attention is tilt, not kernel."),
+    plain("concentration_bound_plot", *_KERNEL, "Measured concentration and its bound."),
+    plain("induction_maps", *_INDUCTION, "Prefix-matching and copying of every head."),
+    plain("induction_corner", *_OVERLAP, "Prefix-matching, copying and entropy against each other."),
+    plain("overlap_thresholds", *_OVERLAP, "Overlap of induction and sharp heads over thresholds."),
+    plain("lag_attention_map", "lag_attention at the season", _lag, "Attention one season before each step."),
+    plain("patch_attention_grid", *_SELECTED, "Attention matrices of the first layer, head by head."),
+    plain("selected_patch", *_SELECTED, "The patch that a head of the last layer selects."),
+    plain("recipe_forecasts", "head_entropy, ablation_recipes", _recipes, "Forecasts without sharp or diffuse heads."),
+    plain(
         "norm_weighted_map",
         "norm_weighted_attention on the first series",
-        _of_one(probes.norm_weighted_attention),
+        of_one(probes.norm_weighted_attention),
         "How long the vectors are that keys contribute.",
     ),
-    _plain(
+    plain(
         "attention_flow_map",
         "attention_flow on the first series",
-        _of_one(probes.attention_flow),
+        of_one(probes.attention_flow),
         "How much of each token may have reached each other.",
     ),
-    _plain(
+    plain(
         "entropic_rank_line",
         "entropic_rank on all series",
-        _of_all(probes.entropic_rank),
+        of_all(probes.entropic_rank),
         "Directions that the heads of a layer write in.",
     ),
-    _plain(
+    plain(
         "similarity_map",
         "layer_similarity on all series",
-        _of_all(probes.layer_similarity),
+        of_all(probes.layer_similarity),
         "How alike the layers' streams are.",
     ),
-    _plain(
+    plain(
         "head_similarity_map",
         "head_similarity on all series",
-        _of_all(probes.head_similarity),
+        of_all(probes.head_similarity),
         "How alike the heads of a layer write.",
     ),
-    _plain(
+    plain(
         "head_entropy_map",
         "head_entropy on all series",
-        _of_all(probes.head_entropy),
+        of_all(probes.head_entropy),
         "How widely every head spreads its attention.",
     ),
-    _plain(
+    plain(
         "parroting_forecast",
         "context_parroting",
-        _of_all(probes.context_parroting, truth=True),
+        of_all(probes.context_parroting, truth=True),
         "The forecast beside the best shifted copy of its context.",
     ),
-    _plain(
+    plain(
         "season_amplitudes",
         "seasonality_bias",
-        _of_all(probes.seasonality_bias, truth=True),
+        of_all(probes.seasonality_bias, truth=True),
         "Seasonal amplitude of the forecast against that of context and truth.",
     ),
-    _plain(
+    plain(
         "explore_figure",
         "head_states on the first series",
-        _of_one(probes.head_states, truth=True),
+        of_one(probes.head_states, truth=True),
         "One head: what it reads, what it writes, and the forecast without it.",
     ),
-    _plain(
+    plain(
         "lens_logit_map",
         "lens_logits on the first series",
-        _of_one(probes.lens_logits, truth=True),
+        of_one(probes.lens_logits, truth=True),
         "Logits of values, read after each layer.",
     ),
-    _plain(
+    plain(
         "stream_scheme",
         "stream_shares on all series",
-        _of_all(probes.stream_shares, truth=True),
+        of_all(probes.stream_shares, truth=True),
         "Who writes to the residual stream.",
     ),
 ]
