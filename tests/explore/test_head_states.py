@@ -1,0 +1,159 @@
+"""The states of every head against independent computations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from scipy.stats import spearmanr
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import attribute, head_states
+from tsfm_lens.probes.head_states import attention_over_steps
+
+H = 6
+CONTEXT, TRUTH = bundled("co2").tail(46).split(H)
+
+
+@pytest.fixture(scope="module", params=["chronos", "chronos-bolt", "timesfm-2.5-transformers", "toto-2"])
+def lens(request: pytest.FixtureRequest) -> Lens:
+    if request.param == "toto-2":
+        pytest.importorskip("toto2")
+    return load(architectures()[request.param].tiny(), check=False)
+
+
+@pytest.fixture(scope="module")
+def ds(lens: Lens) -> xr.Dataset:
+    return head_states(lens, CONTEXT, H, truth=TRUTH)
+
+
+def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
+    stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
+    layer, head = str(ds["layer"].values[-1]), 1
+    row = stack.attention(kind, int(layer))
+    matrix = lens.adapter.model.get_submodule(f"{stack.block(int(layer))}.{row.o.module}").weight
+    plain = lens.forecast(CONTEXT, H).quantiles
+    np.testing.assert_array_equal(ds["quantile_forecast"], plain)
+    # heads lie side by side in the columns of the output projection
+    columns = slice(head * stack.d_head, (head + 1) * stack.d_head)
+    kept = matrix.detach().clone()
+    with torch.no_grad():
+        matrix[:, columns] = 0
+        try:
+            edited = lens.forecast(CONTEXT, H).quantiles
+        finally:
+            matrix.copy_(kept)
+    assert not np.allclose(edited, plain)
+    np.testing.assert_allclose(ds["ablated_forecast"].sel(layer=layer, head=head), edited, rtol=1e-5)
+    middle = list(ds["quantile"].values).index(0.5)
+    a, b = edited[0, middle], plain[0, middle]
+    np.testing.assert_allclose(ds["mean_shift"].sel(layer=layer, head=head), np.abs(a - b).mean(), rtol=1e-4)
+    if np.ptp(a) and np.ptp(b):
+        distance = float(ds["spearman_distance"].sel(layer=layer, head=head))
+        assert distance == pytest.approx(1 - spearmanr(a, b).statistic, abs=0.2)
+
+
+def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
+    parts = attribute(lens, CONTEXT, H)
+    own = parts["attribution"].sel({"method": ds.attrs["method"]}).isel(series=0)
+    total = parts["total"].sel({"method": ds.attrs["method"]}).isel(series=0)
+    if "quantile" in own.dims:
+        own, total = own.sel(quantile=0.5, method="nearest"), total.sel(quantile=0.5, method="nearest")
+    heads = set(ds["component"].values.ravel())
+    rest = own.isel(component=[str(c) not in heads for c in own["component"].values]).sum("component")
+    assert len(heads) == ds.sizes["layer"] * ds.sizes["head"]
+    gap = ds["write"].sum(["layer", "head"]) + rest - total
+    assert float(np.abs(gap).max()) < 0.05 * float(np.abs(total).max())
+    np.testing.assert_allclose(ds["write_size"], np.abs(ds["write"]).mean("step"))
+    whole = np.abs(own).mean("step").sum()
+    np.testing.assert_allclose(ds["write_share"], ds["write_size"] / float(whole))
+    assert ds.attrs["method"] == ("lens_difference" if not lens.wiring.true_gradients else ds.attrs["method"])
+
+
+def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) -> None:
+    total = ds["attention"].sum("time") + ds["attention_forecast"] + ds["attention_other"]
+    np.testing.assert_allclose(total, 1, atol=1e-6)
+    # the same from the raw pattern, token by token
+    stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
+    median = None if lens.adapter.readout != "token" else lens.forecast(CONTEXT, H).median
+    encoded = lens.encode(CONTEXT, future=median) if median is not None else lens.encode(CONTEXT, horizon=H)
+    layer = int(ds["layer"].values[-1])
+    point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=point)
+    queries, keys = encoded.spans[stack.name], encoded.spans[stack.attention(kind, layer).keys_from or stack.name]
+    rows = [q for q in range(len(queries)) if not queries.special[q] and 0 <= queries.start[q] < H]
+    rows = rows or [max(range(len(queries)), key=lambda q: queries.stop[q])]
+    pattern = acts[point][0].double().numpy()[:, rows].mean(axis=1)
+    expected = np.zeros((stack.n_heads, ds.sizes["time"]))
+    for key in range(len(keys)):
+        steps = [s for s in range(keys.start[key], keys.stop[key]) if -ds.sizes["time"] <= s < 0]
+        for step in steps if not keys.special[key] else []:
+            expected[:, step] += pattern[:, key] / len(steps)
+    np.testing.assert_allclose(ds["attention"].sel(layer=str(layer)), expected, atol=1e-6)
+
+
+def test_scores_of_one_head_by_hand(lens: Lens, ds: xr.Dataset) -> None:
+    layer, kind = int(ds["layer"].values[0]), str(ds.attrs["attention"])
+    weights = lens.weights.heads(layer, kind, lens.wiring.output_stack.name)
+    product = (weights.W_V[2] @ weights.W_O[2]).detach().double().numpy()
+    values = np.linalg.svd(product, compute_uv=False)[: ds.sizes["mode"]]
+    found = ds.sel(layer=str(layer), head=2, product="OV")
+    np.testing.assert_allclose(found["singular_value"], values, rtol=1e-4, atol=1e-5 * values[0])
+    assert float(found["stable_rank"]) == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-4)
+    assert float(ds["normalised_entropy"].min()) == 0
+    assert float(ds["normalised_entropy"].max()) == 1
+
+
+def test_attention_of_a_hand_built_pattern() -> None:
+    """A patch of two steps, one of which lies before the series, a special token, and a token of the forecast."""
+    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [1.0, 0.0, 0.0, 0.0]])
+    maps = xr.Dataset(
+        {"pattern": (("layer", "head", "query", "key"), weights[None, None])},
+        coords={
+            "time": [-3, -2, -1],
+            "step": [0, 1],
+            "key_start": ("key", [-4, -2, 0, 0]),
+            "key_stop": ("key", [-2, 0, 0, 2]),
+            "key_special": ("key", ["", "", "REG", ""]),
+            "query_start": ("query", [0, 1, 2]),
+            "query_stop": ("query", [1, 2, 3]),
+            "query_special": ("query", ["", "", ""]),
+        },
+    )
+    found = attention_over_steps(maps)
+    # the third query reads out a step beyond the horizon
+    np.testing.assert_allclose(found["attention"][0, 0], [0.25, 0.125, 0.125])
+    assert float(found["attention_forecast"][0, 0]) == pytest.approx(0.25)
+    assert float(found["attention_other"][0, 0]) == pytest.approx(0.25)
+
+
+def test_what_cannot_be_explored_is_refused() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    with pytest.raises(InputError, match=r"one series at a time, got 2; use batch\.select"):
+        head_states(lens, bundled("co2", "nile"), H)
+    with pytest.raises(UnknownNameError, match="cross_attn"):
+        head_states(lens, CONTEXT, H, kind="crossattn")
+    with pytest.raises(InputError, match="at most 16 steps"):
+        head_states(lens, CONTEXT, 17)
+
+
+def test_one_step_has_no_rank_correlation() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    calls: list[tuple[int, int]] = []
+    ds = head_states(lens, CONTEXT, 1, kind="self_attn", progress=lambda *done: calls.append(done))
+    assert "spearman_distance" not in ds
+    assert float(np.abs(ds["mean_shift"]).max()) > 0
+    # the one token of the decoder can only attend to itself, a token of the forecast
+    np.testing.assert_allclose(ds["attention_forecast"], 1)
+    assert calls[-1] == (12, 12)
+
+
+def test_attention_between_variates_is_said_to_have_no_time() -> None:
+    lens = load(architectures()["chronos-2"].tiny(), check=False)
+    with pytest.raises(InputError, match="group_attn attends over variates, not over time"):
+        head_states(lens, CONTEXT, H, kind="group_attn")
+    assert head_states(lens, CONTEXT, H).attrs["attention"] == "time_attn"
