@@ -54,6 +54,13 @@ def test_copies_are_drawn_beside_the_forecast() -> None:
         viz.parroting_forecast(ds, series="electrcity")
 
 
+def test_a_copy_at_a_short_lag_repeats_itself() -> None:
+    ds = results()["parroting"].isel(series=[1]).copy(deep=True)
+    ds["best_lag"][:], ds["copy_error"][:] = 5.0, float(ds["lag_error"].sel(lag=5)[0])
+    copy = curves(viz.parroting_forecast(ds))["context 5 back"]
+    np.testing.assert_array_equal(copy, np.tile(ds["context"].values[0][-5:], 5)[:24])
+
+
 def test_a_constant_context_has_no_copies() -> None:
     ds = results()["parroting"].isel(series=[0]).copy(deep=True)
     for name in ("lag_error", "parrot", "best_lag", "copy_error", "parrot_error", "parrot_match"):
