@@ -32,6 +32,7 @@ def test_the_map_of_stable_ranks_holds_them() -> None:
     fig = viz.stable_rank_map(ds, product="OV")
     np.testing.assert_array_equal(fig.data[0].z, ds["stable_rank"].sel(product="OV"))
     assert fig.layout.coloraxis.colorbar.title.text == "stable rank"
+    assert fig.layout.meta["title"] == "Stable rank of the value–output products of bolt-nano"
     with pytest.raises(UnknownNameError, match="QK"):
         viz.stable_rank_map(ds, product="KQ")
 

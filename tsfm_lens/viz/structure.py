@@ -39,7 +39,7 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     fig, height = head_map(ds, values, "stable rank")
     return dress(
         fig,
-        f"Stable rank of the heads of {model_of(ds)}",
+        f"Stable rank of the {_short(product)} products of {model_of(ds)}",
         f"{_PRODUCTS.get(product, product)}{_attention(ds)}; 1 is one direction, {ds.sizes['mode']} all of the head's",
         plot_height=height,
     )
@@ -72,7 +72,7 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
     title_axes(grid, "mode", "singular value / largest")
     return dress(
         grid.fig,
-        f"Spectra of the heads of {model_of(ds)}",
+        f"Spectra of the {_short(product)} products of {model_of(ds)}",
         f"{_PRODUCTS.get(product, product)}{_attention(ds)}; each spectrum relative to its largest value",
         legend_rows=1,
         **grid.room,
@@ -198,7 +198,7 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     what = "residual streams after each layer" if cka else "what each layer adds to the residual stream"
     return dress(
         fig,
-        f"Similarity of the layers of {model_of(ds)}",
+        f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
         f"{word} of {what}, over all tokens; 1: alike" + ("" if cka else ", −1: opposite"),
         plot_height=min(max(34 * len(labels), 200), 560),
     )
@@ -238,6 +238,11 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
     )
     axis = colour_axis(values, "cosine", bounds=(-1.0, 1.0), diverging=True, len=min(1.0, 300 / grid.plot_height))
     return fig.update_layout(coloraxis=axis, margin_r=90)
+
+
+def _short(product: str) -> str:
+    """A product's name without its matrices."""
+    return _PRODUCTS.get(product, product).split(" product")[0]
 
 
 def _attention(ds: xr.Dataset) -> str:
