@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens import probes, viz
-from tsfm_lens.data import shift_phase
+from tsfm_lens.data import SeriesBatch, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper.plain import Compute, of_all, of_one, plain
 from tsfm_lens.paper.registry import Entry, Plate, Request
@@ -23,10 +26,18 @@ def contrasted(probe: Callable[..., xr.Dataset], **options: Any) -> Compute:
         season = task.context.seasonalities[0]
         if season < 2:
             raise InputError(f"series {task.context.ids[0]!r} has no season that could be shifted")
-        corrupted = shift_phase(task.context, season // 2)
-        return probe(one.lens, task.context, corrupted, task.horizon, seed=one.seed, **options)
+        clean, missing = _filled(task.context)
+        corrupted = shift_phase(clean, season // 2)
+        ds = probe(one.lens, clean, corrupted, task.horizon, seed=one.seed, **options)
+        return ds.assign_attrs(shifted_by=season // 2, season=season, missing_steps_filled=missing)
 
     return compute
+
+
+def _filled(batch: SeriesBatch) -> tuple[SeriesBatch, int]:
+    """The series with straight lines over their gaps, since a season is taken apart only of complete ones."""
+    whole = tuple(pd.Series(values).interpolate(limit_direction="both").to_numpy() for values in batch.values)
+    return replace(batch, values=whole), int(sum(np.isnan(values).sum() for values in batch.values))
 
 
 def _motif(request: Request) -> xr.Dataset:

@@ -9,7 +9,7 @@ import xarray as xr
 
 from tsfm_lens import probes, viz
 from tsfm_lens.errors import InputError
-from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.paper.registry import Entry, Plate, Request, need_tokens
 
 Compute = Callable[[Request], xr.Dataset]
 
@@ -34,6 +34,11 @@ def of_one(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
 def _forecast(request: Request) -> xr.Dataset:
     task = request.task()
     return request.lens.forecast(task.context, task.horizon, seed=request.seed).to_dataset(task.truth)
+
+
+def _token_lens(request: Request) -> xr.Dataset:
+    need_tokens(request, "of probabilities", "lens_forecast")
+    return of_all(probes.logit_lens, truth=True)(request)
 
 
 def _gain(request: Request) -> xr.Dataset:
@@ -89,6 +94,7 @@ def plain(name: str, computes: str, compute: Compute, title: str, **options: Any
 
 
 _LENS = ("logit_lens on all series, of which the first is drawn", of_all(probes.logit_lens, truth=True))
+_TOKENS = (_LENS[0], _token_lens)
 _ATTRIBUTION = ("attribute on all series, of which the first is drawn", of_all(probes.attribute, truth=True))
 _EFFECTS = ("ablation_effects: every head, MLP and layer by itself", _ablation)
 _PATTERNS = ("attention_patterns on the first series", of_one(probes.attention_patterns))
@@ -101,9 +107,9 @@ _SELECTED = ("patch_attention on the first series", of_one(probes.patch_attentio
 
 ENTRIES = [
     plain("forecast_fan", "forecast", _forecast, "A forecast over context and truth."),
-    plain("logit_map", *_LENS, "Probabilities of values, read after each layer."),
+    plain("logit_map", *_TOKENS, "Probabilities of values, read after each layer."),
     plain("lens_forecast", *_LENS, "The forecast that each layer holds."),
-    plain("layer_entropy", *_LENS, "Uncertainty of the next value after each layer."),
+    plain("layer_entropy", *_TOKENS, "Uncertainty of the next value after each layer."),
     plain("layer_gain", "logit_lens, layer_gain", _gain, "What each layer adds to the accuracy."),
     plain("ablation_heatmap", *_EFFECTS, "What the forecast loses without a head, an MLP or a layer."),
     plain("ablation_forecasts", *_EFFECTS, "Forecasts without single components."),

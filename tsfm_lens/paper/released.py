@@ -70,9 +70,13 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
 
     Args:
         layers: of a model with ``of`` layers.
-        n_layers: of the model at hand.
+        n_layers: of the model at hand; where it is so shallow that no middle lies there, the nearest layer counts.
     """
-    return [layer for layer in range(n_layers) if int((layer + 0.5) / n_layers * of) in layers]
+    middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
+    found = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
+    if found or not layers:
+        return found
+    return [min(range(n_layers), key=lambda layer: min(abs(middles[layer] - each - 0.5) for each in layers))]
 
 
 def kept_heads(

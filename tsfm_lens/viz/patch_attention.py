@@ -13,6 +13,7 @@ from tsfm_lens.viz.select import array, check, layer_name, model_of, names, posi
 from tsfm_lens.viz.theme import VERMILION, dress, number, percent, plain
 
 _KIND = "patch_attention"
+_NARROW = 600  # steps that one column has room for
 
 
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | None = None) -> go.Figure:
@@ -126,7 +127,7 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
         "weight, mean over forecast tokens",
         plot_height=260,
         legend_rows=1,
-        min_width=430,
+        min_width=430 if len(view.past) + len(view.future) <= _NARROW else 640,
     )
 
 

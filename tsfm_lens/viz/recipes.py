@@ -28,6 +28,7 @@ from tsfm_lens.viz.theme import BLUE, VERMILION, dress, mixed, percent, plain
 from tsfm_lens.viz.timeline import Timeline
 
 _PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
+_LETTER = 6.2  # pixels: width of a title's letter
 
 
 def recipe_forecasts(
@@ -128,7 +129,9 @@ def _table(titles: list[list[tuple[str, ...]]]) -> Grid:
     for row, column in places:
         fig.update_xaxes(showticklabels=row == rows, nticks=5, row=row, col=column)
         fig.update_xaxes(title_text="step" if row == rows else "", row=row, col=column)
-    return Grid(fig, places, height, above=16 + 14 * len(titles[0][0]), min_width=100 + 150 * columns)
+    longest = max(len(line) for title in titles[0] for line in title)
+    width = 110 + columns * max(150, round(_LETTER * longest) + 8)
+    return Grid(fig, places, height, above=16 + 14 * len(titles[0][0]), min_width=width)
 
 
 def _draw(

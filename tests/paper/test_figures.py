@@ -1,0 +1,194 @@
+"""Figures by name: the released arithmetic, what each one computes, captions, files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tsfm_lens import viz
+from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.errors import InputError, RenderError, UnknownNameError
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.paper import figures as room
+from tsfm_lens.paper.depth import windows
+from tsfm_lens.paper.figures import figures, file_word, find_figure, make_figure, write_figure
+from tsfm_lens.paper.released import (
+    BOLT,
+    RELEASED,
+    TIMESFM,
+    TIMESFM_ALL,
+    TOTO,
+    Recipe,
+    at_depth,
+    kept_heads,
+    released_counts,
+    scaled_counts,
+)
+from tsfm_lens.probes import ablated_share
+
+PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
+NO_FIGURES = {"for_print", "save"}
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    known = architectures()
+    return load(known[name].tiny(), check=False) if name in known else load(name)
+
+
+def short() -> SeriesBatch:
+    return bundled("co2", "sunspots").tail(40)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "heads", "percent", "mlps"),
+    [(TIMESFM, 88, 27.5, 2), (TOTO, 42, 29.2, 0), (BOLT, 86, 59.7, 9), (TIMESFM_ALL, 164, 51.25, 2)],
+)
+def test_the_released_counts_give_the_papers_shares(recipe: Recipe, heads: int, percent: float, mlps: int) -> None:
+    n_heads, counts = RELEASED[recipe.source]
+    wiring = lens_of("timesfm-2.5").wiring
+    stack = replace(wiring.output_stack, n_layers=len(counts), n_heads=n_heads)
+    published = replace(wiring, stacks=(stack,))
+    assert released_counts(recipe.source, stack) == counts
+    keep, lost = kept_heads(recipe, dict(enumerate(counts)), len(counts), n_heads)
+    kind = stack.attention_kinds()[0]
+    chosen = [Component("", layer, kind, head) for layer, kept in keep.items() for head in range(kept, n_heads)]
+    chosen += [Component("", layer, "mlp") for layer in lost]
+    found, total, found_mlps = ablated_share(published, chosen)
+    assert (found, found_mlps) == (heads, mlps)
+    assert 100 * found / total == pytest.approx(percent, abs=0.05)
+
+
+def test_recipes_scale_with_the_depth_of_the_model() -> None:
+    for source, (n_heads, counts) in RELEASED.items():
+        assert scaled_counts(source, len(counts), n_heads) == dict(enumerate(counts))
+        half = scaled_counts(source, len(counts), 2 * n_heads)
+        assert half == {layer: 2 * kept for layer, kept in enumerate(counts)}
+    assert at_depth(TIMESFM.layers, 20, 20) == list(range(7, 14))
+    assert at_depth(TIMESFM.layers, 20, 40) == list(range(14, 28))
+    # the middles of 3 layers lie in layers 3, 10 and 16 of 20, those of 2 layers in 5 and 15
+    assert at_depth(TIMESFM.layers, 20, 3) == [1]
+    assert at_depth(TIMESFM.mlps, 20, 2) == [1]
+    assert at_depth((), 12, 2) == []
+    assert released_counts("timesfm-2.5", lens_of("timesfm-2.5").wiring.output_stack) is None
+
+
+def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
+    known = figures()
+    assert [name for name, entry in known.items() if entry.paper] == sorted(
+        PAPER, key=lambda name: (int(name.rstrip("BCDE")), name)
+    )
+    reached = {renderer for entry in known.values() for renderer in entry.renderers}
+    assert set(viz.__all__) - NO_FIGURES - reached == set()
+    assert all(hasattr(viz, renderer) for renderer in reached)
+
+
+def test_names_are_found_as_people_write_them() -> None:
+    assert find_figure("6B") is find_figure("fig. 6b") is find_figure("Figure 6B") is find_figure(" 6b ")
+    with pytest.raises(UnknownNameError, match="stable_rank_map"):
+        find_figure("stable_rank")
+    with pytest.raises(UnknownNameError, match="figure '99'"):
+        find_figure("99")
+
+
+@pytest.mark.parametrize("name", ["1C", "1D", "23"])
+def test_what_is_defined_by_logits_is_refused_to_models_without(name: str) -> None:
+    with pytest.raises(InputError, match=f"figure {name} is defined by logits over a vocabulary"):
+        make_figure(name, lens_of("chronos-bolt"), short(), 6)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *(("chronos", name) for name in ("1B", "1C", "1D", "5", "12")),
+        *(("chronos-bolt", name) for name in ("1E", "6B", "13", "20", "21", "22")),
+        *(("timesfm-2.5", name) for name in ("1B", "6C", "14", "15", "21")),
+    ],
+)
+def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> None:
+    lens = lens_of(model)
+    made = make_figure(name, lens, short(), 6, seed=3)
+    assert made.plates
+    assert len({plate.suffix for plate in made.plates}) == len(made.plates)
+    text = made.caption(["bundled:co2,sunspots"])
+    for plate in made.plates:
+        assert plate.figure.data
+        assert plate.figure.layout.meta["title"]
+        assert viz.for_print(plate.figure).layout.width in (336, 692)
+        for result in plate.results:
+            assert result.attrs["kind"] in text
+    flat = " ".join(text.split())
+    assert lens.model_id in flat
+    assert "seed: 3" in flat
+    assert "torch" in flat
+    assert "Mauna Loa" in flat
+    assert find_figure(name).paper in flat
+
+
+@pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])
+def test_plain_figures_draw_with_the_renderer_of_their_name(name: str) -> None:
+    made = make_figure(name, lens_of("chronos-bolt"), short(), 6)
+    expected = getattr(viz, name)(made.plates[0].results[0], **({"layer": -1} if name == "attention_map" else {}))
+    assert made.plates[0].figure.to_json() == expected.to_json()
+
+
+def test_windows_tile_the_series_without_overlap() -> None:
+    series = bundled("co2", "nile")
+    contexts, truths = windows(lens_of("chronos-bolt"), series, 16)
+    # 100 steps of nile have room for 5 windows with at least 16 steps of context, 526 for the most that are taken
+    counts = {name: sum(each.startswith(name) for each in contexts.ids) for name in series.ids}
+    assert counts == {"co2": 12, "nile": 5}
+    whole = dict(zip(series.ids, series.values, strict=True))
+    for name, context, truth in zip(contexts.ids, contexts.values, truths, strict=True):
+        source, left = name.split(" −")
+        stop = len(whole[source]) - int(left)
+        np.testing.assert_array_equal(truth, whole[source][stop - 16 : stop])
+        np.testing.assert_array_equal(context, whole[source][stop - 16 - len(context) : stop - 16])
+    with pytest.raises(InputError, match="100 steps has no context beside 64"):
+        windows(lens_of("chronos-bolt"), series, 64)
+
+
+def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> None:
+    lens = lens_of("chronos-bolt")
+    made = make_figure("6B", lens, bundled("nile").tail(60))
+    assert made.plates[0].results[0].sizes["step"] == max(60 - lens.adapter.context_length, 30)
+    without = make_figure("forecast_fan", lens, bundled("nile"), holdout=False)
+    assert "truth" not in without.plates[0].results[0]
+
+
+def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
+    made = make_figure("21", lens_of("chronos-bolt"), short(), 6)
+    paths = write_figure(made, tmp_path, formats=["json"], model="amazon/chronos-bolt-tiny")
+    stems = [f"21-{part}-amazon-chronos-bolt-tiny.json" for part in "ABC"]
+    assert [path.name for path in paths] == [*stems, "21-amazon-chronos-bolt-tiny.txt"]
+    assert "(B)" in paths[-1].read_text()
+    assert file_word("./some/Folder name/") == "Folder-name"
+    assert file_word("/a/b") == "b"
+    assert file_word("..") == "model"
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_figure("21", lens_of("chronos-bolt"), short(), 6)
+    with pytest.raises(UnknownNameError, match=r"format 'jpg'.*png"):
+        write_figure(made, tmp_path / "new", formats=["json", "jpg"])
+    # the matrices have as many panels as heads; one column is too narrow for them
+    wide = replace(
+        made, plates=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.plates)
+    )
+    with pytest.raises(InputError, match="89 mm"):
+        write_figure(wide, tmp_path / "new", formats=["html", "svg"], column="single")
+
+    def fail_late(figure: object, kind: str, **options: object) -> bytes:
+        if kind == "svg":
+            raise RenderError("no browser")
+        return b"html"
+
+    monkeypatch.setattr(room, "rendered", fail_late)
+    with pytest.raises(RenderError):
+        write_figure(made, tmp_path / "new", formats=["html", "svg"])
+    assert not (tmp_path / "new").exists()

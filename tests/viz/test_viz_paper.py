@@ -1,0 +1,189 @@
+"""Figures of heavy ablations, lens logits, the stream's writers and patch attention, as data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.viz import theme
+
+STEPS, TIME = 6, 30
+LEVELS = (0.1, 0.5, 0.9)
+
+
+def base(kind: str) -> xr.Dataset:
+    time, step = np.arange(-TIME, 0), np.arange(STEPS)
+    offset = 100.0 * np.arange(2)[:, None]
+    return xr.Dataset(
+        {"context": (("series", "time"), offset + time), "truth": (("series", "step"), offset + step)},
+        coords={"series": ["rivers", "roads"], "time": time, "step": step, "units": ("series", ["m³/s", ""])},
+        attrs={"kind": kind, "model": "toy"},
+    )
+
+
+@pytest.fixture
+def recipes() -> xr.Dataset:
+    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
+    ds = base("recipes").assign_coords(recipe=["original", "few", "many"], quantile=list(LEVELS))
+    median = ds["truth"].values[None] + 10.0 * np.arange(3)[:, None, None]
+    spread = 4 * (np.array(LEVELS) - 0.5)[None, None, :, None]
+    ds["quantile_forecast"] = (("recipe", "series", "quantile", "step"), median[:, :, None] + spread)
+    ds["sample"] = (("recipe", "series", "draw", "step"), np.stack([median - 1, median + 1], axis=2))
+    ds["spearman_distance"] = (("recipe", "series"), np.array([[0.0, 0.0], [0.25, 0.5], [1.0, 2.0]]))
+    ds["n_heads"], ds["n_mlps"] = ("recipe", [0, 1, 6]), ("recipe", [0, 0, 2])
+    ds["heads_share"] = ("recipe", [0.0, 0.125, 0.75])
+    return ds
+
+
+def lines(fig, name: str):
+    return [t for t in fig.data if t.name == name]
+
+
+def test_recipes_are_columns_and_series_are_rows(recipes):
+    fig = viz.recipe_forecasts(recipes, samples=2)
+    assert len(lines(fig, "context")) == 6
+    # the original's median is repeated in every panel, the ablated one stands in its own
+    assert len(lines(fig, "original forecast (median)")) == 6
+    ablated = lines(fig, "ablated forecast (median)")
+    np.testing.assert_array_equal(ablated[1].y, recipes["truth"].values[0] + 20)
+    np.testing.assert_array_equal(ablated[2].y, recipes["truth"].values[1] + 10)
+    titles = [a.text for a in fig.layout.annotations]
+    assert titles[1] == "few<br>without 1 head (12.5 %)<br>distance 0.25"
+    assert "without 6 heads (75 %) + 2 MLPs" in titles[2]
+    assert titles[-1] == "distance 2.00"
+    paths = lines(fig, "sampled paths")[2]
+    np.testing.assert_array_equal(paths.y[:6], recipes["truth"].values[0] + 19)
+    assert np.isnan(paths.y[6])
+    # rows share a value axis, all panels the steps
+    assert fig.layout.yaxis3.matches == "y"
+    assert fig.layout.yaxis4.matches is None
+    assert len({axis.matches for axis in fig.select_xaxes()} - {None}) == 1
+    assert fig.layout.yaxis.title.text == "rivers<br>(m³/s)"
+
+
+def test_one_series_and_no_paths_give_a_row_with_intervals(recipes):
+    fig = viz.recipe_forecasts(recipes.drop_vars("sample"), series=["roads"], recipes=["many"])
+    low, high = lines(fig, "interval")
+    np.testing.assert_allclose(high.y - low.y, 3.2)
+    assert "0.1 to the 0.9 quantile" in fig.layout.meta["subtitle"]
+    assert len(lines(fig, "context")) == 1
+    with pytest.raises(UnknownNameError, match=r"'fex'.*few"):
+        viz.recipe_forecasts(recipes, recipes=["fex"])
+    with pytest.raises(InputError, match="recipe_forecasts draws"):
+        viz.forecast_fan(recipes)
+
+
+@pytest.fixture
+def logits() -> xr.Dataset:
+    """Bins of width 5 from -50; the logit of value v at step h in layer l is (l + 1) * -|v - 5 h|."""
+    ds = base("lens_logits").assign_coords(layer=["embed", "0"])
+    value = np.tile(-50 + 5.0 * np.arange(40), (2, 1))
+    gap = np.abs(value[:, None, :] - 5.0 * np.arange(STEPS)[None, :, None])
+    ds["logit"] = (("layer", "series", "step", "bin"), -np.stack([gap, 2 * gap]))
+    ds["value"] = (("series", "bin"), value)
+    return ds
+
+
+def test_logit_maps_are_symmetric_and_peak_where_planted(logits):
+    fig = viz.lens_logit_map(logits, value_range=(-10, 40))
+    maps = [t for t in fig.data if t.type == "heatmap"]
+    assert len(maps) == 2
+    for panel in maps:
+        z = np.asarray(panel.z)
+        assert np.abs(z).max() == pytest.approx(1.0)
+        # the mean over the values drawn is taken off at each step
+        np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)
+        centres = (np.asarray(panel.y)[1:] + np.asarray(panel.y)[:-1]) / 2
+        np.testing.assert_allclose(centres[z.argmax(axis=0)], 5.0 * np.arange(STEPS))
+    assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
+    assert fig.layout.coloraxis.colorscale[5][1] != theme.SEQUENTIAL[5][1]
+    ratio = [float(a.text.split("± ")[1]) for a in fig.layout.annotations if "±" in a.text]
+    assert ratio[1] == pytest.approx(2 * ratio[0], rel=1e-3)
+    raw = viz.lens_logit_map(logits, value_range=(-10, 40), raw=True)
+    assert np.asarray(raw.data[0].z).max() <= 0
+
+
+def test_rows_of_several_bins_hold_their_mean(logits):
+    fig = viz.lens_logit_map(logits, value_range=(-50, 145), rows=10, raw=True)
+    custom = np.asarray(fig.data[0].customdata)
+    assert custom.shape == (10, STEPS)
+    np.testing.assert_allclose(
+        custom, -np.abs(logits["value"].values[0][:, None] - 5.0 * np.arange(STEPS)).reshape(10, 4, STEPS).mean(1)
+    )
+
+
+def test_the_scheme_shows_every_writer_with_its_share():
+    ds = xr.Dataset(
+        {
+            "size": (("writer", "series"), [[1.0], [3.0], [4.0]]),
+            "share": (("writer", "series"), [[0.125], [0.375], [0.5]]),
+            "head_size": (("writer", "head", "series"), [[[np.nan]] * 2, [[2.0], [3.0]], [[np.nan]] * 2]),
+        },
+        coords={
+            "writer": ["embed", "decoder.0.cross_attn", "decoder.0.mlp"],
+            "layer_index": ("writer", [-1, 0, 0]),
+            "kind": ("writer", ["embed", "cross_attn", "mlp"]),
+            "keys_from": ("writer", ["", "encoder", ""]),
+            "series": ["rivers"],
+            "head": [0, 1],
+        },
+        attrs={"kind": "stream_shares", "model": "toy", "method": "logit", "horizon": 6},
+    )
+    fig = viz.stream_scheme(ds)
+    bars, heads, numbers = fig.data
+    np.testing.assert_allclose(bars.x, [12.5, 37.5, 50])
+    np.testing.assert_allclose(heads.x, [25.0, 37.5])
+    assert list(heads.y) == [1, 1]
+    assert list(numbers.text) == ["12.5 %", "37.5 %", "50 %"]
+    texts = [a.text for a in fig.layout.annotations if a.text]
+    assert {"embedding", "cross-attention to the encoder", "MLP", "layer 0"} <= set(texts)
+    arrows = [a for a in fig.layout.annotations if a.showarrow and a.ay == a.y]
+    assert np.all(np.diff([a.arrowwidth for a in arrows]) > 0)
+    # two writers read the stream, the embedding does not
+    assert sum(s.type == "line" for s in fig.layout.shapes) == 2
+    printed = viz.for_print(fig)
+    moved = [a for a in printed.layout.annotations if a.showarrow]
+    assert all(a.ay == b.ay for a, b in zip(moved, [a for a in fig.layout.annotations if a.showarrow], strict=True))
+
+
+@pytest.fixture
+def patches() -> xr.Dataset:
+    """Two layers of two heads over 3 patches of 10 steps and REG; head h of layer l reads key (l + h) % 3 at 0.6."""
+    weights = np.full((2, 2, 4, 4), 0.1)
+    for layer in range(2):
+        for head in range(2):
+            weights[layer, head, :, (layer + head) % 3] = 0.6 + 0.1 * head
+    ds = base("patch_attention").isel(series=[0]).assign_coords(quantile=list(LEVELS), layer=["0", "1"], head=[0, 1])
+    ds["quantile_forecast"] = (("series", "quantile", "step"), ds["truth"].values[:, None] + np.arange(3.0)[:, None])
+    ds["attention"] = (("layer", "head", "query", "key"), weights / weights.sum(-1, keepdims=True))
+    ds["stable_rank"] = (("layer", "head"), [[1.5, 2.5], [3.5, 4.5]])
+    ds["entropy"] = (("layer", "head"), np.ones((2, 2)))
+    ds["argmax_key"] = (("layer", "head"), [[0, 1], [1, 2]])
+    ds["argmax_start"] = (("layer", "head"), [[-30, -20], [-20, -10]])
+    ds.attrs |= {"stack": "decoder", "attention": "cross_attn"}
+    return ds.assign_coords(
+        key_start=("key", [-30, -20, -10, 0]),
+        key_stop=("key", [-20, -10, 0, 0]),
+        key_special=("key", ["", "", "", "REG"]),
+    )
+
+
+def test_patch_matrices_carry_the_stable_rank_of_their_layer(patches):
+    fig = viz.patch_attention_grid(patches, layer=-1)
+    np.testing.assert_allclose(fig.data[1].z, patches["attention"].values[1, 1], rtol=1e-6)
+    assert [a.text for a in fig.layout.annotations] == ["head 0<br>stable rank 3.5", "head 1<br>stable rank 4.5"]
+    assert "of 10 steps, then REG" in fig.layout.meta["subtitle"]
+    with pytest.raises(UnknownNameError, match="no layer '7'"):
+        viz.patch_attention_grid(patches, layer="7")
+
+
+def test_the_selected_patch_is_marked_at_its_first_step(patches):
+    fig = viz.selected_patch(patches, layer="0")
+    (mark,) = lines(fig, "most read by layer 0, head 1")
+    assert list(mark.x) == [-20, -20]
+    assert "layer 0, head 1" in fig.layout.meta["title"]
+    (other,) = lines(viz.selected_patch(patches, layer="1", head=0), "most read by layer 1, head 0")
+    assert list(other.x) == [-20, -20]
