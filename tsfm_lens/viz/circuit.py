@@ -27,7 +27,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, VERMILION, dress, mixed, plain
 
-_HEIGHT = 340
+_HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
 _LAYER_GAP = 0.8  # between layers, in columns
 _PARTS = {
     "model": ("whole model", {"color": mixed(GREY, 0.45), "width": 5}),
@@ -73,16 +73,13 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         )
     fig.update_xaxes(tickvals=board.ticks, ticktext=board.labels, title_text="layer", ticks="", showline=False)
     fig.update_xaxes(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
-    fig.update_yaxes(visible=False, range=[-board.reach - 0.7, board.reach + 0.7])
-    notes = [
-        _quality(ds),
-        f"pale: outside, {ablation_word(ds)}",
-        f"numbers: heads{'' if edges is None else ', diamond: the forecast'}",
-    ]
+    reach = max(board.reach, *(float(np.abs(trace.y).max()) for trace in fig.data if trace.name == "edge"), 0.0) + 0.7
+    fig.update_yaxes(visible=False, range=[-reach, reach])
+    notes = [_quality(ds), f"pale: outside, {ablation_word(ds)}"]
     if edges is not None:
         notes.append(
-            f"the {drawn} strongest edges by attribution, as wide as their score, {_signs(fig)}pale where an end is "
-            "outside"
+            f"diamond: the forecast; the {drawn} strongest edges by attribution, as wide as their score, {_signs(fig)}"
+            "pale where an end is outside"
         )
     return dress(
         fig,
@@ -250,7 +247,8 @@ class _Board:
 
 
 def _draw_nodes(fig: go.Figure, board: _Board, places: Places, kept: np.ndarray) -> None:
-    size = float(np.clip(0.75 * _HEIGHT / (2 * board.reach + 2), 8, 24))
+    room = min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1))
+    size = float(np.clip(0.75 * room, 7, 24))
     headed = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
     for kind, colour in places.colours().items():
         for inside in (True, False):
@@ -297,7 +295,7 @@ def _draw_edges(fig: go.Figure, board: _Board, places: Places, kept: np.ndarray,
         (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
         score = float(scores[a, b])
         colour = VERMILION if score > 0 else BLUE
-        x, y = _bow(x0, y0, x1, y1)
+        x, y = _bow(x0, y0, x1, y1, 0.25 * (board.reach + 1))
         fig.add_trace(
             go.Scatter(
                 x=x,
@@ -315,11 +313,11 @@ def _draw_edges(fig: go.Figure, board: _Board, places: Places, kept: np.ndarray,
     return len(pairs)
 
 
-def _bow(x0: float, y0: float, x1: float, y1: float) -> tuple[np.ndarray, np.ndarray]:
-    """A line from one node to another, bent so that it passes the nodes between them."""
+def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.ndarray, np.ndarray]:
+    """A line from one node to another, bent by at most so much, so that it passes the nodes between them."""
     t = np.linspace(0, 1, 25)
-    height = 0.09 * (x1 - x0) * (1 if y0 + y1 >= 0 else -1)
-    return x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + 4 * height * t * (1 - t)
+    height = min(0.36 * (x1 - x0), 4 * most) * (1 if y0 + y1 >= 0 else -1)
+    return x0 + (x1 - x0) * t, y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
 
 
 def _signs(fig: go.Figure) -> str:

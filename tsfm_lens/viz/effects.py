@@ -58,7 +58,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     """Total against direct effect of every component: below the diagonal, later components undo part of it.
 
     The direct effect is drawn as its root mean square over steps, the total effect as the size of its part along the
-    direct one (a projection), so that self-repair is one minus their ratio, exactly.
+    direct one (a projection), so that the self-repair of a series is exactly one minus their ratio.
 
     Args:
         ds: of kind "effects".
@@ -277,7 +277,7 @@ def _dots(fig: go.Figure, places: Places, x: np.ndarray, y: np.ndarray, unit: st
                 name=kind_word(kind),
                 marker={"color": colour, "size": 8, "line": {"color": "#FFFFFF", "width": 0.5}},
                 text=[plain(places.labels[i]) if i in sides else "" for i in mine],
-                textposition=[f"middle {sides.get(i, 'right')}" for i in mine],
+                textposition=[sides.get(i, "middle right") for i in mine],
                 textfont={"size": 11, "color": INK},
                 customdata=[[plain(places.names[i]), 1 - y[i] / x[i]] for i in mine],
                 hovertemplate=f"%{{customdata[0]}}<br>direct %{{x:.3g}}, total %{{y:.3g}} {plain(unit)}"
@@ -299,14 +299,13 @@ def _sides(labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], d
     found: dict[int, str] = {}
     for i in wanted:
         width = _LETTER * len(labels[i]) + 0.02
-        for side in ("left", "right") if x[i] > 0.75 else ("right", "left"):
-            low = float(x[i]) - (width if side == "left" else 0)
-            high = low + width
-            clash = any(
-                abs(y[i] - up) < _LINE and low < end and high > start and own != i for start, end, up, own in taken
-            )
-            if not clash and low >= 0 and high <= 1:
-                taken.append((low, high, float(y[i]), i))
+        beside = [("middle right", 0.0, 0.0), ("middle left", -width, 0.0)]
+        beside = beside[::-1] if x[i] > 0.75 else beside
+        for side, off, up in (*beside, ("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)):
+            low, height = float(x[i]) + off, float(y[i]) + up
+            near = [(start, end) for start, end, at, own in taken if own != i and abs(height - at) < 0.9 * _LINE]
+            if low >= 0 and low + width <= 1 and not any(low < end and low + width > start for start, end in near):
+                taken.append((low, low + width, height, i))
                 found[i] = side
                 break
     return found
