@@ -6,6 +6,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,6 +38,7 @@ class Inputs:
         lens: the model.
         context: one real series.
         truth: (series, step) what came after it.
+        corrupted: the same series half a year later.
         recipe: one set of ablations.
         options: sampling options of the model.
     """
@@ -44,6 +46,8 @@ class Inputs:
     def __init__(self, lens: Lens) -> None:
         self.lens = lens
         self.context, self.truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
+        self.corrupted = replace(self.context, values=(np.roll(self.context.values[0], 6),))
+        self.forced = {"rollout": False}
         stack = lens.wiring.output_stack.name
         self.recipe = {"first MLP": [f"{stack}.0.mlp"]}
         self.options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
@@ -51,14 +55,19 @@ class Inputs:
 
 # one call a probe, on one series of 128 steps, 12 steps ahead; probes that go on from another's result include it
 CALLS: dict[str, Callable[[Inputs], object]] = {
+    "activation_patching": lambda x: probes.activation_patching(x.lens, x.context, x.corrupted, HORIZON, **x.forced),
     "ablation_effects": lambda x: probes.ablation_effects(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
     "ablation_recipes": lambda x: probes.ablation_recipes(x.lens, x.context, HORIZON, x.recipe, **x.options),
     "attention_flow": lambda x: probes.attention_flow(x.lens, x.context, HORIZON, stack="encoder"),
     "attention_patterns": lambda x: probes.attention_patterns(x.lens, x.context, HORIZON, **x.options),
+    "attribution_patching": lambda x: probes.attribution_patching(x.lens, x.context, x.corrupted, HORIZON, exact=False),
     "attribute": lambda x: probes.attribute(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
+    "causal_effects": lambda x: probes.causal_effects(x.lens, x.context, HORIZON, truth=x.truth, **x.forced),
     "context_parroting": lambda x: probes.context_parroting(x.lens, x.context, HORIZON, **x.options),
+    "edge_attribution": lambda x: probes.edge_attribution(x.lens, x.context, x.corrupted, HORIZON),
     "entropic_rank": lambda x: probes.entropic_rank(x.lens, x.context, HORIZON, **x.options),
     "head_entropy": lambda x: probes.head_entropy(x.lens, x.context, HORIZON, **x.options),
+    "head_parroting": lambda x: probes.head_parroting(x.lens, x.context, HORIZON, **x.options),
     "head_similarity": lambda x: probes.head_similarity(x.lens, x.context, HORIZON, **x.options),
     "head_spectra": lambda x: probes.head_spectra(x.lens),
     "kernel_regression": lambda x: probes.kernel_regression(x.lens, x.context, HORIZON),
@@ -67,15 +76,24 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
         probes.logit_lens(x.lens, x.context, HORIZON, truth=x.truth, **x.options)
     ),
     "layer_similarity": lambda x: probes.layer_similarity(x.lens, x.context, HORIZON, **x.options),
+    "lens_logits": lambda x: probes.lens_logits(x.lens, x.context, HORIZON, **x.options),
+    "lines_of_thought": lambda x: probes.lines_of_thought(x.lens, x.context, HORIZON, **x.options),
     "logit_lens": lambda x: probes.logit_lens(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
     "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.lens, x.context, HORIZON),
+    "patch_attention": lambda x: probes.patch_attention(x.lens, x.context, HORIZON),
+    "repeated_motif": lambda x: probes.repeated_motif(x.lens, n_series=SEQUENCES, **x.options),
     "repeated_tokens": lambda x: probes.repeated_tokens(x.lens, n_sequences=SEQUENCES),
     "rollout_maps": lambda x: probes.rollout_maps(x.lens, x.context, HORIZON, **x.options),
     "seasonality_bias": lambda x: probes.seasonality_bias(x.lens, x.context, HORIZON, **x.options),
+    "stream_shares": lambda x: probes.stream_shares(x.lens, x.context, HORIZON, **x.options),
 }
-TOKENS_ONLY = {"repeated_tokens"}
-# searches, and helpers of other probes
-NOT_TIMED = {"component_writes", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "trajectory"}
+TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
+PATCHES_ONLY = {"patch_attention"}
+# searches and whole grids of runs, and helpers of other probes
+NOT_TIMED = {
+    *("head_states", "heads_at_1pp", "minimal_circuit", "path_patching"),
+    *("component_writes", "heads_by_stable_rank", "random_heads", "trajectory"),
+}
 
 
 def untimed() -> list[str]:
@@ -90,9 +108,8 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
     inputs = Inputs(load(name))
     lens = inputs.lens
     encoded = probes.trajectory(lens, inputs.context, HORIZON, **inputs.options).encoded
-    usable = {
-        probe: call for probe, call in CALLS.items() if lens.adapter.readout == "token" or probe not in TOKENS_ONLY
-    }
+    left_out = PATCHES_ONLY if lens.adapter.readout == "token" else TOKENS_ONLY
+    usable = {probe: call for probe, call in CALLS.items() if probe not in left_out}
     works: dict[str, Callable[[], object]] = {
         "forecast": lambda: lens.forecast(inputs.context, HORIZON, **inputs.options),
         **{probe: partial(call, inputs) for probe, call in usable.items()},

@@ -177,13 +177,15 @@ def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
         length: steps of each.
         seed: of the starts.
     """
-    rng = np.random.default_rng(seed)
-    values, names = [], []
-    for index in range(count):
-        system, flow, dt = _FLOWS[index % len(_FLOWS)]
-        start = rng.normal(size=(1, 3)) + np.array([1.0, 1.0, 5.0])
-        settled = rk4(flow, start, 0.02, WARM_UP)[-1]
-        # four steps of the integration to one of the series
-        values.append(rk4(flow, settled, dt / 4, 4 * length)[::4, 0, 0])
-        names.append(f"{system}-{index // len(_FLOWS)}")
-    return SeriesBatch(tuple(values), tuple(names))
+    starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
+    values: dict[int, np.ndarray] = {}
+    for turn, (_, flow, dt) in enumerate(_FLOWS):
+        own = range(turn, count, len(_FLOWS))
+        if not own:
+            continue
+        # all windows of a system side by side, four steps of the integration to one of the series
+        settled = rk4(flow, starts[own.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
+        path = rk4(flow, settled, dt / 4, 4 * length)[::4, :, 0]
+        values.update(zip(own, path.T, strict=True))
+    names = tuple(f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count))
+    return SeriesBatch(tuple(values[index] for index in range(count)), names)
