@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
+from benchmarks.explore import LIMIT, latencies
 from benchmarks.natives import SAMPLES, native_call
 from benchmarks.probes import measure
 from benchmarks.timing import ratios
@@ -138,6 +139,16 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
     ]
 
 
+def linked_view(rounds: int) -> list[Row]:
+    """(e) From a click or toggle in ``lens.explore`` to the changed traces, without the browser's drawing."""
+    rows: list[Row] = []
+    for name, *times in latencies(rounds):
+        median, low, high = (1000 * each for each in times)
+        met = median <= 1000 * LIMIT
+        rows.append((f"(e) {name}", f"{median:.0f} ms", f"{low:.0f}–{high:.0f}", f"≤ {1000 * LIMIT:.0f} ms", met))
+    return rows
+
+
 def _row(name: str, found: tuple[float, float, float], target: float | None) -> Row:
     median, low, high = found
     met = None if target is None else median <= target
@@ -147,11 +158,11 @@ def _row(name: str, found: tuple[float, float, float], target: float | None) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="a,b,c,d", help="measurements, e.g. a,c (default: all)")
+    parser.add_argument("--only", default="a,b,c,d,e", help="measurements, e.g. a,c (default: all)")
     parser.add_argument(
         "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
     )
-    parser.add_argument("--rounds", type=int, default=9, help="paired runs of (a) and (b)")
+    parser.add_argument("--rounds", type=int, default=9, help="paired runs of (a) and (b), events of (e)")
     parser.add_argument("--full", action="store_true", help="(c): time every full forward, not a sample of 16")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", type=Path, help="also write the rows here")
@@ -168,7 +179,7 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     )
     rows: list[Row] = []
-    # (d) has models of its own
+    # (d) and (e) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
         with console.status(f"{name}: building"):
             lens = published(name, PLANS[name].size)
@@ -189,6 +200,11 @@ def main() -> None:
     if "d" in wanted:
         with console.status("(d) probes"):
             rows += measure(options.rounds)
+        if options.json:
+            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
+    if "e" in wanted:
+        with console.status("(e) lens.explore"):
+            rows += linked_view(options.rounds)
         if options.json:
             options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
     table = Table("measurement", "median", "range / note", "target", "met", title=f"random weights; {place}")

@@ -140,6 +140,17 @@ def test_a_view_says_how_its_forecasts_are_drawn(lens: Lens, view: Explorer) -> 
     assert ("every forecast from 9 sample paths" in view.effect.value) is sampled
 
 
+def test_a_token_model_draws_few_paths_unless_asked(lens: Lens) -> None:
+    view = lens.explore(CONTEXT, H)
+    sampled = lens.adapter.readout == "token"
+    assert view.states.attrs["samples"] == (8 if sampled else 0)
+    assert ("every forecast from 8 sample paths" in view.effect.value) is sampled
+    view.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1")
+    with lens.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1"):
+        expected = lens.forecast(CONTEXT, H, num_samples=8 if sampled else None).quantiles[0]
+    np.testing.assert_allclose(view.forecast, expected, rtol=1e-6)
+
+
 def test_the_figure_alone(view: Explorer) -> None:
     ds = view.states
     fig = explore_figure(ds, layer="1", head=2, score="entropy", ablated=True)

@@ -15,6 +15,8 @@ from tsfm_lens.probes.head_states import head_states
 if TYPE_CHECKING:
     from tsfm_lens.explore.widget import Explorer
 
+# of a token model, whose every path is a rollout: few enough that the small embedded one answers within 0.3 s
+LIVE_SAMPLES = 8
 _NEEDED = ("ipywidgets", "anywidget", "IPython")
 
 
@@ -39,7 +41,8 @@ def explore(
         horizon: steps, at most what one pass yields; the model's prediction length if None.
         truth: (step,) or (1, step) what came after the context.
         kind: kind of attention of the stack that is read out; its last kind over time if None.
-        num_samples: sample paths of a sampling model; its configured number if None. Fewer answer faster.
+        num_samples: sample paths of every forecast, with and without heads, which the view states. If None, 8 of a
+            token model, so that it answers fast, and the configured number of other sampling models.
         seed: of every forecast.
 
     Returns:
@@ -59,6 +62,8 @@ def explore(
     from tsfm_lens.explore.widget import Explorer, progress_bar
 
     batch = as_series(series)
+    if num_samples is None and lens.adapter.readout == "token":
+        num_samples = LIVE_SAMPLES
     known = None if truth is None else np.atleast_2d(np.asarray(truth, dtype=float))
     with progress_bar() as tell:
         states = head_states(

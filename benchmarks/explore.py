@@ -1,0 +1,44 @@
+"""How long the linked view takes from an event to the changed traces, on the embedded models."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+from benchmarks.timing import seconds
+from tsfm_lens.data import bundled
+from tsfm_lens.explore.widget import Explorer
+from tsfm_lens.models import load
+
+LIMIT = 0.3  # seconds
+MODELS = {"chronos-nano": "co2", "bolt-nano": "electricity"}
+HORIZON = 24
+
+
+def view_of(name: str) -> Explorer:
+    """The view of an embedded model on a bundled series, the end held out."""
+    lens = load(name, check=False)
+    context, truth = bundled(MODELS[name]).split(HORIZON)
+    return lens.explore(context.tail(lens.adapter.context_length), HORIZON, truth=truth)
+
+
+def events(view: Explorer, rounds: int) -> Iterator[tuple[str, list[Callable[[], None]]]]:
+    """What a user does, and calls that do it, each of which changes what is shown."""
+    names = [str(name) for name in view.states["component"].values.ravel()]
+    layers, heads = view.states["layer"].values, view.states["head"].values
+    cells = [(layer, head) for layer in layers for head in heads]
+    yield "another head", [lambda cell=cell: view.select(*cell) for cell in (cells * rounds)[:rounds]]
+    yield "its ablation", [lambda name=name: view.ablate(name) for name in (names * rounds)[:rounds]]
+    # no set is met twice, so that every one is forecast
+    pairs = list(combinations(names, 2))[:rounds]
+    yield "two heads ablated", [lambda pair=pair: view.ablate(*pair) for pair in pairs]
+
+
+def latencies(rounds: int) -> Iterator[tuple[str, float, float, float]]:
+    """What was done, and the median, shortest and longest time in seconds; the first of each is not counted."""
+    for name in MODELS:
+        view = view_of(name)
+        for what, calls in events(view, rounds + 1):
+            times = [seconds(call) for call in calls][1:]
+            yield f"{name}: {what}", statistics.median(times), min(times), max(times)
