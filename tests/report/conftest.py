@@ -363,6 +363,107 @@ def make_seasonality(ids=("a", "b", "c")) -> xr.Dataset:
     return ds
 
 
+def make_contrast(kind: str, ids=("a", "b", "c")) -> xr.Dataset:
+    """The corrupted forecast is the clean one and 4; contexts differ in the last 8 steps."""
+    ds = base(kind, ids)
+    ds["corrupted_context"] = ds["context"].where(ds["time"] < -8, 0.0)
+    ds["clean_forecast"], ds["corrupted_forecast"] = ds["truth"], ds["truth"] + 4.0
+    ds.attrs |= {"direction": "denoise", "statistic": "median"}
+    return ds
+
+
+def make_patching(ids=("a", "b", "c")) -> xr.Dataset:
+    """Nothing is recovered but 0.75 before layer 1 at the last 12 steps, and all after layer 1 at EOS."""
+    ds = make_contrast("patching", ids).assign_coords(
+        component=["blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre", "blocks.1.hook_resid_post"],
+        stack=("component", ["decoder"] * 3),
+        kind=("component", ["stream"] * 3),
+        layer_index=("component", [0, 1, 1]),
+        head=("component", [-1] * 3),
+        position=[0, 12, 24],
+        position_start=("position", [-TIME, -12, 0]),
+        position_stop=("position", [-12, 0, 0]),
+        position_special=("position", ["", "", "EOS"]),
+    )
+    recovered = np.zeros((3, 3, len(ids)))
+    recovered[1, 1], recovered[2, 2] = 0.75, 1.0
+    ds["recovered"] = (("component", "position", "series"), recovered)
+    ds["effect"] = 4 * ds["recovered"]
+    ds["forecast"] = ds["corrupted_forecast"] - 4 * ds["recovered"]
+    ds.attrs |= {"positions": "None"}
+    return ds
+
+
+def make_attribution_patching(ids=("a", "b", "c")) -> xr.Dataset:
+    """The estimate is the exact share, but 0.5 too large before layer 1 at the last 12 steps."""
+    ds = make_patching(ids).drop_vars(["forecast", "effect"])
+    error = np.zeros(ds["recovered"].shape)
+    error[1, 1] = 0.5
+    ds["estimate"], ds["error"] = ds["recovered"] + error, (ds["recovered"].dims, error)
+    ds.attrs |= {"kind": "attribution_patching", "mean_absolute_error": 0.5 / 9, "rank_correlation": 0.9}
+    return ds
+
+
+def make_paths(ids=("a", "b", "c"), kind: str = "paths") -> xr.Dataset:
+    """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25; no path leads back."""
+    senders = [("decoder.0.cross_attn.0", "cross_attn", 0, 0), ("decoder.1.mlp", "mlp", 1, -1)]
+    name, kinds, layer, head = (list(c) for c in zip(*senders, strict=True))
+    ds = make_contrast(kind, ids).assign_coords(
+        sender=name,
+        stack=("sender", ["decoder"] * 2),
+        kind=("sender", kinds),
+        layer_index=("sender", layer),
+        head=("sender", head),
+        receiver=[*name, "output"],
+    )
+    values = np.array([[np.nan, -0.25, 0.5], [np.nan, np.nan, 0.125]])[..., None] * np.ones(len(ids))
+    axes = ("sender", "receiver", "series")
+    if kind == "edges":
+        ds["score"] = (axes, np.nan_to_num(values))
+    else:
+        ds["recovered"], ds["effect"] = (axes, values), (axes, 4 * np.abs(values))
+        ds.attrs |= {"via": "all"}
+    return ds
+
+
+def make_effects(ids=("a", "b", "c")) -> xr.Dataset:
+    """Component c of nine has a direct effect of c m; half is undone, of the last all, of the first there is none."""
+    ds = with_components(base("effects", ids)).isel(component=slice(1, None))
+    ds = ds.isel(component=[c for c, kind in enumerate(ds["kind"].values) if kind != "layer"])
+    n = ds.sizes["component"]
+    axes = ("component", "series", "step")
+    direct = np.arange(float(n))[:, None, None] * np.ones((1, len(ids), HORIZON))
+    left = np.full(n, 0.5)
+    left[-1] = 0.0
+    ds["direct"], ds["total"] = (axes, direct), (axes, direct * left[:, None, None])
+    ds["indirect"] = ds["total"] - ds["direct"]
+    repair = np.tile(1 - left[:, None], (1, len(ids)))
+    repair[0] = np.nan
+    ds["self_repair"] = (axes[:2], repair)
+    ds["plain_forecast"] = (axes[1:], ds["truth"].values)
+    ds.attrs |= {"how": "zero", "statistic": "median"}
+    return ds
+
+
+def make_circuit(ids=("a", "b", "c")) -> xr.Dataset:
+    """Two heads and an MLP of eight are kept; without any the forecast is 10 higher, with them alone 1."""
+    ds = make_effects(ids)[["context", "truth"]].assign_coords(make_effects(ids).coords)
+    n = ds.sizes["component"]
+    ds = ds.assign_coords(size=range(n + 1), part=["model", "circuit", "complement", "nothing"])
+    taken = np.where(np.arange(n) < n - 3, np.arange(n), -1)
+    ds["in_circuit"], ds["taken"] = ("component", taken < 0), ("component", taken)
+    curve = np.full(n + 1, np.nan)
+    curve[[n - 5, n - 4, n - 3, n]] = [0.9, 0.9, 0.9, 1.0]
+    curve[:3] = np.nan
+    ds["curve"] = ("size", curve)
+    for name, value in (("faithfulness", 0.9), ("completeness", 0.8)):
+        ds[name] = ("series", np.full(len(ids), value))
+    shift = np.array([0.0, 1.0, 8.0, 10.0])[:, None, None]
+    ds["forecast"] = (("part", "series", "step"), ds["truth"].values + shift)
+    ds.attrs |= {"kind": "circuit", "how": "zero", "ranking": "greedy", "tolerance": 0.1, "behaviour": "forecast"}
+    return ds
+
+
 # how many figures the report draws of each planted result below
 COUNTS = {
     "forecast": 3,
@@ -385,6 +486,12 @@ COUNTS = {
     "lag": 1,
     "seasonality": 1,
     "explore": 1,
+    "patching": 2 * 3,
+    "attribution_patching": 1 + 3,
+    "paths": 1,
+    "edges": 1,
+    "effects": 2,
+    "circuit": 1 + 3 + 1,
 }
 
 
@@ -438,6 +545,12 @@ def everything(ids: tuple[str, ...] = ("a", "b", "c")) -> dict[str, xr.Dataset]:
         "lag": make_lag(ids[0]),
         "seasonality": make_seasonality(ids),
         "explore": make_explore(ids[0]),
+        "patching": make_patching(ids),
+        "attribution_patching": make_attribution_patching(ids),
+        "paths": make_paths(ids),
+        "edges": make_paths(ids, "edges"),
+        "effects": make_effects(ids),
+        "circuit": make_circuit(ids),
     }
 
 

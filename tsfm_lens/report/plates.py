@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.report import explore, plates_copying, plates_heads, plates_structure, tables
+from tsfm_lens.report import explore, plates_causality, plates_copying, plates_heads, plates_structure, tables
 from tsfm_lens.report import readings as read
 from tsfm_lens.report.chapter import Chapter, Plate
 from tsfm_lens.viz import (
@@ -135,6 +135,7 @@ _THEMES = (
     _FORECAST_CHAPTERS,
     plates_heads.CHAPTERS,
     plates_copying.CHAPTERS,
+    plates_causality.CHAPTERS,
     plates_structure.CHAPTERS,
     explore.CHAPTERS,
 )

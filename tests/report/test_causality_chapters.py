@@ -1,0 +1,107 @@
+"""Chapters on interventions: readings of planted truths, tables with the numbers of their figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tsfm_lens.report import readings_causality as read
+from tsfm_lens.report.plates import chapter_of
+
+KINDS = ("patching", "attribution_patching", "paths", "edges", "effects", "circuit")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_plate_has_a_title_rows_and_sentences(name, results, counts):
+    ds = results[name]
+    plates = list(chapter_of(ds, name).plates(ds))
+    assert len(plates) == counts[name]
+    for plate in plates:
+        assert plate.figure.layout.meta["title"]
+        assert len(plate.table)
+        assert plate.reading
+        assert all(words.endswith(".") and "nan" not in words.lower() for words in plate.reading)
+
+
+def test_patching_names_what_carries_the_forecast(results):
+    words = " ".join(read.read_patching(results["patching"], 0))
+    assert "are 4 m apart on average" in words
+    assert "from the corrupted to the clean one" in words
+    assert (
+        "the stream after layer 1, the EOS token (100 %) and the stream before layer 1, steps -12 to -1 (75 %)" in words
+    )
+    assert "2 of 9 patches carry half of it or more" in words
+    assert "away" not in words
+    results["patching"]["recovered"][0, 0] = -0.5
+    results["patching"]["recovered"][1, 1] = 0.25
+    again = " ".join(read.read_patching(results["patching"], 0))
+    assert "1 of 9 patches carries half" in again
+    assert "1 leads away" in again
+
+
+def test_a_share_that_brings_the_forecast_no_nearer_is_called_so(results):
+    ds = results["patching"]
+    assert read.read_patched_forecasts(ds, 0) == [
+        "Patched at the stream after layer 1, the EOS token, the forecast is 0 m from the clean one on average; "
+        "unpatched it is 4 m away."
+    ]
+    ds["forecast"][...] = ds["clean_forecast"] + 9.0
+    assert "no nearer than before" in read.read_patched_forecasts(ds, 0)[1]
+
+
+def test_attribution_patching_says_where_it_errs(results):
+    words = " ".join(read.read_attribution_patching(results["attribution_patching"]))
+    # 0.5 in one of nine cells
+    assert "by 0.0556 on average, most at the stream before layer 1, steps -12 to -1 (by 0.5)" in words
+    assert "rank correlation with patching is 0.9" in words
+    assert "The estimate finds most at the stream before layer 1" in words
+    assert "patching at the stream after layer 1, the EOS token" in words
+    assert "steps -12 to -1 (+1.25)" in read.read_estimate(results["attribution_patching"], 0)[0]
+
+
+@pytest.mark.parametrize("name", ["paths", "edges"])
+def test_paths_are_named_with_their_signs(name, results):
+    direct, between = read.read_paths(results[name])
+    assert "decoder.0.cross_attn.0 (+0.5) and decoder.1.mlp (+0.125)" in direct
+    assert "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)" in between
+    table = next(chapter_of(results[name], name).plates(results[name])).table
+    assert len(table) == 3 * results[name].sizes["series"]
+    assert not table.isna().any().any()
+
+
+def test_effects_and_repair_are_counted(results):
+    ds = results["effects"].isel(series=[0])
+    largest, none = read.read_effects(ds)
+    assert "Set to zero, these change the forecast most" in largest
+    assert "decoder.1.mlp (7 m), decoder.1.cross_attn.2 (6 m) and decoder.1.cross_attn.1 (5 m)" in largest
+    assert none == "1 of 8 components have no direct effect."
+    counted, most = read.read_self_repair(ds)
+    assert "Of the 7 components" in counted
+    assert "more than a tenth of it for 7" in counted
+    assert most == "Most is undone of decoder.1.mlp: 100 % of its direct effect."
+
+
+def test_circuits_say_what_they_keep_and_lose(results):
+    ds = results["circuit"]
+    kept, faithful = read.read_circuit(ds)
+    assert "3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs" in kept
+    assert "90 %" in faithful
+    assert "80 %" in faithful
+    assert "1 m from the whole model's" in read.read_circuit_forecasts(ds, 0)[0]
+    assert "that of the rest 8 m" in read.read_circuit_forecasts(ds, 0)[0]
+    size, step = read.read_curve(ds)
+    assert size.startswith("3 components are the smallest number tried that is 0.9 faithful")
+    assert "0.1, is between 5 and 8 components" in step
+
+
+def test_tables_hold_the_numbers_and_the_steps_they_cover(results):
+    ds = results["patching"]
+    table = next(chapter_of(ds, "patching").plates(ds)).table.set_index(["component", "position"])
+    row = table.loc[("blocks.1.hook_resid_pre", 12)]
+    assert (row["recovered"], row["effect"]) == (0.75, 3.0)
+    assert (row["position_start"], row["position_stop"], row["position_special"]) == (-12, 0, "")
+    assert table.loc[("blocks.1.hook_resid_post", 24), "position_special"] == "EOS"
+    circuit = list(chapter_of(results["circuit"], "circuit").plates(results["circuit"]))
+    kept = circuit[0].table.set_index("component")["in_circuit"]
+    assert list(kept[kept].index) == ["decoder.1.cross_attn.1", "decoder.1.cross_attn.2", "decoder.1.mlp"]
+    np.testing.assert_array_equal(circuit[-1].table["size"], np.flatnonzero(np.isfinite(results["circuit"]["curve"])))
