@@ -32,6 +32,20 @@ def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size
     torch.testing.assert_close(spectral_kernel(queries, keys, product).weights, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_factors_give_what_their_product_gives() -> None:
+    generator = torch.Generator().manual_seed(3)
+    queries, keys, w_q, w_k = (torch.randn(size, 8, generator=generator) for size in (5, 7, 3, 3))
+    pair = (w_q.T, w_k.T)
+    product = pair[0].double() @ pair[1].double().T
+    whole, factored = spectral_kernel(queries, keys, product), spectral_kernel(queries, keys, pair)
+    torch.testing.assert_close(factored.weights, whole.weights)
+    torch.testing.assert_close(factored.bandwidth, whole.bandwidth[:3])
+    for found, expected in zip(
+        concentration_bound(queries, keys, pair, 2), concentration_bound(queries, keys, product, 2), strict=True
+    ):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 def test_equal_lengths_leave_the_kernel_alone() -> None:
     queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
     keys = keys / keys.norm(dim=-1, keepdim=True)

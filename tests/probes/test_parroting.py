@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
@@ -65,6 +66,21 @@ def test_real_series_with_a_truth() -> None:
     assert (found["copy_error"] <= found["lag_error"].min("lag") * 1.01 + 1e-9).all()
     with pytest.raises(InputError, match="motif"):
         context_parroting(lens_of("chronos-bolt"), context, 8, motif=1)
+
+
+@pytest.mark.parametrize("name", ["timesfm-2.5", "toto-1"])
+def test_an_even_spread_pays_chance(name: str) -> None:
+    """Under a causal mask, too: what a query cannot see is not counted."""
+    lens = lens_of(name)
+
+    def even(pattern: torch.Tensor) -> torch.Tensor:
+        seen = (pattern > 0).to(pattern.dtype)
+        return seen / seen.sum(-1, keepdim=True)
+
+    with lens.edit(EditPattern(f"*.{lens.wiring.output_stack.attention_kinds()[-1]}", even)):
+        found = lag_attention(lens, bundled("pedestrians").tail(60), 12, 8)
+    assert 0 < float(found["chance"]) < 1
+    np.testing.assert_allclose(found["mass"], float(found["chance"]), rtol=1e-5)
 
 
 def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:

@@ -14,9 +14,13 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.spectra import core_svd
 from tsfm_lens.probes.trajectory import describe, trajectory
 
 _TOLERANCE = 1e-3
+
+Product = Tensor | tuple[Tensor, Tensor]
+"""M (d_model, d_model), or W_Q and W_K (d_model, d_head) whose product W_Q W_Kᵀ it is."""
 
 
 class Kernel(NamedTuple):
@@ -51,18 +55,19 @@ class Bound(NamedTuple):
     margin: Tensor
 
 
-def spectral_kernel(queries: Tensor, keys: Tensor, product: Tensor) -> Kernel:
+def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     """Write softmax(q M kᵀ) as a Gaussian kernel in the singular directions of M times a tilt; an exact identity.
 
     Args:
         queries: (query, d_model).
         keys: (key, d_model).
-        product: M, (d_model, d_model), with any scale of the scores in it.
+        product: M, (d_model, d_model), with any scale of the scores in it; or the pair W_Q, W_K, each
+            (d_model, d_head), whose product W_Q W_Kᵀ it is.
 
     Source:
         tsfm-lens paper, equation 1 (S3-NW2).
     """
-    u, s, vt = torch.linalg.svd(product.double(), full_matrices=False)
+    u, s, vt = _decomposed(product)
     q, k = queries.double() @ u, keys.double() @ vt.T
     log_tilt = 0.5 * (s * k.square()).sum(-1)
     gap = q[:, None] - k[None]
@@ -71,7 +76,7 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Tensor) -> Kernel:
     return Kernel(log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth)
 
 
-def concentration_bound(queries: Tensor, keys: Tensor, product: Tensor, rank: int | None = None) -> Bound:
+def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: int | None = None) -> Bound:
     """How much weight can fall outside one key, from the leading singular directions alone.
 
     Args:
@@ -88,11 +93,11 @@ def concentration_bound(queries: Tensor, keys: Tensor, product: Tensor, rank: in
         raise InputError(f"a concentration bound needs two keys or more, got {len(keys)}")
     if rank is not None and rank < 1:
         raise InputError(f"rank is {rank}, expected 1 or more")
-    u, s, vt = torch.linalg.svd(product.double(), full_matrices=False)
+    u, s, vt = _decomposed(product)
     kept = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
     q, k = queries.double() @ u[:, :kept], keys.double() @ vt[:kept].T
     pulled = q * s[:kept]
-    scores, exact = pulled @ k.T, queries.double() @ product.double() @ keys.double().T
+    scores, exact = pulled @ k.T, _scores(queries, keys, product)
     top = scores.topk(2, dim=-1)
     best, second = top.indices[:, 0], top.indices[:, 1]
     margin = top.values[:, 0] - top.values[:, 1]
@@ -106,6 +111,19 @@ def concentration_bound(queries: Tensor, keys: Tensor, product: Tensor, rank: in
     weights = torch.softmax(exact, dim=-1)
     missing = 1 - weights.gather(1, best[:, None])[:, 0]
     return Bound(missing, torch.where(applicable, bound, torch.nan), applicable, margin)
+
+
+def _decomposed(product: Product) -> tuple[Tensor, Tensor, Tensor]:
+    """U, singular values and Vᵀ in float64; of factors without their product."""
+    if isinstance(product, Tensor):
+        return torch.linalg.svd(product.double(), full_matrices=False)
+    return core_svd(product[0], product[1].T)
+
+
+def _scores(queries: Tensor, keys: Tensor, product: Product) -> Tensor:
+    if isinstance(product, Tensor):
+        return queries.double() @ product.double() @ keys.double().T
+    return (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
 
 
 def kernel_regression(
@@ -149,7 +167,7 @@ def kernel_regression(
         weights = lens.weights.heads(layer, "cross_attn", stack.name)
         queries, keys, pattern = hidden[layer]
         for head in range(stack.n_heads):
-            product = (weights.W_Q[head] @ weights.W_K[head].T).detach()
+            product = (weights.W_Q[head].detach(), weights.W_K[head].detach())
             kernel = spectral_kernel(queries, keys, product)
             found = concentration_bound(queries, keys, product, rank)
             error = float((kernel.weights - pattern[head].double()).abs().max())

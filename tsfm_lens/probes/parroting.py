@@ -95,7 +95,8 @@ def lag_attention(
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, the share of the context's tokens that are such, which an even spread would pay.
+        ``chance``, the share of the context's tokens that a query may see that are such, averaged over queries,
+        which an even spread would pay.
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -112,8 +113,11 @@ def lag_attention(
             near, far = first - (stops[key] - 1) - width, last - 1 - starts[key] + width
             on_band[key, query] = far // lag * lag >= max(near, 1)
     attention = maps["attention"].values
-    usable = np.broadcast_to((ordinary & (stops <= 0))[:, None], on_band.shape)
-    chance = float(on_band.sum() / max(int(usable.sum()), 1))
+    # a key that no head gives weight is masked for that query
+    usable = (ordinary & (stops <= 0))[:, None] & (attention.max(axis=(0, 1)) > 0)
+    on_band &= usable
+    shares = on_band.sum(0)[usable.any(0)] / usable.sum(0)[usable.any(0)]
+    chance = float(shares.mean()) if len(shares) else 0.0
     data = xr.Dataset(
         {"mass": (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1)), "chance": ((), chance)},
         coords={"layer": maps["layer"], "head": maps["head"]},

@@ -88,7 +88,7 @@ def seasonality_bias(
     data["forecast"] = (("series", "step"), forecast)
     cycles = np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS)
     trial = (steps / cycles)[::-1]
-    parts = {"context": [values[-steps:] for values in batch.values], "forecast": forecast}
+    parts: dict[str, Any] = {"context": [values[-steps:] for values in batch.values], "forecast": forecast}
     parts |= {"truth": data["truth"].values} if "truth" in data else {}
     grid = [[[amplitude_at(v, p) for p in trial] for v in values] for values in parts.values()]
     data = data.assign_coords(part=list(parts), trial_period=("trial_period", trial, {"units": "steps"}))

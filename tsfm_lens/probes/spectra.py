@@ -108,6 +108,22 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.svdvals(core)
 
 
+def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular value decomposition of ``left @ right`` without that product, in float64.
+
+    Args:
+        left: (…, n, r).
+        right: (…, r, m).
+
+    Returns:
+        U (…, n, r), the singular values (…, r), descending, and Vᵀ (…, r, m).
+    """
+    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
+    (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
+    u, s, vt = torch.linalg.svd(r_a @ r_b.transpose(-2, -1))
+    return q_a @ u, s, vt @ q_b.transpose(-2, -1)
+
+
 def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
     if product == "QK":
         return weights.W_Q, weights.W_K.transpose(-2, -1)
