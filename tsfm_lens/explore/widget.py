@@ -34,7 +34,7 @@ from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.select import median_position, position, unit_of
 from tsfm_lens.viz.theme import number, untitled
 
-_WIDTH = 980  # pixels
+_WIDTH = 920  # pixels
 
 Head = tuple[int, int]
 """Position of a layer and a head in the result."""
