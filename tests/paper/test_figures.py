@@ -161,6 +161,15 @@ def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> No
     assert "truth" not in without.plates[0].results[0]
 
 
+@pytest.mark.parametrize("name", ["5", "20"])
+def test_attention_is_read_within_one_pass_where_it_cannot_be_followed_beyond(name: str) -> None:
+    lens = lens_of("timesfm-2.5")
+    steps = lens.adapter.longest_pass + 3
+    made = make_figure(name, lens, bundled("electricity").tail(2 * steps + 20), steps)
+    assert made.plates[-1].results[0].sizes["step"] == steps
+    assert all(result.attrs["horizon"] <= steps - 3 for plate in made.plates[:-1] for result in plate.results)
+
+
 def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
     made = make_figure("21", lens_of("chronos-bolt"), short(), 6)
     paths = write_figure(made, tmp_path, formats=["json"], model="amazon/chronos-bolt-tiny")

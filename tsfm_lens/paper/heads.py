@@ -18,7 +18,12 @@ SHOWN = 4
 
 def _attention_task(request: Request, paper: int) -> Task:
     """One pass where the model's attention cannot be followed beyond, else the paper's horizon."""
-    return request.long_task(paper, within_pass=request.lens.adapter.rollout not in ("tokens", "refeed"))
+    return request.long_task(paper, within_pass=not _followed(request))
+
+
+def _followed(request: Request) -> bool:
+    """Whether roll-out maps go on beyond one pass."""
+    return request.lens.adapter.rollout in ("tokens", "refeed")
 
 
 def _counts(entropy: xr.Dataset) -> tuple[int, int]:
@@ -29,7 +34,8 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 
 def _rollouts(request: Request) -> list[Plate]:
     one = request.one()
-    task = _attention_task(one, 2 * one.lens.adapter.longest_pass)
+    seen = one if _followed(one) else one.within_pass()
+    task = _attention_task(seen, 2 * one.lens.adapter.longest_pass)
     maps = probes.rollout_maps(one.lens, task.context, task.horizon, seed=one.seed)
     _, diffuse = _counts(maps)
     few = request.series.select(list(range(min(2, len(request.series))))) if not request.series.multivariate else None
@@ -45,7 +51,7 @@ def _rollouts(request: Request) -> list[Plate]:
 
 def _sharp(request: Request) -> list[Plate]:
     few = request if request.series.multivariate else _few(request)
-    short = few.task()
+    short = few.within_pass().task()
     entropy = probes.head_entropy(few.lens, short.context, short.horizon, seed=few.seed)
     task = few.long_task(ROLLOUT)
     sharp, diffuse = _counts(entropy)

@@ -49,6 +49,11 @@ class Request:
         steps = self.horizon or self._short(min(paper, limit))
         return prepare(self.lens, self.series, steps, holdout=self.holdout)
 
+    def within_pass(self) -> Request:
+        """The same request with at most one pass, for what is looked at beside a longer roll-out."""
+        limit = self.lens.adapter.longest_pass
+        return replace(self, horizon=None if self.horizon is None else min(self.horizon, limit))
+
     def one(self, series: int = 0) -> Request:
         """The same request for a single series; the variates of an item stay together."""
         picked = self.series.groups[series]
