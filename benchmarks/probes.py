@@ -115,8 +115,8 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
         **{probe: partial(call, inputs) for probe, call in usable.items()},
         "whole set": lambda: [call(inputs) for call in usable.values()],
     }
-    with torch.no_grad():
-        found = ratios(list(works.values()), lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+    # gradients are left on: some probes differentiate, and the others turn them off themselves
+    found = ratios(list(works.values()), torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)), rounds=rounds)
     note = f"{CONTEXT} steps, {HORIZON} ahead" + (f", {SAMPLES} samples" if inputs.options else "")
     rows = []
     for work, (median, low, high) in zip(works, found, strict=True):
