@@ -92,8 +92,13 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(found["stable_rank"], ranks)
     special = np.array([bool(str(word)) for word in found["key_special"].values])
-    mean = found["attention"].mean("query").transpose("layer", "head", "key").values
+    # the last token alone forecasts in a causal model, every decoder token elsewhere
+    rows = found["attention"].isel(query=[-1]) if model == "timesfm-2.5" else found["attention"]
+    if model == "chronos":
+        rows = rows.isel(query=found["query_start"].values >= 0)
+    mean = rows.mean("query").transpose("layer", "head", "key").values
     mean[..., special] = -1
     np.testing.assert_array_equal(found["argmax_key"], mean.argmax(-1))
+    np.testing.assert_allclose(found["argmax_weight"], mean.max(-1), rtol=1e-5)
     np.testing.assert_array_equal(found["argmax_start"], found["key_start"].values[mean.argmax(-1)])
     np.testing.assert_array_equal(found["quantile_forecast"], lens.forecast(context, horizon, **draws).quantiles)

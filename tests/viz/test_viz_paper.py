@@ -162,6 +162,7 @@ def patches() -> xr.Dataset:
     ds["stable_rank"] = (("layer", "head"), [[1.5, 2.5], [3.5, 4.5]])
     ds["entropy"] = (("layer", "head"), np.ones((2, 2)))
     ds["argmax_key"] = (("layer", "head"), [[0, 1], [1, 2]])
+    ds["argmax_weight"] = (("layer", "head"), [[0.6, 0.7], [0.6, 0.7]])
     ds["argmax_start"] = (("layer", "head"), [[-30, -20], [-20, -10]])
     ds.attrs |= {"stack": "decoder", "attention": "cross_attn"}
     return ds.assign_coords(

@@ -10,6 +10,7 @@ import xarray as xr
 from tsfm_lens.data import as_series
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.head_states import forecast_queries
 from tsfm_lens.probes.rollout import rollout_maps
 from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.probes.trajectory import describe
@@ -40,9 +41,10 @@ def patch_attention(
 
     Returns:
         Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows summing to 1;
-        ``stable_rank`` (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer, head) in nats; ``argmax_key``
-        (layer, head), the key over time of the largest mean weight, and ``argmax_start``, the first step that it
-        covers in the first pass; the context, the truth and ``quantile_forecast``.
+        ``stable_rank`` (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer, head) in nats; ``argmax_key`` (layer, head),
+        the key over time of the largest mean weight over the tokens that forecast, ``argmax_weight``, that weight,
+        and ``argmax_start``, the first step that the key covers in the first pass; the context, the truth and
+        ``quantile_forecast``.
 
     Source:
         tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK).
@@ -64,8 +66,10 @@ def patch_attention(
     data["stable_rank"] = spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
     # special tokens cover no time, so that none of them can be marked in a series
     timed = np.flatnonzero([not str(word) for word in maps["key_special"].values])
-    mean = data["attention"].values.mean(axis=2)[..., timed]
+    # a causal model has rows for its context too, which read only what is before them
+    mean = data["attention"].values[:, :, forecast_queries(data)].mean(axis=2)[..., timed]
     chosen = timed[mean.argmax(axis=-1)]
+    data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
     data["argmax_key"] = (("layer", "head"), chosen)
     data["argmax_start"] = (("layer", "head"), maps["key_start"].values[chosen])
     data.attrs = describe(

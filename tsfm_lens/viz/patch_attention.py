@@ -60,7 +60,9 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
     for row, col in grid.places:
         if (row + 1, col) not in grid.places:
             grid.fig.update_xaxes(title_text="context token", row=row, col=col)
-    grid.fig.update_yaxes(title_text="forecast token", col=1)
+    # a causal model has queries in its context too
+    ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
+    grid.fig.update_yaxes(title_text="forecast token" if ahead else "query token", col=1)
     grid.fig.update_layout(coloraxis=weight_colours(limit))
     special = [str(word) for word in ds["key_special"].values if str(word)]
     width = int((ds["key_stop"] - ds["key_start"]).max())
@@ -92,11 +94,9 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
         InputError: ``ds`` is of another kind.
         UnknownNameError: no such layer or head.
     """
-    check(ds, _KIND, "quantile_forecast", "argmax_start", "argmax_key", "attention")
+    check(ds, _KIND, "quantile_forecast", "argmax_start", "argmax_weight")
     at = position(ds, "layer", layer)
-    mean = array(ds, "attention", "layer", "head", "query", "key")[at].mean(axis=1)
-    # special tokens may hold more, but stand nowhere in the series
-    weights = mean[np.arange(len(mean)), ds["argmax_key"].values[at].astype(int)]
+    weights = array(ds, "argmax_weight", "layer", "head")[at]
     which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
     unit = unit_of(ds, 0)
