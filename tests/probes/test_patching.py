@@ -251,3 +251,12 @@ def test_paths_in_rollouts(name: str) -> None:
     heard = paths["forecast"].values[0, 0]
     assert np.isfinite(heard).all()
     assert np.abs(heard - paths["clean_forecast"].values).max() > 0
+
+
+def test_gradients_are_there_under_no_grad() -> None:
+    lens = lens_of("chronos-bolt")
+    clean, corrupted = pair_for("chronos-bolt")
+    with torch.no_grad():
+        within = attribution_patching(lens, clean, corrupted, 4, exact=False)
+    outside = attribution_patching(lens, clean, corrupted, 4, exact=False)
+    np.testing.assert_array_equal(within["estimate"], outside["estimate"])

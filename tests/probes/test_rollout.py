@@ -218,3 +218,15 @@ def test_one_hot_patterns_contribute_what_is_written() -> None:
             _, acts = lens.run_with_cache(run.encoded, names_filter="decoder_blocks.1.cross_attn.hook_result")
     written = acts["decoder_blocks.1.cross_attn.hook_result"][0].norm(dim=-1).T.numpy()
     np.testing.assert_allclose(norms.sum("key"), written, rtol=1e-5)
+
+
+def test_flow_takes_a_stack_where_something_flows() -> None:
+    """Bolt's decoder is one token; Chronos's has one a step."""
+    for name, stack in (("chronos-bolt", "encoder"), ("chronos", "decoder")):
+        found = attention_flow(lens_of(name), series_for(lens_of(name)), 4)
+        assert found.attrs["stack"] == stack
+        assert found.sizes["key"] > 1
+    assert (
+        attention_flow(lens_of("chronos-bolt"), series_for(lens_of("chronos-bolt")), 4, stack="decoder").sizes["key"]
+        == 1
+    )

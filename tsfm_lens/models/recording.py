@@ -45,8 +45,11 @@ def recorded_run(
             return forecast, acts
         encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
         acts.spans = encoded.spans
-        output = lens.forward(encoded)
-        if loss is not None:
+        if loss is None:
+            return lens.forward(encoded), acts
+        # gradients were asked for, whatever the caller's setting
+        with torch.enable_grad():
+            output = lens.forward(encoded)
             with lens.registry.attach():
                 loss(output).backward()
     return output, acts

@@ -243,7 +243,8 @@ def attention_flow(
         lens: the model.
         series: exactly one series.
         horizon: forecast steps of the forward.
-        stack: a stack whose tokens attend to their own stack; the last such stack if None.
+        stack: a stack whose tokens attend to their own stack; the last such stack of more than
+            one token if None.
         seed: of the forecast that a token model is forced along.
 
     Returns:
@@ -261,11 +262,12 @@ def attention_flow(
         raise InputError(f"attention flow is computed for one series at a time, got {len(batch)}")
     kinds = {row.name: _own_kind(row) for row in lens.wiring.stacks}
     usable = [name for name, kind in kinds.items() if kind]
-    wanted = usable[-1] if stack is None and usable else stack
-    if wanted not in usable:
-        raise unknown_name("stack with self-attention over time", str(wanted), usable)
-    column = lens.wiring.stack(str(wanted))
+    if not usable or stack not in (None, *usable):
+        raise unknown_name("stack with self-attention over time", str(stack), usable)
     run = trajectory(lens, batch, horizon, seed=seed)
+    # nothing flows where one token stands alone, as in the decoder of a model that forecasts in one
+    several = [name for name in usable if len(run.encoded.spans[name]) > 1]
+    column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
     layers = [x for x in range(column.n_layers) if _over_time(column, x, kinds[column.name])]
     points = [f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers]
     with torch.no_grad():
