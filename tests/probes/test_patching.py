@@ -260,3 +260,15 @@ def test_gradients_are_there_under_no_grad() -> None:
         within = attribution_patching(lens, clean, corrupted, 4, exact=False)
     outside = attribution_patching(lens, clean, corrupted, 4, exact=False)
     np.testing.assert_array_equal(within["estimate"], outside["estimate"])
+
+
+def test_places_of_several_stacks_at_all_positions() -> None:
+    """Bolt's decoder has one token, its encoder several: each place is patched at all of its own."""
+    lens = lens_of("chronos-bolt")
+    clean, corrupted = pair_for("chronos-bolt")
+    places = ["encoder.0.mlp", "decoder.0.cross_attn"]
+    both = attribution_patching(lens, clean, corrupted, 4, at=places, positions="all")
+    exact = activation_patching(lens, clean, corrupted, 4, at=places, positions="all")
+    np.testing.assert_allclose(both["recovered"], exact["recovered"], atol=1e-6)
+    alone = attribution_patching(lens, clean, corrupted, 4, at=places[:1], positions="each")
+    np.testing.assert_allclose(both["estimate"][0, 0], alone["estimate"].sum("position")[0], rtol=1e-4)

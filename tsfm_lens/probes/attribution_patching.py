@@ -69,14 +69,15 @@ def attribution_patching(
     )
     own = slopes(pair, names)
     groups = groups_of(pair, places, positions)
-    estimate = np.array([[_products(place, pair.source_acts, own, group) for group in groups] for place in places])
+    parts: list[list[int] | None] = [None] if positions == "all" else list(groups)
+    estimate = np.array([[_products(place, pair.source_acts, own, part) for part in parts] for place in places])
     coords = {**place_coords(places), **group_coords(pair.base.encoded.spans[places[0].stack], groups)}
     data = pair.dataset().assign_coords(coords)
     axes = ("component", "position", "series")
     data["estimate"] = (axes, estimate)
     parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
     if exact:
-        forecasts = pair.base.forecasts(patches(pair, places, groups), progress)
+        forecasts = pair.base.forecasts(patches(pair, places, parts), progress)
         recovered = pair.recovered(forecasts).reshape(estimate.shape)
         data["recovered"], data["error"] = (axes, recovered), (axes, estimate - recovered)
         parameters["mean_absolute_error"] = float(np.abs(estimate - recovered).mean())
@@ -105,13 +106,13 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
     return acts
 
 
-def _products(place: Place, source: Activations, base: Activations, group: Sequence[int]) -> np.ndarray:
-    """(series,): change times gradient, summed over the tokens of a group."""
+def _products(place: Place, source: Activations, base: Activations, group: Sequence[int] | None) -> np.ndarray:
+    """(series,): change times gradient, summed over the tokens of a group; over all of them for None."""
     change = source[place.point] - base[place.point]
     product = change * base[f"{place.point}_grad"]
     if place.head is not None:
         product = product[:, :, place.head]
-    found = product[:, list(group)].sum(dim=(1, 2))
+    found = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
     return np.asarray(found.detach().cpu().double().numpy())
 
 
