@@ -68,8 +68,8 @@ def ablation_effects(
     runs = runs_of(lens, batch, steps, rollout=not single_pass, num_samples=num_samples, seed=seed)
     known = reference_activations(lens, how, reference) if how in ("mean", "resample") else None
     variants = [Variant(str(each), tuple(knock_outs(lens, [each], how, known))) for each in chosen]
-    plain, *rest = runs.forecasts([Variant("plain", ()), *variants], progress)
-    forecasts = np.stack(rest)
+    plain = runs.forecasts([Variant("plain", ())])[0]
+    forecasts = runs.forecasts(variants, progress)
     data = context_dataset(batch, steps, truth).assign_coords(component_coords(list(chosen)))
     data["forecast"] = (("component", "series", "step"), forecasts)
     data["baseline_forecast"] = (("series", "step"), plain)
