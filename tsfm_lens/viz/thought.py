@@ -79,7 +79,7 @@ def thought_lines(
         **room,
     )
     # labels of neighbouring panels would run into each other
-    fig.update_xaxes(nticks=2 if len(panels) > 3 else 4)
+    fig.update_xaxes(nticks=2 if len(panels) > 2 else 4)
     return fig.update_layout(margin_r=right, coloraxis_colorbar_title_text="probability")
 
 
@@ -148,7 +148,7 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     )
     fig.update_xaxes(title_text="residual stream after", type="category")
     fig.update_yaxes(title_text="lines a series" if len(ids) > 1 else "lines", row=1, col=1)
-    fig.update_yaxes(title_text="probability", tickformat=".0%", rangemode="tozero", row=1, col=2)
+    fig.update_yaxes(title_text="probability", tickformat=".2~%", rangemode="tozero", row=1, col=2)
     fig.update_layout(barmode="stack")
     return dress(
         fig,
