@@ -78,5 +78,27 @@ def test_what_has_no_season_is_refused() -> None:
     gap[3] = np.nan
     with pytest.raises(InputError, match="missing values"):
         seasonal_part(gap, 12)
-    with pytest.raises(InputError, match="new_period is 1"):
+    with pytest.raises(InputError, match="new_period is 1, expected a whole number of 2 or more"):
         swap_season(TREND, 1, period=12)
+
+
+def test_a_constant_has_no_spread_to_restore() -> None:
+    bumped = np.full(96, 0.1)
+    bumped[40:48] += 5
+    np.testing.assert_allclose(remove_motif(bumped, 40, 48).values[0], 0.1)
+    with pytest.raises(InputError, match="nothing but a constant"):
+        remove_motif(bumped, 40, 48, keep_scale=True)
+
+
+@pytest.mark.parametrize("wrong", [1.5, "a", float("nan"), True])
+def test_steps_are_whole_numbers(wrong: object) -> None:
+    for call in (
+        lambda: remove_motif(TREND, wrong, 8),
+        lambda: remove_motif(TREND, 2, wrong),
+        lambda: remove_motif(TREND, 2, 8, every=wrong),
+        lambda: shift_phase(TREND + SEASON, wrong, period=12),
+        lambda: shift_phase(TREND + SEASON, 3, period=wrong),
+        lambda: swap_season(TREND + SEASON, wrong, period=12),
+    ):
+        with pytest.raises(InputError, match="expected a whole number"):
+            call()

@@ -102,6 +102,34 @@ def test_in_rollouts_too() -> None:
     np.testing.assert_allclose(found["indirect"], 0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["chronos-bolt", "chronos-2"])
+def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
+    """Later branches are held in rollouts, too: direct and total effects differ there as in a forward."""
+    lens = lens_of(name)
+    early = writers(lens.wiring)[:: len(writers(lens.wiring)) // 3][:2]
+    forward, rollout = (causal_effects(lens, series_for(name), 4, components=early, rollout=r) for r in (False, True))
+    assert np.abs(forward["indirect"]).max() > 1e-3 * np.abs(forward["total"]).max()
+    for part in ("total", "direct"):
+        np.testing.assert_allclose(rollout[part], forward[part], atol=1e-4 * float(np.abs(forward[part]).max()))
+
+
+def test_a_seed_is_used() -> None:
+    lens, context = lens_of("chronos-bolt"), bundled("co2").tail(40)
+    drawn = [
+        ablation_effects(lens, context, 4, components="decoder.0.mlp", how="noise", seed=seed) for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(drawn[0]["forecast"], drawn[1]["forecast"])
+    assert np.abs(drawn[0]["forecast"] - drawn[2]["forecast"]).max() > 0
+
+
+def test_reference_series_are_recorded_along_the_horizon_asked_for() -> None:
+    lens = lens_of("chronos-bolt")
+    context, reference = bundled("co2").tail(40), bundled("elnino", "sunspots").tail(40)
+    horizon = lens.adapter.prediction_length + 9
+    found = causal_effects(lens, context, horizon, components=["decoder.2.mlp"], how="mean", reference=reference)
+    assert np.isfinite(found["total"]).all()
+
+
 def test_self_repair_of_known_effects() -> None:
     direct = np.array([[2.0, -2.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0]])
     total = np.array([[1.0, -1.0], [1.0, 1.0], [3.0, 3.0], [-1.0, 5.0]])
@@ -172,6 +200,21 @@ def test_what_gives_no_circuit_is_refused() -> None:
         minimal_circuit(lens, context, horizon=4, ranking="best")
     with pytest.raises(InputError, match="corrupted=…"):
         minimal_circuit(lens, context, horizon=4, ranking="edges")
+    for wrong in ({"tolerance": "a"}, {"tolerance": float("nan")}, {"per_round": 1.5}, {"per_round": 0}):
+        with pytest.raises(InputError, match="expected a tolerance"):
+            minimal_circuit(lens, context, horizon=4, **wrong)
+    with pytest.raises(InputError, match="expected a function"):
+        minimal_circuit(lens, context, horizon=4, behaviour="forecast")
+    with pytest.raises(InputError, match="no numbers"):
+        minimal_circuit(lens, context, horizon=4, behaviour=lambda forecasts: forecasts * np.nan)
+    with pytest.raises(InputError, match="not both"):
+        minimal_circuit(lens, context, shift_phase(context, 6, period=12), 4, how="mean")
+    with pytest.raises(InputError, match="is part of"):
+        minimal_circuit(lens, context, horizon=4, nodes=["decoder.0.cross_attn", "decoder.0.cross_attn.1"])
+    with pytest.raises(InputError, match="components is empty"):
+        ablation_effects(lens, context, 4, components=[])
+    with pytest.raises(InputError, match="components is empty"):
+        causal_effects(lens, context, 4, components=[])
     with pytest.raises(InputError, match="tolerance 1"):
         minimal_circuit(lens, context, horizon=4, tolerance=1)
     with pytest.raises(InputError, match="does not change the behaviour"):

@@ -11,12 +11,14 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.hooks import Component, PatchFrom
+from tsfm_lens.hooks import Component, PatchFrom, Steer
+from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
+from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.path_patching import _HeadInput, heard_by, sender_contrast
-from tsfm_lens.probes.places import later_branches, places_of, position_groups
+from tsfm_lens.probes.places import group_coords, later_branches, places_of, position_groups
 
 NAMES = sorted(architectures())
 TRUE_GRADIENTS = [name for name in NAMES if name != "toto-2"]
@@ -205,6 +207,124 @@ def test_edges_of_a_small_corruption_are_paths() -> None:
     np.testing.assert_allclose(edges[:, :-1], inner, atol=0.05 * np.abs(inner).max())
 
 
+def test_positions_are_grouped_from_the_newest() -> None:
+    spans = TokenSpans.patches(-20, 5, 4, ("REG",)) + TokenSpans((0, 8), (8, 16), ("", ""))
+    assert position_groups(spans, "all") == [list(range(8))]
+    assert position_groups(spans, "each") == [[token] for token in range(8)]
+    assert position_groups(spans, np.int64(3)) == [[0], [1, 2, 3], [4, 6, 7], [5]]
+    found = group_coords(spans, position_groups(spans, 3))
+    assert found["position"] == [0, 1, 4, 5]
+    assert found["position_start"][1] == [-20, -16, -4, 0]
+    assert found["position_stop"][1] == [-16, -4, 16, 0]
+    assert found["position_special"][1] == ["", "", "", "REG"]
+    two = TokenSpans((-8, -4, -8, -4), (-4, 0, -4, 0), ("",) * 4, (0, 0, 1, 1))
+    assert position_groups(two, 3) == [[0, 1], [2, 3]]
+    assert group_coords(two, [[0, 1], [2, 3]])["position_variate"][1] == [0, 1]
+
+
+def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
+    """Bolt's second pass has more tokens: the register token moves, and so does the place of a step."""
+    lens = lens_of("chronos-bolt")
+    clean, corrupted = (each.select(0) for each in pair_for("chronos-bolt"))
+    name = "encoder_blocks.1.hook_resid_pre"
+    found = activation_patching(lens, clean, corrupted, 20, at=[name], positions=5, rollout=True)
+    _, acts = lens.run_with_cache(clean, names_filter=[name], rollout=True, horizon=20)
+    calls = acts.calls(name)
+    assert len({call.value.shape for call in calls}) == 2
+
+    def forecast(tokens: list[slice]) -> np.ndarray:
+        """Plain hooks: in each pass these tokens come from the clean run."""
+        passes = iter(zip(calls, tokens, strict=True))
+
+        def hook(value: torch.Tensor, hook: object) -> torch.Tensor:
+            call, where = next(passes)
+            value = value.clone()
+            value[:, where] = call.value[:, where]
+            return value
+
+        return lens.run_with_hooks(corrupted, [(name, hook)], rollout=True, horizon=20).median
+
+    register = found.isel(component=0, position=list(found["position_special"].values).index("REG"))
+    np.testing.assert_allclose(register["forecast"], forecast([slice(-1, None)] * 2), rtol=1e-5)
+    oldest = found.isel(component=0, position=1)
+    spans = lens.encode(corrupted).spans["encoder"]
+    width = spans.stop[0] - spans.start[0]
+    first, stop = ((int(oldest[f"position_{edge}"]) - spans.start[0]) // width for edge in ("start", "stop"))
+    # both passes show the same context from its beginning; it is not full yet
+    np.testing.assert_allclose(oldest["forecast"], forecast([slice(first, stop)] * 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "chronos-2", "timesfm-3"])
+def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
+    lens = lens_of(name)
+    clean, corrupted = (each.select(0) for each in pair_for(name))
+    stack = lens.wiring.output_stack
+    early = [Component(stack.name, 0, row.kind) for row in stack.rows(0)]
+    both = [
+        path_patching(lens, clean, corrupted, 4, senders=early, rollout=rollout)["forecast"].values
+        for rollout in (False, True)
+    ]
+    size = np.nanmax(np.abs(both[0]))
+    np.testing.assert_allclose(both[0], both[1], atol=1e-4 * size)
+    cells = [
+        activation_patching(lens, clean, corrupted, 4, at=early, positions=4, stack=stack.name, rollout=rollout)
+        for rollout in (False, True)
+    ]
+    np.testing.assert_allclose(cells[0]["forecast"], cells[1]["forecast"], atol=1e-4 * size)
+
+
+@pytest.mark.parametrize("name", TRUE_GRADIENTS)
+def test_slopes_are_finite_differences(name: str) -> None:
+    """For token models, too, whose tokens cannot change by little but whose streams can."""
+    lens = lens_of(name)
+    clean, corrupted = pair_for(name)
+    stack = lens.wiring.output_stack
+    at = f"{stack.prefix}.1.hook_resid_pre"
+    pair = contrast(lens, clean, corrupted, 4, names=[at])
+    own = slopes(pair, [at])
+    token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
+    direction = torch.randn(own[at].shape[-1], generator=torch.Generator().manual_seed(1))
+    step = 1e-2 * float(own[at].norm() / own[at].numel() ** 0.5)
+    expected = (own[f"{at}_grad"][:, token] * direction).sum().item()
+    moved = []
+    for sign in (1, -1):
+        with torch.no_grad(), lens.edit(Steer(at, direction, scale=sign * step, positions=[token])):
+            moved.append(pair.recovered(pair.base.read(lens.forward(pair.base.encoded)).double().numpy()).sum())
+    assert abs(expected) > 1e-6
+    assert (moved[0] - moved[1]) / (2 * step) == pytest.approx(expected, rel=0.05, abs=2e-3)
+
+
+def test_gradients_that_are_no_numbers_are_refused() -> None:
+    """TimesFM 3 divides the padding of a shorter series by its zero norm."""
+    lens = lens_of("timesfm-3")
+    values = centred("pedestrians").values[0]
+    clean = SeriesBatch((values, values[13:]))
+    corrupted = replace(clean, values=tuple(each[::-1].copy() for each in clean.values))
+    with pytest.raises(InputError, match="no finite gradient"):
+        attribution_patching(lens, clean, corrupted, 4)
+
+
+def test_a_pair_must_be_a_pair() -> None:
+    lens = lens_of("chronos-2")
+    clean = centred("pedestrians", "electricity")
+    swapped = clean.select([1, 0])
+    with pytest.raises(InputError, match="in the order pedestrians, electricity"):
+        activation_patching(lens, clean, swapped, 4)
+    together = SeriesBatch(tuple(v[::-1].copy() for v in clean.values), groups=("both", "both"), variates=("a", "b"))
+    with pytest.raises(InputError, match="grouped into items differently"):
+        activation_patching(lens, clean, together, 4)
+
+
+def test_several_stacks_of_which_one_is_shorter() -> None:
+    lens = lens_of("chronos")
+    short = centred("pedestrians").tail(5)
+    corrupted = replace(short, values=(short.values[0][::-1].copy(),))
+    for order in (1, -1):
+        places = ["encoder.0.mlp", "decoder.0.mlp"][::order]
+        found = activation_patching(lens, short, corrupted, 8, at=places, positions="all")
+        assert (int(found["position_start"][0]), int(found["position_stop"][0])) == (-5, 8)
+
+
 def test_what_cannot_be_patched_is_refused() -> None:
     lens = lens_of("chronos-bolt")
     clean, corrupted = pair_for("chronos-bolt")
@@ -212,6 +332,24 @@ def test_what_cannot_be_patched_is_refused() -> None:
         activation_patching(lens, clean, clean, 4)
     with pytest.raises(InputError, match="lengths"):
         activation_patching(lens, clean, corrupted.tail(30), 4)
+    for nothing in ([], ()):
+        with pytest.raises(InputError, match="at is empty"):
+            activation_patching(lens, clean, corrupted, 4, at=nothing)
+        with pytest.raises(InputError, match="senders is empty"):
+            path_patching(lens, clean, corrupted, 4, senders=nothing)
+        with pytest.raises(InputError, match="nodes is empty"):
+            edge_attribution(lens, clean, corrupted, 4, nodes=nothing)
+    for wrong in (None, 5, [5]):
+        with pytest.raises(InputError, match="expected components by name"):
+            activation_patching(lens, clean, corrupted, 4, at=wrong)
+    with pytest.raises(InputError, match="rollout is 'yes'"):
+        activation_patching(lens, clean, corrupted, 4, rollout="yes")
+    token = lens_of("chronos")
+    with pytest.raises(InputError, match="along holds values that are no numbers"):
+        activation_patching(token, *pair_for("chronos"), 4, along=np.full((2, 4), np.nan))
+    one = activation_patching(lens, clean, corrupted, 4, at=Component("encoder", 0, "mlp"), positions="all")
+    twice = activation_patching(lens, clean, corrupted, 4, at=["encoder.0.mlp", "encoder.0.m*"], positions="all")
+    assert list(one["component"].values) == list(twice["component"].values) == ["encoder.0.mlp"]
     with pytest.raises(InputError, match="direction='up'"):
         activation_patching(lens, clean, corrupted, 4, direction="up")
     with pytest.raises(InputError, match="decoder and encoder"):

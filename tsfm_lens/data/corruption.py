@@ -20,7 +20,7 @@ from tsfm_lens.errors import InputError
 def remove_motif(
     series: Any, start: int, stop: int, *, every: int | None = None, keep_scale: bool = False
 ) -> SeriesBatch:
-    """Replace a stretch by the straight line between its neighbours.
+    """Replace a stretch by the straight line between its neighbours; missing values in it are filled, too.
 
     Args:
         series: anything that ``as_series`` takes.
@@ -32,8 +32,10 @@ def remove_motif(
         InputError: the stretch is empty, outside the series, or has no neighbour on either side; ``every`` is
             shorter than the stretch.
     """
-    if every is not None and every < 1:
-        raise InputError(f"every is {every}, expected 1 step or more")
+    _steps("start", start)
+    _steps("stop", stop)
+    if every is not None:
+        _steps("every", every, least=1)
 
     def removed(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
@@ -71,6 +73,8 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         InputError: the season is unknown, a series is shorter than two of them or has gaps.
     """
 
+    _steps("shift", shift)
+
     def shifted(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
         source = np.arange(len(values)) - shift
@@ -94,8 +98,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
     Raises:
         InputError: a period below 2, the season is unknown, a series is shorter than two of them or has gaps.
     """
-    if new_period < 2:
-        raise InputError(f"new_period is {new_period}, expected 2 steps or more")
+    _steps("new_period", new_period, least=2)
 
     def swapped(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
@@ -129,6 +132,8 @@ def _seasonal(
     series: Any, change: Callable[[np.ndarray, str, int], np.ndarray], period: int | None, keep_scale: bool
 ) -> SeriesBatch:
     batch = as_series(series)
+    if period is not None:
+        _steps("period", period, least=2)
     periods = dict(zip(batch.ids, [period or own for own in batch.seasonalities], strict=True))
     return _corrupted(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
 
@@ -137,11 +142,22 @@ def _corrupted(series: Any, change: Callable[[np.ndarray, str], np.ndarray], kee
     batch = as_series(series)
     made: Sequence[np.ndarray] = [change(v, name) for v, name in zip(batch.values, batch.ids, strict=True)]
     if keep_scale:
-        made = [_rescaled(new, old) for new, old in zip(made, batch.values, strict=True)]
+        made = [_rescaled(new, old, name) for new, old, name in zip(made, batch.values, batch.ids, strict=True)]
     return replace(batch, values=tuple(made))
 
 
-def _rescaled(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+def _rescaled(values: np.ndarray, like: np.ndarray, name: str) -> np.ndarray:
     spread = np.nanstd(values)
-    factor = np.nanstd(like) / spread if spread > 0 else 1.0
-    return (values - np.nanmean(values)) * factor + np.nanmean(like)
+    if spread <= 1e-12 * np.nanmax(np.abs(values)):
+        raise InputError(
+            f"nothing but a constant is left of series {name!r}, so its spread cannot be restored; leave keep_scale out"
+        )
+    return (values - np.nanmean(values)) * (np.nanstd(like) / spread) + np.nanmean(like)
+
+
+def _steps(name: str, value: object, least: int | None = None) -> None:
+    """Refuse what is no whole number of steps."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least):  # type: ignore[operator]
+        wanted = "a whole number of steps" if least is None else f"a whole number of {least} or more steps"
+        raise InputError(f"{name} is {value!r}, expected {wanted}")

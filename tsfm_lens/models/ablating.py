@@ -42,7 +42,33 @@ def knock_outs(
     return [KINDS[how](target, rows=rows, positions=positions, **options) for target in targets]
 
 
-def reference_activations(lens: Lens, how: str, reference: Any) -> Activations:
+def ablated_variants(
+    lens: Lens,
+    components: Sequence[Component],
+    how: str,
+    reference: Any = None,
+    *,
+    horizon: int | None = None,
+    seed: int = 0,
+) -> list[tuple[Intervention, ...]]:
+    """The interventions that knock out each component by itself, with one reference for all.
+
+    Args:
+        lens: the model.
+        components: what to knock out.
+        how, reference: see :meth:`Lens.ablate`.
+        horizon: of the forecasts along which reference series are recorded.
+        seed: of resample and noise.
+
+    Raises:
+        InputError: no such ``how``, or it needs a reference and none is given.
+    """
+    known = reference_activations(lens, how, reference, horizon) if how in ("mean", "resample") else None
+    options = {"seed": seed} if how in ("resample", "noise") else {}
+    return [tuple(knock_outs(lens, [component], how, known, **options)) for component in components]
+
+
+def reference_activations(lens: Lens, how: str, reference: Any, horizon: int | None = None) -> Activations:
     """Activations as they are; of series, those recorded along their forecasts, so that every position has a mean.
 
     Raises:
@@ -54,5 +80,6 @@ def reference_activations(lens: Lens, how: str, reference: Any) -> Activations:
         return reference
     along = not isinstance(reference, Encoded)
     with torch.no_grad():
-        _, acts = lens.run_with_cache(reference, names_filter=["**.hook_z", "**.hook_out"], rollout=along)
+        run: dict[str, Any] = {"horizon": horizon} if along and horizon is not None else {}
+        _, acts = lens.run_with_cache(reference, names_filter=["**.hook_z", "**.hook_out"], rollout=along, **run)
     return acts

@@ -12,6 +12,7 @@ import xarray as xr
 from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch, by_variate
+from tsfm_lens.data.batch import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.architecture import Encoded
 
@@ -202,7 +203,7 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
     if batch.multivariate:
         data = data.assign_coords(group=("series", list(batch.groups)), variate=("series", list(batch.variates)))
     if truth is not None:
-        known = np.asarray(truth, dtype=float)
+        known = to_floats(truth, "the truth")
         if known.shape != (len(batch), horizon):
             raise InputError(f"truth has shape {known.shape}, expected (series, step) = {(len(batch), horizon)}")
         data["truth"] = (("series", "step"), known)

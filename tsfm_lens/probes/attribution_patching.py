@@ -17,8 +17,8 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
-from tsfm_lens.probes.patching import groups_of, patches
-from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of
+from tsfm_lens.probes.patching import grid_of, patches
+from tsfm_lens.probes.places import Place, place_coords, places_of
 from tsfm_lens.probes.runs import Progress
 from tsfm_lens.probes.trajectory import describe
 
@@ -68,16 +68,14 @@ def attribution_patching(
         lens, clean, corrupted, horizon, names=names, direction=direction, rollout=False, along=along, seed=seed
     )
     own = slopes(pair, names)
-    groups = groups_of(pair, places, positions)
-    parts: list[list[int] | None] = [None] if positions == "all" else list(groups)
-    estimate = np.array([[_products(place, pair.source_acts, own, part) for part in parts] for place in places])
-    coords = {**place_coords(places), **group_coords(pair.base.encoded.spans[places[0].stack], groups)}
-    data = pair.dataset().assign_coords(coords)
+    groups, where = grid_of(pair, places, positions)
+    estimate = np.array([[_products(place, pair.source_acts, own, group) for group in groups] for place in places])
+    data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
     data["estimate"] = (axes, estimate)
     parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
     if exact:
-        forecasts = pair.base.forecasts(patches(pair, places, parts), progress)
+        forecasts = pair.base.forecasts(patches(pair, places, groups), progress)
         recovered = pair.recovered(forecasts).reshape(estimate.shape)
         data["recovered"], data["error"] = (axes, recovered), (axes, estimate - recovered)
         parameters["mean_absolute_error"] = float(np.abs(estimate - recovered).mean())
@@ -90,7 +88,8 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
     """Activations of the base run with the gradient, under ``name + "_grad"``, of the share recovered.
 
     Raises:
-        InputError: a multivariate batch, whose series' gradients would run into each other.
+        InputError: a multivariate batch, whose series' gradients would run into each other; or a gradient that is no
+            number, as some models have it at the padding of shorter series.
     """
     runs = pair.base
     if runs.batch.multivariate:
@@ -103,6 +102,14 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
         return (forecast * weight.to(forecast)).sum()
 
     _, acts = runs.lens.run_with_cache(runs.encoded, names_filter=list(names), incl_bwd=True, loss=recovered)
+    for name in names:
+        finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
+        if not finite.all():
+            series = runs.encoded.rows[int(finite.int().argmin())]
+            raise InputError(
+                f"{runs.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
+                "padding is divided by its zero norm; take series of one length, or one at a time, or patch exactly"
+            )
     return acts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,17 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
-from tsfm_lens.models.ablating import knock_outs, reference_activations
-from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.ablating import ablated_variants
+from tsfm_lens.models.forecast import context_dataset, is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.edge_attribution import edge_attribution
-from tsfm_lens.probes.places import places_of
+from tsfm_lens.probes.places import listed, places_of
 from tsfm_lens.probes.runs import Progress, Runs, runs_of
 from tsfm_lens.probes.trajectory import describe
 
-_SOURCE = "Wang et al. 2022, arXiv:2211.00593 (faithfulness, completeness); Conmy et al. 2023; Syed et al. 2023"
+_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
 """Forecasts (…, series, step) -> what is to be kept of them, (…, series, feature)."""
@@ -79,8 +79,9 @@ def minimal_circuit(
         complement; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing".
 
     Source:
-        Wang et al. 2022; Conmy et al. 2023 (greedy pruning); Syed et al. 2023 (edge attribution); completeness as in
-        Marks et al. 2024, arXiv:2403.19647.
+        Wang et al. 2022; Conmy et al. 2023 (greedy pruning); Syed et al. 2023 (edge attribution); completeness after
+        Marks et al. 2024, arXiv:2403.19647, who give the complement's faithfulness itself; it exceeds 1 where the
+        complement is worse than nothing.
 
     Raises:
         InputError: no such ranking, "edges" without a corrupted series or gradients, a tolerance outside [0, 1), or a
@@ -89,16 +90,24 @@ def minimal_circuit(
     """
     if ranking not in RANKINGS:
         raise InputError(f"ranking={ranking!r} is not known, choose one of {', '.join(RANKINGS)}")
-    if not 0 <= tolerance < 1 or per_round < 1:
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1 or not is_count(per_round):
         raise InputError(
-            f"tolerance {tolerance} and per_round {per_round}: expected 0 <= tolerance < 1, per_round >= 1"
+            f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance from 0 to below 1, and a whole "
+            "number of components of 1 or more"
         )
+    if behaviour is not None and not callable(behaviour):
+        raise InputError(f"behaviour is {behaviour!r}, expected a function of forecasts (…, series, step)")
+    if corrupted is not None and (how != "zero" or reference is not None):
+        raise InputError("give either corrupted=… or how=… with its reference, not both: each says what nodes get")
     if ranking == "edges" and corrupted is None:
         raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
-    places = places_of(lens, writers(lens.wiring) if nodes is None else nodes)
+    places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
     chosen = [place.target for place in places if isinstance(place.target, Component)]
     if len(chosen) < len(places):
         raise InputError("a circuit is made of heads and branches; residual streams cannot be nodes")
+    for node in chosen:
+        if node.head is not None and replace(node, head=None) in chosen:
+            raise InputError(f"{node} is part of {replace(node, head=None)}; name either the branch or its heads")
     options: dict[str, Any] = {"rollout": rollout, "along": along, "num_samples": num_samples, "seed": seed}
     if corrupted is not None:
         names = sorted({place.point for place in places})
@@ -107,13 +116,13 @@ def minimal_circuit(
         ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in chosen}
     else:
         runs = runs_of(lens, clean, horizon, **options)
-        known = reference_activations(lens, how, reference) if how in ("mean", "resample") else None
-        ablations = {node: tuple(knock_outs(lens, [node], how, known)) for node in chosen}
+        made = ablated_variants(lens, chosen, how, reference, horizon=runs.horizon, seed=seed)
+        ablations = dict(zip(chosen, made, strict=True))
     bench = _Bench.of(runs, ablations, behaviour)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
     else:
-        order, curve = _ranked(bench, _scores(lens, bench, clean, corrupted, horizon, ranking, along, seed), tolerance)
+        order, curve = _ranked(bench, _scores(lens, bench, clean, corrupted, ranking, seed), tolerance)
     data = _dataset(bench, chosen, order, curve)
     label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
     data.attrs = describe(
@@ -172,12 +181,17 @@ class _Bench:
         return np.sqrt(np.square(gap).mean(-1))
 
     def _features(self, forecasts: np.ndarray) -> np.ndarray:
-        found = np.asarray(self.behaviour(forecasts), dtype=float)
-        if found.shape[: forecasts.ndim - 1] != forecasts.shape[:-1]:
+        try:
+            found = np.asarray(self.behaviour(forecasts), dtype=float)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the behaviour fails on forecasts of shape {forecasts.shape}: {error}") from error
+        if found.shape[: forecasts.ndim - 1] != forecasts.shape[:-1] or found.ndim > forecasts.ndim:
             raise InputError(
                 f"the behaviour gives shape {found.shape} for forecasts of shape {forecasts.shape}; expected "
                 "(…, series) or (…, series, feature)"
             )
+        if not np.isfinite(found).all():
+            raise InputError("the behaviour gives values that are no numbers for some forecasts of ablated models")
         return found[..., None] if found.ndim == forecasts.ndim - 1 else found
 
 
@@ -217,14 +231,13 @@ def _ranked(
     return order[: max(passing, default=0)], curve
 
 
-def _scores(
-    lens: Lens, bench: _Bench, clean: Any, corrupted: Any, horizon: int | None, ranking: str, along: Any, seed: int
-) -> dict[Component, float]:
+def _scores(lens: Lens, bench: _Bench, clean: Any, corrupted: Any, ranking: str, seed: int) -> dict[Component, float]:
     nodes = list(bench.ablations)
     if ranking == "effects":
         alone = bench.forecasts([{node} for node in nodes])
         return dict(zip(nodes, 1.0 - bench.faithfulness(alone).mean(-1), strict=True))
-    edges = edge_attribution(lens, clean, corrupted, horizon, nodes=nodes, along=along, seed=seed)
+    along = bench.runs.values  # the same decoder tokens as the bench's
+    edges = edge_attribution(lens, clean, corrupted, bench.runs.horizon, nodes=nodes, along=along, seed=seed)
     return dict(zip(nodes, np.abs(edges["score"].values).sum(1).mean(-1), strict=True))
 
 

@@ -108,6 +108,15 @@ def contrast(
             f"the clean series have lengths {pair[0].lengths}, the corrupted {pair[1].lengths}: their tokens must "
             "stand at the same positions, so corrupt values without adding or removing steps"
         )
+    if not np.array_equal(pair[0].group_index, pair[1].group_index):
+        raise InputError(
+            "clean and corrupted series are grouped into items differently, so other variates would see each other"
+        )
+    if pair[0].ids != pair[1].ids and set(pair[0].ids) == set(pair[1].ids):
+        raise InputError(
+            f"clean series are in the order {', '.join(pair[0].ids)}, corrupted in {', '.join(pair[1].ids)}; "
+            "corrupted.select(clean.ids) puts them in order"
+        )
     source_batch, base_batch = pair if direction == "denoise" else pair[::-1]
     how: dict[str, Any] = {"rollout": rollout, "num_samples": num_samples, "seed": seed}
     base = runs_of(lens, base_batch, horizon, along=along, **how)

@@ -14,7 +14,7 @@ from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import Contrast, Direction
 from tsfm_lens.probes.path_patching import OUTPUT, heard_by, sender_contrast
-from tsfm_lens.probes.places import Place, place_coords, places_of
+from tsfm_lens.probes.places import Place, listed, place_coords, places_of
 from tsfm_lens.probes.trajectory import describe
 
 _SOURCE = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
@@ -53,7 +53,7 @@ def edge_attribution(
         InputError: the library's gradients are no derivatives, a multivariate batch, or as in activation patching.
     """
     refuse_gradients(lens.wiring)
-    places = places_of(lens, writers(lens.wiring) if nodes is None else nodes)
+    places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
     pair = sender_contrast(
         lens, clean, corrupted, horizon, places, direction=direction, rollout=False, along=along, seed=seed
     )

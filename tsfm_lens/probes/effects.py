@@ -10,14 +10,13 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.ablating import knock_outs, reference_activations
+from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attribution import component_coords
-from tsfm_lens.probes.places import later_branches
+from tsfm_lens.probes.places import later_branches, listed
 from tsfm_lens.probes.runs import Progress, runs_of
 from tsfm_lens.probes.trajectory import describe
 
@@ -72,7 +71,7 @@ def causal_effects(
         UnknownNameError: no such component.
     """
     out = lens.wiring.output_stack.name
-    chosen = writers(lens.wiring) if components is None else lens.components(*components)
+    chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
     for component in chosen:
         if component.stack != out:
             raise InputError(
@@ -80,21 +79,17 @@ def causal_effects(
                 f"stream that is read out, that of the {out}"
             )
     runs = runs_of(lens, series, horizon, rollout=rollout, along=along, num_samples=num_samples, seed=seed)
+    data = context_dataset(runs.batch, runs.horizon, truth).assign_coords(component_coords(list(chosen)))
     branches = sorted({_point(lens, each) for c in chosen for each in later_branches(lens.wiring, _last(lens, c))})
     plain, acts = runs.record(branches or ["unembed.hook_out"])
-    known: Activations | None = None
-    if how in ("mean", "resample"):
-        known = reference_activations(lens, how, reference)
-    options = {"seed": seed} if how in ("resample", "noise") else {}
     free, held = [], []
-    for component in chosen:
-        ablations = tuple(knock_outs(lens, [component], how, known, **options))
+    made = ablated_variants(lens, chosen, how, reference, horizon=runs.horizon, seed=seed)
+    for component, ablations in zip(chosen, made, strict=True):
         later = later_branches(lens.wiring, _last(lens, component))
         free.append(Variant(f"total {component}", ablations))
         held.append(Variant(f"direct {component}", (*ablations, *(PatchFrom(each, acts) for each in later))))
     forecasts = runs.forecasts([*free, *held], progress)
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
-    data = context_dataset(runs.batch, runs.horizon, truth).assign_coords(component_coords(list(chosen)))
     axes = ("component", "series", "step")
     data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
     data["self_repair"] = (axes[:2], self_repair(total, direct, np.ptp(plain, axis=-1)))

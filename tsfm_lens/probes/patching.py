@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import xarray as xr
+from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.registry import RunState
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
@@ -54,7 +60,8 @@ def activation_patching(
         direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" corrupted ones
             into the clean run (what is needed).
         rollout, along: see :func:`tsfm_lens.probes.runs.runs_of`. In a rollout, activations of the same pass and
-            position are put in, in every pass.
+            position are put in, in every pass; a group is then what covers the same steps, so that it stays in its
+            place when the context is encoded anew.
         num_samples, seed: of rollouts.
         progress: called with (done, of).
 
@@ -86,19 +93,10 @@ def activation_patching(
         num_samples=num_samples,
         seed=seed,
     )
-    groups = groups_of(pair, places, positions)
-    whole = positions == "all"
-    variants = [
-        Variant(
-            f"{place.target}@{group[0]}",
-            (PatchFrom(place.target, pair.source_acts, positions=None if whole else group),),
-        )
-        for place in places
-        for group in groups
-    ]
-    forecasts = pair.base.forecasts(variants, progress)
+    groups, where = grid_of(pair, places, positions)
+    forecasts = pair.base.forecasts(patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
-    data = pair.dataset().assign_coords({**place_coords(places), **_coords(pair, places, groups)})
+    data = pair.dataset().assign_coords({**place_coords(places), **where})
     data["recovered"] = (("component", "position", "series"), pair.recovered(forecasts))
     data["effect"] = (("component", "position", "series"), pair.effect(forecasts))
     data["forecast"] = (("component", "position", "series", "step"), forecasts)
@@ -108,29 +106,80 @@ def activation_patching(
     return data
 
 
-def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[Sequence[int] | None]) -> list[Variant]:
+def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
     """One variant a place and group of positions (None: all), places first."""
-    return [
-        Variant(str(place.target), (PatchFrom(place.target, pair.source_acts, positions=group),))
-        for place in places
-        for group in groups
-    ]
+    return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
 
 
-def groups_of(pair: Contrast, places: Sequence[Place], positions: str | int | None) -> list[list[int]]:
-    """Token groups of the places' stack; one group if ``positions`` is "all".
+def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Intervention:
+    if group is None or not pair.base.rollout:
+        return PatchFrom(place.target, pair.source_acts, positions=group)
+    spans = pair.base.encoded.spans[place.stack]
+    ordinary = [token for token in group if not spans.special[token]]
+    start = min((spans.start[token] for token in ordinary), default=0)
+    stop = max((spans.stop[token] for token in ordinary), default=0)
+    words = frozenset(spans.special[token] for token in group) - {""}
+    return _PatchSteps(place.target, pair.source_acts, start, stop, words)
+
+
+def grid_of(
+    pair: Contrast, places: Sequence[Place], positions: str | int | None
+) -> tuple[list[list[int] | None], dict[str, Any]]:
+    """Token groups of the places' stack, [None] for all tokens at once, and their coordinates.
 
     Raises:
         InputError: places of several stacks while positions are told apart.
     """
-    stacks = sorted({place.stack for place in places})
-    if len(stacks) > 1 and positions != "all":
+    spans = [pair.base.encoded.spans[stack] for stack in dict.fromkeys(place.stack for place in places)]
+    if len(spans) > 1 and positions != "all":
+        names = " and ".join(sorted({place.stack for place in places}))
         raise InputError(
-            f"the places lie in {' and '.join(stacks)}, whose tokens are not the same; patch one stack at a time, or "
-            "positions='all'"
+            f"the places lie in {names}, whose tokens are not the same; patch one stack at a time, or positions='all'"
         )
-    return position_groups(pair.base.encoded.spans[stacks[0]], positions)
+    if positions != "all":
+        groups = position_groups(spans[0], positions)
+        return list(groups), group_coords(spans[0], groups)
+    whole = [group_coords(each, [list(range(len(each)))]) for each in spans]
+    edges = {"position_start": min, "position_stop": max}
+    coords = {name: ("position", [of(each[name][1][0] for each in whole)]) for name, of in edges.items()}
+    return [None], {"position": [0], **coords, "position_special": ("position", [""])}
 
 
-def _coords(pair: Contrast, places: Sequence[Place], groups: Sequence[Sequence[int]]) -> dict[str, Any]:
-    return group_coords(pair.base.encoded.spans[places[0].stack], groups)
+@dataclass(frozen=True, eq=False)
+class _PatchSteps:
+    """In every pass of a rollout, replace the tokens that cover some steps by those of another run.
+
+    Attributes:
+        start, stop: steps from the forecast start; a token belongs to them with its middle.
+        special: words of special tokens that belong to them, too.
+    """
+
+    target: Component | str
+    source: Activations
+    start: int
+    stop: int
+    special: frozenset[str]
+    rows: Rows = None
+    positions: Rows = field(default=None)
+
+    def change(self, point: Point) -> Change:
+        """The stored value where a token belongs to the steps."""
+        whole = PatchFrom(self.target, self.source).change(point)
+        spans_at = self.source.spans_at
+        assert spans_at is not None
+        first = self.source.calls(point.name)[0].value.shape[1]
+
+        def patched(value: Tensor, state: RunState) -> Tensor:
+            offset = state.offset.get(point.stack, 0)
+            spans = spans_at(point.stack, state.step, offset, value.shape[1], first)
+            tokens = zip(spans.start, spans.stop, spans.special, strict=True)
+            inside = [
+                word in self.special if word else self.start <= (begin + end - 1) / 2 < self.stop
+                for begin, end, word in tokens
+            ]
+            if not any(inside):
+                return value
+            mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
+            return torch.where(mask, whole(value, state), value)
+
+        return patched

@@ -20,13 +20,15 @@ from tsfm_lens.hooks.reference import source_rows
 from tsfm_lens.hooks.registry import RunState
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
-from tsfm_lens.probes.places import Place, later_branches, place_coords, places_of
+from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.probes.runs import Progress
 from tsfm_lens.probes.trajectory import describe
 
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
 _INPUTS = ("all", "q", "k", "v")
+# senders that are run together, and paths that are gathered before they are
+_SENDERS, _GATHERED = 16, 256
 
 
 def path_patching(
@@ -47,8 +49,9 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    First the sender is patched from the source run while every later branch is held at the base run's write, and
-    what each receiver would then compute is kept. Then only the receiver is set to that, and all behind it is free.
+    First the sender is patched from the source run while every later branch, attention and MLP alike, is held at the
+    base run's write, and what each receiver would then compute is kept. Then only the receiver is set to that, and all
+    behind it is free. (Wang et al. hold attention only and let MLPs compute anew, so their paths include those.)
 
     Args:
         lens: the model.
@@ -57,7 +60,7 @@ def path_patching(
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
         via: the input of receiving heads that hears the sender: "all", "q", "k" or "v".
-        progress: called with (done, of).
+        progress: called with (done, of), in senders.
 
     Returns:
         Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
@@ -73,10 +76,11 @@ def path_patching(
     if via not in _INPUTS:
         raise InputError(f"via={via!r} is not known, choose one of {', '.join(_INPUTS)}")
     default: list[str | Component] = list(writers(lens.wiring))
-    froms = places_of(lens, default if senders is None else senders)
-    asked = [*default, OUTPUT] if receivers is None else list(receivers)
+    froms = places_of(lens, default if senders is None else listed(senders, "senders"))
+    asked = [*default, OUTPUT] if receivers is None else listed(receivers, "receivers")
     to_output = OUTPUT in asked
-    tos = places_of(lens, [each for each in asked if each != OUTPUT])
+    inner = [each for each in asked if each != OUTPUT]
+    tos = places_of(lens, inner) if inner else []
     if via != "all":
         tos = [place for place in tos if place.head is not None] if receivers is None else tos
         if any(place.head is None for place in tos):
@@ -85,7 +89,15 @@ def path_patching(
     pair = sender_contrast(lens, clean, corrupted, horizon, froms, num_samples=num_samples, seed=seed, **shared)
     forecasts = np.full((len(froms), len(tos) + to_output, *pair.base_forecast.shape), np.nan)
     edges: list[tuple[int, int]] = []
-    variants = []
+    variants: list[Variant] = []
+
+    def run_paths() -> None:
+        """Run what has been gathered, so that no more than that is held."""
+        if edges:
+            forecasts[tuple(zip(*edges, strict=True))] = pair.base.forecasts(variants)
+        edges.clear()
+        variants.clear()
+
     for row, (sender, direct, heard) in enumerate(heard_by(pair, froms, tos, via)):
         later = set(later_branches(lens.wiring, _component(sender)))
         reached = [column for column, place in enumerate(tos) if _branch(place) in later]
@@ -93,8 +105,11 @@ def path_patching(
         variants += [Variant("path", (_receive(tos[column], heard, via),)) for column in reached]
         if to_output:
             forecasts[row, -1] = direct
-    if edges:
-        forecasts[tuple(zip(*edges, strict=True))] = pair.base.forecasts(variants, progress)
+        if len(variants) >= _GATHERED:
+            run_paths()
+        if progress is not None:
+            progress(row + 1, len(froms))
+    run_paths()
     data = pair.dataset().assign_coords(place_coords(froms, "sender"))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
     data = data.assign_coords(receiver=names)
@@ -125,21 +140,26 @@ def heard_by(
 
     Receivers' activations are heads' outputs or MLPs' writes, or with ``via`` heads' queries, keys or values.
     """
+    for first in range(0, len(senders), _SENDERS):
+        yield from _heard_together(pair, senders[first : first + _SENDERS], receivers, via)
+
+
+def _heard_together(
+    pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str
+) -> Iterator[tuple[Place, np.ndarray, Activations]]:
     runs = pair.base
-    wiring = runs.lens.wiring
-    everything = [(sender, later_branches(wiring, _component(sender))) for sender in senders]
     kept: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
-    for (sender, later), store in zip(everything, kept, strict=True):
-        points = dict.fromkeys(_input(place, via) for place in receivers if _branch(place) in set(later))
+    for sender, store in zip(senders, kept, strict=True):
+        later = later_branches(runs.lens.wiring, _component(sender))
+        points = dict.fromkeys(_input(place, via) for place in receivers if _branch(place) in later)
         listening = [_Listen(point, store) for point in points]
         # a branch is heard before it is held, so listeners come first
         held = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listening, *held)))
     direct = runs.forecasts(variants)
-    for (sender, _), forecast, store in zip(everything, direct, kept, strict=True):
-        points_of = runs.lens.registry.points
-        yield sender, forecast, Activations(points_of, runs.rollout, runs.batch.ids, recorded=dict(store))
+    for sender, forecast, store in zip(senders, direct, kept, strict=True):
+        yield sender, forecast, Activations(runs.lens.registry.points, runs.rollout, runs.batch.ids, recorded=store)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 
 MOST_GROUPS = 32
@@ -50,19 +51,39 @@ def places_of(lens: Lens, at: str | Sequence[str | Component], stack: str | None
         InputError: a hook point that is no residual stream.
     """
     wiring = lens.wiring
-    if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
-        asked = [at] if isinstance(at, str) else list(at)
-        return [place for each in asked for place in _named(lens, each)]
     known = [row.name for row in wiring.stacks]
     chosen = known[0] if stack is None else stack
     if chosen not in known:
         raise unknown_name("stack", chosen, known)
+    if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
+        # two patterns may name one place
+        return list(dict.fromkeys(place for each in listed(at, "at") for place in _named(lens, each)))
     row = wiring.stack(chosen)
     if at == "stream":
         before = [f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)]
         return [_stream(lens, name) for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]]
     level = {"branches": "branch", "heads": "head"}[at]
     return [_component(wiring, c) for c in components(wiring) if c.stack == chosen and c.level == level]
+
+
+def listed(names: Any, what: str) -> list[str | Component]:
+    """Names of components as a list, each once; one by itself stands for a list of one.
+
+    Raises:
+        InputError: there is none, or something else than a name or component.
+    """
+    if isinstance(names, str | Component):
+        return [names]
+    try:
+        found = list(dict.fromkeys(names))
+    except TypeError:
+        found = [names]
+    for each in found:
+        if not isinstance(each, str | Component):
+            raise InputError(f"{what} holds {each!r}; expected components by name or glob, e.g. 'decoder.0.mlp'")
+    if not found:
+        raise InputError(f"{what} is empty; expected at least one component")
+    return found
 
 
 def _named(lens: Lens, name: str | Component) -> list[Place]:
@@ -131,9 +152,10 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
         raise InputError(f"positions={positions!r} is not known, choose 'all', 'each' or a number of tokens")
     size = 1 if positions == "each" else positions
     if size is None:
-        size = -(-len(ordinary) // MOST_GROUPS)
-    if not isinstance(size, int) or size < 1:
+        size = max(-(-len(ordinary) // MOST_GROUPS), 1)
+    if not is_count(size):
         raise InputError(f"positions={positions!r}: expected 1 or more tokens a group")
+    size = int(size)
     variates = spans.variate or (0,) * len(spans)
     groups = [[token] for token in everything if spans.special[token]]
     for variate in dict.fromkeys(variates[token] for token in ordinary):
@@ -144,14 +166,19 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
 
 
 def group_coords(spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position") -> dict[str, Any]:
-    """Coordinates of groups: first token, first step and stop of the steps covered, and the special token's word."""
+    """Coordinates of groups: first token, first step and stop of the steps covered, and the special token's word.
+
+    Where variates share a sequence, also the place of the group's variate in its item.
+    """
 
     def steps(group: Sequence[int], edge: Any, of: Any) -> int:
         ordinary = [token for token in group if not spans.special[token]] or list(group)
         return int(of(edge[token] for token in ordinary))
 
     alone = [len(group) == 1 and spans.special[group[0]] for group in groups]
+    variate = {f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])} if spans.variate else {}
     return {
+        **variate,
         dim: [group[0] for group in groups],
         f"{dim}_start": (dim, [steps(group, spans.start, min) for group in groups]),
         f"{dim}_stop": (dim, [steps(group, spans.stop, max) for group in groups]),

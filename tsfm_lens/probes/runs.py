@@ -12,13 +12,17 @@ from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import trajectory
+from tsfm_lens.probes.trajectory import checked_horizon, trajectory
 
 Progress = Callable[[int, int], None]
+
+# tokens that run side by side, and variants between two calls of a progress function
+_TOKENS, _AT_ONCE = 2**15, 256
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,17 @@ class Runs:
 
     def forecasts(self, variants: Sequence[Variant], progress: Progress | None = None) -> np.ndarray:
         """Point forecast of every variant, (variant, series, step): side by side where one forward is enough."""
-        if not self.rollout:
-            found = run_variants(self.lens, self.encoded, variants, read=self.read)
-            if progress is not None:
-                progress(len(variants), len(variants))
-            return found.cpu().double().numpy()
         forecasts = np.empty((len(variants), len(self.batch), self.horizon))
+        if not self.rollout:
+            longest = max(len(spans) for spans in self.encoded.spans.values())
+            rows = max(1, _TOKENS // longest)
+            for first in range(0, len(variants), _AT_ONCE):
+                part = variants[first : first + _AT_ONCE]
+                found = run_variants(self.lens, self.encoded, part, max_rows=rows, read=self.read)
+                forecasts[first : first + len(part)] = found.cpu().double().numpy()
+                if progress is not None:
+                    progress(first + len(part), len(variants))
+            return forecasts
         for index, variant in enumerate(variants):
             with self.lens.edit(*variant.interventions):
                 forecasts[index] = self._rolled()
@@ -107,10 +116,13 @@ def runs_of(
         num_samples, seed: of sampling models.
 
     Raises:
-        InputError: single forwards are asked for, and one pass does not cover the horizon.
+        InputError: single forwards are asked for, and one pass does not cover the horizon; a horizon that is no
+            number of steps.
     """
     batch = as_series(series)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    steps = checked_horizon(lens, horizon)
+    if rollout not in (None, True, False):
+        raise InputError(f"rollout is {rollout!r}, expected True, False or None")
     beyond = steps > lens.adapter.longest_pass
     if rollout or (rollout is None and beyond):
         # the tokens of the first pass, which is all that is known of them before the rollout

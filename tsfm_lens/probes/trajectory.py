@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data.batch import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.models.forecast import Forecast, is_count
 from tsfm_lens.models.lens import Lens
 
 
@@ -65,23 +66,37 @@ def trajectory(
     """
     batch = as_series(series)
     limit = lens.adapter.longest_pass
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
-    if not 1 <= steps <= limit:
+    steps = checked_horizon(lens, horizon)
+    if steps > limit:
         raise InputError(
             f"horizon {horizon} cannot be explained in one pass: {lens.model_id} forecasts at most {limit} steps "
             "before it feeds its forecast back. Choose a horizon from 1 to that."
         )
     forecast = lens.forecast(batch, steps, num_samples=num_samples, seed=seed)
-    known = None if truth is None else np.asarray(truth, dtype=float)
+    known = None if truth is None else to_floats(truth, "the truth")
     if lens.adapter.readout != "token":
         return Trajectory(batch, lens.encode(batch, horizon=steps), forecast, forecast.median, None, known, steps)
     own = forecast.samples[:, 0] if getattr(lens.adapter, "integers", False) else forecast.median  # type: ignore[index]
-    values = own if along is None else np.asarray(along, dtype=float)
+    values = own if along is None else to_floats(along, "along")
+    if not np.isfinite(values).all():
+        raise InputError("along holds values that are no numbers; a decoder is forced along finite values")
     if values.shape != (len(batch), steps):
         raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(batch), steps)}")
     encoded = lens.encode(batch, future=values)
     tokens = lens.adapter.tokens_of(torch.as_tensor(values), encoded)  # type: ignore[attr-defined]
     return Trajectory(batch, encoded, forecast, values, tokens, known, steps)
+
+
+def checked_horizon(lens: Lens, horizon: Any) -> int:
+    """Forecast steps; the model's prediction length for None.
+
+    Raises:
+        InputError: not a whole number of 1 or more.
+    """
+    steps = lens.adapter.prediction_length if horizon is None else horizon
+    if not is_count(steps):
+        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer of 1 or more")
+    return int(steps)
 
 
 def describe(lens: Lens, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:

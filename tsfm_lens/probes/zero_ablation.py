@@ -12,12 +12,13 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models.ablating import knock_outs, reference_activations
+from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.places import listed
 from tsfm_lens.probes.runs import Progress, runs_of
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.trajectory import checked_horizon, describe
 
 
 def ablation_effects(
@@ -62,15 +63,15 @@ def ablation_effects(
         UnknownNameError: a component does not exist.
     """
     batch = as_series(series)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
-    chosen = lens.components(*components) if components is not None else _default(lens)
+    steps = checked_horizon(lens, horizon)
+    chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
+    data = context_dataset(batch, steps, truth).assign_coords(component_coords(list(chosen)))
     single_pass = lens.adapter.readout != "token" and steps <= lens.adapter.longest_pass
     runs = runs_of(lens, batch, steps, rollout=not single_pass, num_samples=num_samples, seed=seed)
-    known = reference_activations(lens, how, reference) if how in ("mean", "resample") else None
-    variants = [Variant(str(each), tuple(knock_outs(lens, [each], how, known))) for each in chosen]
+    made = ablated_variants(lens, chosen, how, reference, horizon=steps, seed=seed)
+    variants = [Variant(str(each), parts) for each, parts in zip(chosen, made, strict=True)]
     plain = runs.forecasts([Variant("plain", ())])[0]
     forecasts = runs.forecasts(variants, progress)
-    data = context_dataset(batch, steps, truth).assign_coords(component_coords(list(chosen)))
     data["forecast"] = (("component", "series", "step"), forecasts)
     data["baseline_forecast"] = (("series", "step"), plain)
     if steps > 1:
