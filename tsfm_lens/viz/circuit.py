@@ -25,7 +25,7 @@ from tsfm_lens.viz.select import (
     unit_of,
     value_title,
 )
-from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, VERMILION, dress, mixed, plain
+from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, dress, mixed, plain
 
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
 _LAYER_GAP = 0.8  # between layers, in columns
@@ -294,7 +294,8 @@ def _draw_edges(fig: go.Figure, board: _Board, places: Places, kept: np.ndarray,
     for a, b in reversed(pairs):
         (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
         score = float(scores[a, b])
-        colour = VERMILION if score > 0 else BLUE
+        # none of the nodes' colours
+        colour = INK if score > 0 else PURPLE
         x, y = _bow(x0, y0, x1, y1, 0.25 * (board.reach + 1))
         fig.add_trace(
             go.Scatter(
@@ -322,8 +323,8 @@ def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.nd
 
 def _signs(fig: go.Figure) -> str:
     colours = {str(trace.line.color) for trace in fig.data if trace.name == "edge"}
-    negative = colours & {mixed(BLUE, 0.85), mixed(BLUE, 0.3)}
-    return "blue where negative, " if negative else ""
+    negative = colours & {mixed(PURPLE, 0.85), mixed(PURPLE, 0.3)}
+    return "purple where negative, " if negative else ""
 
 
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
