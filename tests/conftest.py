@@ -8,6 +8,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import random
+import shutil
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,3 +25,22 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def new_browser() -> Callable[..., Any]:
+    """Starts a headless Chromium, by flags of its own and with the logs asked for; skips where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and chromedriver):
+        pytest.skip("no chromium and chromedriver on the path")
+
+    def start(*flags: str, logs: tuple[str, ...] = ("browser",)) -> Any:
+        options = webdriver.ChromeOptions()
+        options.binary_location = chromium
+        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *flags):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
+        return webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+
+    return start

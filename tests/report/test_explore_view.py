@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 
 import pytest
@@ -16,18 +15,8 @@ PLOT = "const plot = document.querySelector('.controls').parentElement.querySele
 
 
 @pytest.fixture(scope="module")
-def page(explored):
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and chromedriver):
-        pytest.skip("no chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.add_argument("--window-size=1280,1000")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+def page(explored, new_browser):
+    browser = new_browser("--window-size=1280,1000")
     browser.get(explored.as_uri())
     end = time.monotonic() + 60
     while browser.execute_script("return document.documentElement.dataset.drawn") is None:

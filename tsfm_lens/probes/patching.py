@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -160,7 +160,7 @@ class _PatchSteps:
     stop: int
     special: frozenset[str]
     rows: Rows = None
-    positions: Rows = field(default=None)
+    positions: Rows = None
 
     def change(self, point: Point) -> Change:
         """The stored value where a token belongs to the steps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -190,7 +190,7 @@ class _HeadInput:
     head: int
     source: Activations
     rows: Rows = None
-    positions: Rows = field(default=None)
+    positions: Rows = None
 
     def change(self, point: Point) -> Change:
         """The value with one head's part exchanged."""
