@@ -27,12 +27,13 @@ MAY_IMPORT = {
     "probes": {"errors", "data", "hooks", "models", "ablation"},
     "viz": {"errors"},
     "report": {"errors", "viz"},
+    "sweep": {"errors", "data", "hooks", "models", "ablation", "probes"},
     "zoo": {"errors", "data", "hooks", "models", "ablation", "probes"},
     "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
-    "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "zoo", "pipeline"},
+    "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "zoo", "pipeline", "sweep"},
     "pipeline": {"errors", "data", "hooks", "models", "probes"},
     "doctor": {"errors", "models", "testing", "zoo"},
-    "cli": {"errors", "data", "models", "testing", "probes", "viz", "report", "zoo", "pipeline", "doctor", "paper"},
+    "cli": {"errors", "data", "models", "testing", "probes", "viz", "report", "zoo", "pipeline", "doctor", "paper", "sweep"},
     "__init__": {"data", "hooks", "models"},
 }
 # imports inside functions that would point upwards: opening a model by name, checking it on load, lens.explore
