@@ -1,0 +1,146 @@
+"""One variant of a model by its content, and the lines of a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.hooks.component import Component, components
+from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
+from tsfm_lens.models.lens import Lens
+
+PLAIN = "plain"
+TAGS = (
+    *("part", "stack", "first", "last", "layer", "kind", "head", "order"),
+    *("ablated", "of", "recipe", "selection", "seed", "mlps"),
+)
+Tags = dict[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class VariantSpec:
+    """What is taken out of a model, whatever it is called and in whatever order it is named.
+
+    Build it with :func:`variant_spec`, which expands globs.
+
+    Attributes:
+        components: names of branches and heads, each once, in model order; () is the plain model. A whole layer
+            is written as its branches. All heads of a branch are not the branch: the output projection's bias stays.
+        how: what takes their place: "zero", "mean", "resample" or "noise".
+        seed: of resample and noise, else 0.
+    """
+
+    components: tuple[str, ...] = ()
+    how: str = "zero"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.how not in KINDS:
+            raise unknown_name("way to ablate", self.how, KINDS)
+        # nothing taken out is the plain model, however it is not taken out
+        if not self.components:
+            object.__setattr__(self, "how", "zero")
+        if self.how not in ("resample", "noise"):
+            object.__setattr__(self, "seed", 0)
+
+    @property
+    def id(self) -> str:
+        """ "plain", or 16 hexadecimal digits of a hash over the content."""
+        if not self.components:
+            return PLAIN
+        content = json.dumps([sorted(set(self.components)), self.how, self.seed])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
+        """The interventions that make it.
+
+        Args:
+            lens: the model.
+            reference: for mean and resample: activations (recorded once for many variants), or series.
+            horizon: of the forecasts along which reference series are recorded.
+
+        Raises:
+            InputError: a reference is needed and none is given.
+            UnknownNameError: a component does not exist.
+        """
+        if not self.components:
+            return Variant(PLAIN, ())
+        options: dict[str, Any] = {}
+        if self.how in ("mean", "resample"):
+            options["reference"] = reference_activations(lens, self.how, reference, horizon)
+        if self.how in ("resample", "noise"):
+            options["seed"] = self.seed
+        return Variant(self.id, tuple(knock_outs(lens, self.components, self.how, **options)))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a plan: a variant of a model, and why it is run.
+
+    Attributes:
+        model: name of the model in the configuration.
+        family: "plain", "layers", "groups", "ranges", "heads", "head_counts", "heads_per_layer", "components",
+            "recipes" or "random".
+        label: for readers.
+        spec: what is taken out; several entries may share one.
+        tags: coordinates of the entry in its family, keys from ``TAGS``.
+    """
+
+    model: str
+    family: str
+    label: str
+    spec: VariantSpec
+    tags: Tags = field(default_factory=dict)
+
+
+def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
+    """The variant without some components.
+
+    Args:
+        lens: the model.
+        patterns: components or globs, in any order; overlaps do not matter.
+        how, seed: see :class:`VariantSpec`.
+
+    Raises:
+        UnknownNameError: a pattern matches nothing, or no such ``how``.
+    """
+    named = list(patterns)
+    wanted: set[Component] = set()
+    for each in lens.components(*named) if named else []:
+        rows = lens.wiring.stack(each.stack).rows(each.layer)
+        wanted |= {each} if each.kind else {Component(each.stack, each.layer, row.kind) for row in rows}
+    if how != "noise":
+        # what replaces a branch's write leaves nothing of its heads; noise is added to it
+        wanted = {c for c in wanted if c.head is None or Component(c.stack, c.layer, c.kind) not in wanted}
+    return VariantSpec(tuple(str(each) for each in components(lens.wiring) if each in wanted), how, seed)
+
+
+def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
+    """A plan as a table, one row an entry.
+
+    Returns:
+        Columns model, family, label, variant (id), components (list), how, spec_seed, and every tag; None where an
+        entry has no such tag.
+    """
+    rows = [
+        {
+            "model": each.model,
+            "family": each.family,
+            "label": each.label,
+            "variant": each.spec.id,
+            "components": list(each.spec.components),
+            "how": each.spec.how,
+            "spec_seed": each.spec.seed,
+            **{tag: each.tags.get(tag) for tag in TAGS},
+        }
+        for each in entries
+    ]
+    fixed = ("model", "family", "label", "variant", "components", "how", "spec_seed")
+    return pd.DataFrame(rows, columns=[*fixed, *TAGS], dtype=object).astype({"spec_seed": int})
