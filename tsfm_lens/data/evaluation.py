@@ -1,0 +1,352 @@
+"""Forecast tasks with their truth: what a model is scored on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """One forecast task; the variates of an item share it.
+
+    Attributes:
+        item: id of the series, unique within its set.
+        index: number of the window within the item, 0 the earliest.
+        context: read-only (variate, time), NaN where missing; it may be a view of a mapped file.
+        label: read-only (variate, horizon), the steps that follow, NaN where missing.
+        start: timestamp of the context's first step, None if unknown.
+
+    Raises:
+        InputError: context or label have other axes, differ in variates, or the context has no step.
+    """
+
+    item: str
+    index: int
+    context: np.ndarray
+    label: np.ndarray
+    start: pd.Timestamp | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context", "label"):
+            array = np.asarray(getattr(self, name)).view()
+            if array.ndim != 2 or not array.size or array.dtype.kind != "f":
+                raise InputError(
+                    f"window {self.id!r}: the {name} is {array.dtype} of shape {array.shape}, expected floats "
+                    "(variate, time) of at least one step"
+                )
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        if len(self.context) != len(self.label):
+            raise InputError(
+                f"window {self.id!r}: the context has {len(self.context)} variates and the label {len(self.label)}"
+            )
+
+    @property
+    def id(self) -> str:
+        """``item/index``."""
+        return f"{self.item}/{self.index}"
+
+    @property
+    def n_variates(self) -> int:
+        """Variates of the item."""
+        return len(self.context)
+
+    @property
+    def row_ids(self) -> tuple[str, ...]:
+        """One name a series: the window's own, with the number of the variate if there are several."""
+        return (self.id,) if self.n_variates == 1 else tuple(f"{self.id}/{v}" for v in range(self.n_variates))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """sha256 of names, start and values; the same on every machine and for every float type of equal values."""
+        found = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
+        for array in (self.context, self.label):
+            values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
+            values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
+            found.update(repr(array.shape).encode())
+            found.update(np.ascontiguousarray(values, dtype="<f8").data)
+        return found.digest()
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSet:
+    """Windows of one dataset that are scored together.
+
+    Attributes:
+        name: unique in a sweep, as in "ett1/H/short", "bundled/co2" or "dysts/Lorenz".
+        windows: at least one, no item and index twice.
+        horizon: steps of every label.
+        freq: pandas alias, None if unknown.
+        seasonality: m of the scaled errors, in steps.
+        domain: field that the series come from.
+        source: where they come from, in words.
+        notes: remarks from reading, e.g. what was left out.
+
+    Raises:
+        InputError: there is no window, a window occurs twice, or a label has another horizon.
+    """
+
+    name: str
+    windows: tuple[Window, ...]
+    horizon: int
+    freq: str | None = None
+    seasonality: int = 1
+    domain: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "windows", tuple(self.windows))
+        if not self.name:
+            raise InputError("an evaluation set needs a name")
+        if not self.windows:
+            raise InputError(f"evaluation set {self.name!r} has no window: expected at least one")
+        for what in ("horizon", "seasonality"):
+            if getattr(self, what) < 1:
+                raise InputError(f"evaluation set {self.name!r}: {what} is {getattr(self, what)}, expected 1 or more")
+        seen: set[str] = set()
+        for window in self.windows:
+            if window.label.shape[1] != self.horizon:
+                raise InputError(
+                    f"evaluation set {self.name!r}: the label of window {window.id!r} has {window.label.shape[1]} "
+                    f"steps, expected the horizon {self.horizon}"
+                )
+            if window.id in seen:
+                raise InputError(f"evaluation set {self.name!r} has window {window.id!r} more than once")
+            seen.add(window.id)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __repr__(self) -> str:
+        return (
+            f"EvaluationSet({self.name!r}, {len(self)} windows of {self.n_series} series, horizon={self.horizon}, "
+            f"freq={self.freq!r}, seasonality={self.seasonality})"
+        )
+
+    @property
+    def n_series(self) -> int:
+        """Rows that a batch of all windows has: a variate counts as one."""
+        return sum(window.n_variates for window in self.windows)
+
+    def sample(self, n: int | None, seed: int) -> EvaluationSet:
+        """Some windows at random without replacement, in the set's own order.
+
+        Args:
+            n: how many; all of them if None, or if there are no more than that.
+            seed: the same seed picks the same windows of a set.
+
+        Raises:
+            InputError: n is not positive.
+
+        Source:
+            GIFT-Eval test windows drawn per configuration, as in the whole-layer study of the tsfm-lens paper.
+        """
+        if n is not None and n < 1:
+            raise InputError(f"sample({n}) of {self.name!r}: expected at least 1 window")
+        if n is None or n >= len(self):
+            return self
+        picked = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
+        return replace(self, windows=tuple(self.windows[i] for i in picked))
+
+    def chunks(self, size: int) -> list[tuple[int, ...]]:
+        """Indices of all windows, parted in order into chunks of at most ``size`` series.
+
+        A window is never parted: one with more variates than ``size`` is a chunk of its own.
+
+        Raises:
+            InputError: size is not positive.
+        """
+        if size < 1:
+            raise InputError(f"chunks({size}) of {self.name!r}: expected at least 1 series a chunk")
+        parts: list[list[int]] = []
+        room = 0
+        for number, window in enumerate(self.windows):
+            if not parts or window.n_variates > room:
+                parts.append([])
+                room = size
+            parts[-1].append(number)
+            room -= window.n_variates
+        return [tuple(part) for part in parts]
+
+    def batch(self, indices: Sequence[int], context_length: int | None = None) -> tuple[SeriesBatch, np.ndarray]:
+        """The contexts of some windows as a batch, and what followed.
+
+        A series without any value in its (cropped) context cannot be forecast from it. Its last step gets the last
+        value known before it, 0 if there is none, as gluonts' LastValueImputation fills it, and a note says so.
+
+        Args:
+            indices: numbers of windows.
+            context_length: the most recent steps to keep; all if None.
+
+        Returns:
+            Series named ``item/window`` or ``item/window/variate``, the variates of a window in one group; and the
+            truth (series, horizon), NaN where missing.
+
+        Raises:
+            InputError: an index is out of range, there is none, or a value is beyond single precision.
+        """
+        if context_length is not None and context_length < 1:
+            raise InputError(f"context_length is {context_length}, expected at least 1 step")
+        windows = self._pick(indices)
+        values: list[np.ndarray] = []
+        notes: list[str] = []
+        starts: list[pd.Timestamp | None] = []
+        for window in windows:
+            skipped = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
+            starts += [self._stamp(window, skipped)] * window.n_variates
+            for name, row in zip(window.row_ids, window.context, strict=True):
+                series, note = _usable(row, skipped, name)
+                values.append(series)
+                notes += note
+        several = [window.n_variates > 1 for window in windows]
+        batch = SeriesBatch(
+            tuple(values),
+            tuple(name for window in windows for name in window.row_ids),
+            self.freq,
+            tuple(starts),
+            seasonality=self.seasonality,
+            notes=tuple(notes),
+            groups=tuple(window.id for window in windows for _ in range(window.n_variates)),
+            variates=tuple(
+                str(v) if many else ""
+                for window, many in zip(windows, several, strict=True)
+                for v in range(window.n_variates)
+            ),
+        )
+        return batch, np.concatenate([window.label for window in windows]).astype(np.float64)
+
+    def scales(self, indices: Sequence[int]) -> np.ndarray:
+        """Seasonal error of each series' full context, the denominator of MASE and MSIS.
+
+        Args:
+            indices: numbers of windows.
+
+        Returns:
+            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has no pair of values, so that
+            such a series drops out of scaled errors.
+
+        Source:
+            Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
+        """
+        return np.array([_seasonal_error(row, self.seasonality) for row in self._contexts(indices)])
+
+    def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
+        """The last season repeated, with Gaussian quantiles.
+
+        Gaps take the last value before them (at the beginning, the first after them). The standard deviation is
+        that of the in-sample seasonal differences and grows with the square root of the seasons ahead.
+
+        Args:
+            indices: numbers of windows.
+            levels: of the quantiles, between 0 and 1.
+
+        Returns:
+            (series, quantile, step) in data units, rows as in :meth:`batch`.
+
+        Raises:
+            InputError: a level is not between 0 and 1.
+
+        Source:
+            Seasonal_Naive of the GIFT-Eval leaderboard (Aksu et al. 2024), which is statsforecast's SeasonalNaive.
+        """
+        for level in levels:
+            if not 0 < level < 1:
+                raise InputError(f"quantile level {level} is not between 0 and 1")
+        normal = np.array([NormalDist().inv_cdf(level) for level in levels])
+        seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
+        rows = []
+        for context in self._contexts(indices):
+            mean, deviation = _last_season(_filled(context), self.seasonality, self.horizon)
+            rows.append(mean + normal[:, None] * deviation * np.sqrt(seasons))
+        return np.stack(rows)
+
+    def fingerprint(self, indices: Iterable[int] | None = None) -> str:
+        """sha256, in hex, of what is scored: values, labels, names, horizon, frequency and season.
+
+        The order of the indices, the set's name and the float type of equal values do not matter to it.
+
+        Args:
+            indices: numbers of windows; all if None.
+        """
+        wanted = range(len(self)) if indices is None else sorted({self._checked(index) for index in indices})
+        header = repr((int(self.horizon), self.freq, int(self.seasonality)))
+        found = hashlib.sha256(header.encode())
+        for digest in sorted(self.windows[index].digest for index in wanted):
+            found.update(digest)
+        return found.hexdigest()
+
+    def _checked(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise InputError(f"window {index} is out of range: {self.name!r} has {len(self)}")
+        return int(index) % len(self)
+
+    def _pick(self, indices: Sequence[int]) -> list[Window]:
+        windows = [self.windows[self._checked(index)] for index in indices]
+        if not windows:
+            raise InputError(f"no window of {self.name!r} was asked for: expected at least one index")
+        return windows
+
+    def _contexts(self, indices: Sequence[int]) -> list[np.ndarray]:
+        return [row for window in self._pick(indices) for row in window.context]
+
+    def _stamp(self, window: Window, skipped: int) -> pd.Timestamp | None:
+        """Timestamp of the context's first kept step; None where unknown, or where the window ends past pandas' era."""
+        if window.start is None or self.freq is None:
+            return window.start if not skipped else None
+        offset = pd.tseries.frequencies.to_offset(self.freq)
+        try:
+            first = offset.rollforward(window.start)
+            _ = first + (window.context.shape[1] + self.horizon) * offset
+            return first + skipped * offset if skipped else window.start
+        except (pd.errors.OutOfBoundsDatetime, OverflowError):
+            return None
+
+
+def _usable(row: np.ndarray, skipped: int, name: str) -> tuple[np.ndarray, list[str]]:
+    """The kept steps of one context with at least one value, and a note if that had to be put in."""
+    kept = row[skipped:]
+    if not np.isnan(kept).all():
+        return kept, []
+    known = row[~np.isnan(row)]
+    kept = kept.astype(np.float64)
+    kept[-1] = known[-1] if len(known) else 0.0
+    what = "the last value before them" if len(known) else "0, as the series has no value"
+    return kept, [f"{name}: the {len(kept)} steps of context are all missing; the last was given {what}"]
+
+
+def _seasonal_error(series: np.ndarray, season: int) -> float:
+    season = season if season <= len(series) else 1
+    change = np.abs(series[season:].astype(np.float64) - series[:-season])
+    known = change[~np.isnan(change)]
+    return float(known.mean()) if known.any() else np.nan
+
+
+def _filled(series: np.ndarray) -> np.ndarray:
+    """A context without gaps: the last value before each, the first value after those at the start, 0 if none."""
+    values = series.astype(np.float64)
+    if np.isnan(values).any():
+        values = pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
+    return values
+
+
+def _last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
+    """The last season over the horizon, and the deviation of the seasonal differences."""
+    length = len(series)
+    last: np.ndarray = series[-season:]
+    if length < season:
+        # the part of a season that was never seen takes the first value
+        last = np.concatenate([np.full(season - length, series[0]), series])
+    change = series[season:] - series[:-season]
+    deviation = float(np.sqrt(np.sum(change**2) / (length - season))) if length > season else 0.0
+    return np.resize(last, horizon), deviation

@@ -1,0 +1,152 @@
+"""Evaluation sets from a user's own series, the bundled ones, and gluonts datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data.batch import SeriesBatch, season_of, to_floats
+from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
+from tsfm_lens.data.coerce import as_series
+from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.frequencies import stamp_frequency, start_of
+from tsfm_lens.data.windowing import rolling_windows
+from tsfm_lens.errors import InputError, unknown_name
+
+
+def holdout_sets(
+    series: Any,
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    name: str | None = None,
+    **reading: Any,
+) -> list[EvaluationSet]:
+    """Rolling windows at the end of any series.
+
+    Args:
+        series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes: arrays, a long
+            frame, the path of a CSV or Parquet file, a SeriesBatch.
+        horizon: steps of each label.
+        windows: how many an item.
+        stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
+        name: of the set; the file's name or "series" if None. Bundled series are named ``bundled/…``.
+        reading: options of ``as_series``, such as ``freq``, ``variates`` and ``seasonality``.
+
+    Returns:
+        One set for each frequency and season length; for bundled names one a series. The series of a group are the
+        variates of one item. Where several frequencies share a name, it is ``name/freq``.
+
+    Raises:
+        InputError: the series cannot be read or are too short; the message names the series.
+        UnknownNameError: a list has names of bundled series and one that is none.
+    """
+    names = _bundled_among(series)
+    if names:
+        return [_bundled_set(each, horizon, windows, stride) for each in names]
+    batch = as_series(series, **reading)
+    path = isinstance(series, str | Path)
+    name = name or (Path(series).name.split(".")[0] if path else "series")
+    source = f"file {Path(series).name}" if path else "series of the caller"
+    return _sets(batch, name, horizon, windows, stride, source)
+
+
+def _bundled_among(series: Any) -> tuple[str, ...]:
+    """The names, if they are those of bundled series."""
+    if isinstance(series, str):
+        return (series,) if series in bundled_names() else ()
+    if isinstance(series, list | tuple) and series and all(isinstance(each, str) for each in series):
+        for each in series:
+            if each not in bundled_names():
+                raise unknown_name("bundled series", each, bundled_names(), hint="`tsfm-lens data` lists them all.")
+        return tuple(series)
+    return ()
+
+
+def _bundled_set(name: str, horizon: int, windows: int, stride: int | None) -> EvaluationSet:
+    info = bundled_info(name)
+    (found,) = _sets(bundled(name), f"bundled/{name}", horizon, windows, stride, info.source, info.field)
+    return found
+
+
+def _sets(
+    batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
+) -> list[EvaluationSet]:
+    """One set for each frequency and season length of a batch."""
+    rows: dict[str, list[int]] = {}
+    for row, group in enumerate(batch.groups):
+        rows.setdefault(group, []).append(row)
+    found: dict[tuple[str | None, int], list[Window]] = {}
+    for group, members in rows.items():
+        first = members[0]
+        values = np.stack([batch.values[row] for row in members])
+        kind = (batch.freqs[first], batch.seasonalities[first])
+        found.setdefault(kind, []).extend(rolling_windows(group, values, horizon, windows, stride, batch.starts[first]))
+    labels = _labels(name, list(found))
+    return [
+        EvaluationSet(label, tuple(cut), horizon, freq, season, domain, source, batch.notes)
+        for label, ((freq, season), cut) in zip(labels, found.items(), strict=True)
+    ]
+
+
+def _labels(name: str, kinds: list[tuple[str | None, int]]) -> list[str]:
+    """A name a set: the frequency where there are several, and the season where that is not enough."""
+    if len(kinds) == 1:
+        return [name]
+    freqs = [freq for freq, _ in kinds]
+    return [
+        f"{name}/{freq or 'unknown'}" + (f"/season-{season}" if freqs.count(freq) > 1 else "") for freq, season in kinds
+    ]
+
+
+def gluonts_set(
+    dataset: Iterable[Mapping[str, Any]],
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    name: str = "gluonts",
+    *,
+    freq: str | None = None,
+    seasonality: int | None = None,
+    domain: str = "",
+) -> list[EvaluationSet]:
+    """Rolling windows at the end of a gluonts dataset.
+
+    Args:
+        dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
+            FileDataset, PandasDataset or a list of dicts.
+        horizon: steps of each label.
+        windows: how many an entry.
+        stride: steps from one label to the next; the horizon if None.
+        name: of the set.
+        freq: frequency, in any pandas spelling; that of the first entry's period if None.
+        seasonality: season length in steps; gluonts' own for the frequency if None.
+        domain: field that the series come from.
+
+    Returns:
+        One set.
+
+    Raises:
+        InputError: an entry has no target or too few steps, an id occurs twice, or there is no entry.
+    """
+    cut: list[Window] = []
+    ids: set[str] = set()
+    for number, entry in enumerate(dataset):
+        item = str(entry.get("item_id", number))
+        if "target" not in entry:
+            raise InputError(f"entry {item!r} of {name!r} has no 'target'; it has {', '.join(map(str, entry))}")
+        if item in ids:
+            raise InputError(f"{name!r} has item {item!r} more than once; give each entry its own 'item_id'")
+        ids.add(item)
+        start = entry.get("start")
+        freq = freq or (start.freqstr if isinstance(start, pd.Period) else None) or entry.get("freq")
+        values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
+        stamp = start_of(start, freq) if start is not None and freq else None
+        cut += rolling_windows(item, values, horizon, windows, stride, stamp)
+    stamps = stamp_frequency(freq) if freq else None
+    season = seasonality or season_of(stamps)
+    return [EvaluationSet(name, tuple(cut), horizon, stamps, season, domain, "gluonts dataset of the caller")]

@@ -1,0 +1,87 @@
+"""Frequencies as benchmarks spell them, in pandas' present words.
+
+Files hold the period spelling of pandas before 2.2 ("H", "15T", "A-DEC", "W-SUN"). A period's stamp is its beginning,
+so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pandas as pd
+
+from tsfm_lens.errors import InputError
+
+BASES = {
+    **dict.fromkeys(("A", "Y", "YE", "YS", "AS", "BYS", "BYE"), "A"),
+    **dict.fromkeys(("Q", "QE", "QS", "BQS", "BQE"), "Q"),
+    **dict.fromkeys(("M", "ME", "MS", "BMS", "BME"), "M"),
+    **dict.fromkeys(("W",), "W"),
+    **dict.fromkeys(("D",), "D"),
+    **dict.fromkeys(("B",), "B"),
+    **dict.fromkeys(("H", "h"), "H"),
+    **dict.fromkeys(("T", "min"), "T"),
+    **dict.fromkeys(("S", "s"), "S"),
+}
+"""Every spelling -> one letter, as GIFT-Eval and gluonts use it."""
+PERIODS = {"A": "Y", "H": "h", "T": "min", "S": "s"}
+STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
+MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+
+
+def parse_frequency(freq: str) -> tuple[int, str, str]:
+    """Multiple, letter and last month or day of a frequency: "15T" -> (15, "T", ""), "W-WED" -> (1, "W", "WED").
+
+    Raises:
+        InputError: it is none that benchmarks use.
+    """
+    found = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
+    if found is None or found[2] not in BASES or found[1] == "0" or not _anchored(BASES[found[2]], found[3]):
+        raise InputError(
+            f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'D', 'W-SUN', 'M', 'Q-DEC', 'A-DEC'"
+        )
+    letter, anchor = BASES[found[2]], found[3] or ""
+    if letter in "AQ":
+        # spelled by their beginnings, these name the month after the last
+        begins = found[2].endswith("S")
+        anchor = _shifted(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
+    elif letter == "W":
+        anchor = anchor or "SUN"
+    return int(found[1] or 1), letter, anchor
+
+
+def _anchored(letter: str, anchor: str | None) -> bool:
+    return anchor is None or (letter in "AQ" and anchor in MONTHS) or (letter == "W" and anchor in DAYS)
+
+
+def stamp_frequency(freq: str) -> str:
+    """The pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
+    multiple, letter, anchor = parse_frequency(freq)
+    alias = STAMPS.get(letter, letter)
+    if anchor:
+        alias += f"-{_shifted(DAYS if letter == 'W' else MONTHS, anchor, 1)}"
+    return f"{multiple if multiple > 1 else ''}{alias}"
+
+
+def start_of(start: Any, freq: str) -> pd.Timestamp | None:
+    """Beginning of the period that a series starts with; None if it is no date that pandas can hold.
+
+    Args:
+        start: a timestamp, datetime or period.
+        freq: in any spelling.
+    """
+    if isinstance(start, pd.Period):
+        return start.start_time
+    _, letter, anchor = parse_frequency(freq)
+    # pandas gives up periods of business days
+    unit = "D" if letter == "B" else PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
+    try:
+        return pd.Period(pd.Timestamp(start), freq=unit).start_time
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _shifted(names: tuple[str, ...], name: str, by: int) -> str:
+    return names[(names.index(name) + by) % len(names)]
