@@ -2,5 +2,15 @@
 
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.rollouts import VariantForecasts, forecast_variants
 
-__all__ = ["Variant", "mae", "relative_change", "run_variants", "seasonal_scale", "spearman_distance"]
+__all__ = [
+    "Variant",
+    "VariantForecasts",
+    "forecast_variants",
+    "mae",
+    "relative_change",
+    "run_variants",
+    "seasonal_scale",
+    "spearman_distance",
+]

@@ -120,7 +120,7 @@ def _side_by_side(
     """Variants as blocks of rows of one batch: (variant, series, …)."""
     rows, copies = len(encoded.rows), len(variants)
     placed = [
-        _on_block(intervention, block, rows)
+        on_block(intervention, block, rows)
         for block, variant in enumerate(variants)
         for intervention in variant.interventions
     ]
@@ -138,7 +138,7 @@ def _side_by_side(
     return output.reshape(copies, len(encoded.batch), *output.shape[1:])
 
 
-def _on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
+def on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
     """The intervention on the rows of one variant."""
     everything = torch.arange(rows)
     own = everything if intervention.rows is None else as_index(intervention.rows, rows, "rows")

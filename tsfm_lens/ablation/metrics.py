@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 from gluonts.ev.ts_stats import seasonal_error
-from scipy.stats import spearmanr
+from scipy.signal import fftconvolve, periodogram
+from scipy.stats import rankdata
 
 from tsfm_lens.errors import InputError
+
+
+def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both forecasts as floats of one shape with at least 2 steps."""
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if a.shape != b.shape:
+        raise InputError(f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by step")
+    if a.shape[-1] < 2:
+        raise InputError(f"a rank correlation or another measure of shape needs at least 2 steps, got {a.shape[-1]}")
+    return a, b
+
+
+def _centred(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row minus its mean, as a multiple of its largest deviation; and which rows vary at all."""
+    varies = x.max(axis=-1) > x.min(axis=-1)
+    # halves keep the difference of two huge numbers finite
+    x = x / 2 - x.mean(axis=-1, keepdims=True) / 2
+    largest = np.abs(x).max(axis=-1, keepdims=True)
+    return x / np.where(largest > 0, largest, 1.0), varies
+
+
+def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """1 - Pearson correlation of rows; 1 where a row is constant, NaN where it is not finite."""
+    (x, x_varies), (y, y_varies) = _centred(a), _centred(b)
+    product, size = (x * y).sum(axis=-1), np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    varies = x_varies & y_varies & (size > 0)
+    correlation = np.where(varies, product / np.where(varies, size, 1.0), 0.0)
+    finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
+    return np.where(finite, 1.0 - np.clip(correlation, -1.0, 1.0), np.nan)
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
 
-    A constant forecast has rank correlation 0 with anything, so its distance is 1, never NaN.
+    A constant forecast has rank correlation 0 with anything, so its distance is 1, never NaN; a forecast that
+    is itself not finite has no distance, NaN.
 
     Args:
         a, b: (…, step), at least 2 steps.
@@ -26,16 +57,88 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Raises:
         InputError: shapes differ, or there are fewer than 2 steps.
     """
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if a.shape != b.shape:
-        raise InputError(f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by step")
-    if a.shape[-1] < 2:
-        raise InputError(f"a rank correlation needs at least 2 steps, got {a.shape[-1]}")
-    rows = []
-    for x, y in zip(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), strict=True):
-        varies = np.ptp(x) > 0 and np.ptp(y) > 0
-        rows.append(1.0 - (float(spearmanr(x, y).statistic) if varies else 0.0))
-    return np.array(rows).reshape(a.shape[:-1])
+    a, b = _pair(a, b)
+    # ranks of rows with NaN are NaN, and a rank of infinity is a rank: finiteness is asked of the values
+    distance = _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1))
+    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), distance, np.nan)
+
+
+def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """1 - linear correlation of two forecasts, in [0, 2]; conventions, arguments and errors of `spearman_distance`."""
+    return _correlation_distance(*_pair(a, b))
+
+
+def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Hellinger distance between the normalised power spectra of two forecasts: blind to level, scale and phase.
+
+    The periodograms (mean removed, frequency 0 left out) are scaled to sum to 1, p and q, and compared by
+    sqrt(1 - sum_f sqrt(p_f q_f)): 0 for equal spectra, 1 for spectra without a common frequency. A constant
+    forecast has no power: its distance is 0 to another constant and 1 to anything else.
+
+    Args:
+        a, b: (…, step), at least 2 steps.
+
+    Returns:
+        (…) in [0, 1]; NaN where a forecast is not finite.
+
+    Source:
+        Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics, appendix on evaluation
+        measures (there on smoothed spectra of long trajectories; here unsmoothed, forecasts being short).
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
+    """
+    a, b = _pair(a, b)
+    spectra, varies = [], []
+    for x, some in (_centred(a), _centred(b)):
+        power = periodogram(x, detrend=False, axis=-1)[1][..., 1:]
+        total = power.sum(axis=-1, keepdims=True)
+        spectra.append(power / np.where(total > 0, total, 1.0))
+        varies.append(some & (total[..., 0] > 0))
+    p, q = spectra
+    # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
+    distance = np.sqrt(np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0))
+    distance = np.where(varies[0] & varies[1], distance, np.where(varies[0] == varies[1], 0.0, 1.0))
+    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), distance, np.nan)
+
+
+def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """1 - largest normalised cross-correlation over all shifts: how far two forecasts differ beyond level, scale and lag.
+
+    Forecasts are centred and shifted against zeros. A constant forecast correlates with nothing: distance 1, as for
+    `spearman_distance`.
+
+    Args:
+        a, b: (…, step), at least 2 steps.
+
+    Returns:
+        (…) in [0, 2]; NaN where a forecast is not finite.
+
+    Source:
+        Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
+
+    Raises:
+        InputError: shapes differ, or there are fewer than 2 steps.
+    """
+    a, b = _pair(a, b)
+    (x, x_varies), (y, y_varies) = _centred(a), _centred(b)
+    finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
+    x, y = np.where(finite[..., None], x, 0.0), np.where(finite[..., None], y, 0.0)
+    size = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    varies = x_varies & y_varies & (size > 0)
+    largest = fftconvolve(x, y[..., ::-1], mode="full", axes=-1).max(axis=-1)
+    correlation = np.where(varies, largest / np.where(varies, size, 1.0), 0.0)
+    return np.where(finite, 1.0 - np.clip(correlation, -1.0, 1.0), np.nan)
+
+
+def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Share of steps at which one forecast rises, falls or rests and the other does not, (…) in [0, 1].
+
+    Arguments and errors of `spearman_distance`; NaN where a forecast is not finite.
+    """
+    a, b = _pair(a, b)
+    differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
+    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), differs, np.nan)
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -39,6 +39,8 @@ class PatchAdapter(ABC):
     multivariate: bool = False
     packed: bool = False
     joint_rollout: bool = True
+    # axis along which a sampling model's elementwise draws count rows; None where that is not known
+    draw_axis: int | None = None
     context_length: int
     prediction_length: int
     levels: tuple[float, ...]

@@ -32,6 +32,7 @@ class ChronosAdapter(PatchAdapter):
     readout: Literal["token", "quantile", "distribution"] = "token"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
     package = "chronos-forecasting"
+    draw_axis = 0
 
     def __init__(self, native: Any) -> None:
         if native.model.config.model_type != "seq2seq":

@@ -39,6 +39,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
     readout: Literal["token", "quantile", "distribution"] = "distribution"
     multivariate = True
     levels = (0.5,)
+    draw_axis = 1
     package = "timecopilot-uni2ts"
     dtypes = ("float32",)
     context_length = 4096

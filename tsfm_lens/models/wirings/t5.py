@@ -35,6 +35,7 @@ class T5Adapter(PatchAdapter):
     readout: Literal["token", "quantile", "distribution"] = "token"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "tokens"
     package = "transformers"
+    draw_axis = 0
     integers = True
     restarts = False
     context_length = 512

@@ -111,6 +111,8 @@ class TotoAdapter(PatchAdapter):
     multivariate = True
     levels = (0.5,)
     package = "timecopilot-toto"
+    draw_axis = 0
+    samples = SAMPLES
     dtypes = ("float32",)
 
     def __init__(self, native: Any) -> None:
@@ -187,7 +189,7 @@ class TotoAdapter(PatchAdapter):
             torch.zeros_like(series),
             torch.zeros(series.shape[:2], dtype=torch.int),
         )
-        draws = SAMPLES if num_samples is None else num_samples
+        draws = self.samples if num_samples is None else num_samples
         first: list[Any] = []
         # the distribution of the first patch is what the first pass emits, with whatever hooks are set
         handle = self.model.register_forward_hook(lambda _module, _args, output: first.append(output))
