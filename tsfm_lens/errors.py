@@ -7,7 +7,9 @@
     ├── CheckpointError     no loadable checkpoint is there
     ├── HookError           an intervention does not fit the activation it meets
     ├── MissingExtraError   an optional package is not installed
-    └── RenderError         a figure could not be written in the format asked for
+    ├── RenderError         a figure could not be written in the format asked for
+    ├── StoreError          a sweep's store cannot be written or read
+    └── SweepFailedError    some groups of a sweep could not be computed; all others are kept
 
 Each also derives from the builtin it refines, so ``except ValueError`` keeps working.
 A message says what was got, what was expected and what to do next.
@@ -53,6 +55,14 @@ class MissingExtraError(LensError, ImportError):
 
 class RenderError(LensError, RuntimeError):
     """A figure could not be written in the format asked for."""
+
+
+class StoreError(LensError, OSError):
+    """A sweep's store cannot be written or read."""
+
+
+class SweepFailedError(LensError, RuntimeError):
+    """Some groups of a sweep could not be computed; all others are kept."""
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], *, hint: str = "") -> UnknownNameError:

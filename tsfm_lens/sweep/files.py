@@ -1,0 +1,312 @@
+"""The files of a store: content keys, atomic writing, and Parquet files that say which cells they hold."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tsfm_lens.errors import InputError, StoreError
+
+SCHEMA_VERSION = 1
+TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
+COUNT_COLUMNS = ("window", "variate")
+KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
+_FOOTER = "tsfm_lens.cells"
+# 128 bits: no two of 10^15 cells share a key by chance, and footers stay short
+_KEY_DIGITS = 32
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What a file of finished cells says of itself.
+
+    Attributes:
+        path: of the file.
+        cells: keys of its cells; their rows stand one cell after the other, in this order.
+        counts: rows of each.
+        columns: names of its columns.
+    """
+
+    path: Path
+    cells: tuple[str, ...]
+    counts: tuple[int, ...]
+    columns: tuple[str, ...]
+
+
+class DamagedFileError(Exception):
+    """A file is cut short, changed, or none of ours; the store turns it into a report or a StoreError."""
+
+
+def cell_key(**content: object) -> str:
+    """Key of a cell: a hash of everything that decides its numbers, and of the schema version.
+
+    Args:
+        content: names and values: texts, numbers, None, and sequences or mappings of such. NumPy numbers and arrays
+            count as the numbers that they hold; the order of names does not matter.
+
+    Returns:
+        32 hex digits of a SHA-256, the same on every machine.
+
+    Raises:
+        InputError: a value has no canonical text, such as a NaN or an object.
+    """
+    return _digest({"schema": SCHEMA_VERSION, **content})
+
+
+def group_key(cells: Sequence[str]) -> str:
+    """Key of a group of cells, whatever their order: the name of its file and of its claim."""
+    return _digest(sorted(cells))
+
+
+def _digest(content: object) -> str:
+    try:
+        text = json.dumps(_plain(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"a key cannot be made of {content!r}: {error}") from None
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        if other := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"names must be texts, not {other[0]!r}")
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that its name never stands for half of it, whenever the process or the machine dies.
+
+    Args:
+        path: of the file; its folder must exist. A file of this name is replaced.
+        content: the bytes.
+
+    Raises:
+        StoreError: no space, no right to write, or another fault of the file system; nothing is left behind.
+    """
+    # in the same folder: a rename is atomic only within one file system
+    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise trouble(error, path) from error
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    # a new name is on disk only when its folder is; Windows has no such call
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def trouble(error: OSError, path: Path) -> StoreError:
+    """A StoreError that says what an error of the file system means for the sweep, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StoreError(
+            f"no space left to write {path} ({error.strerror}). Finished cells are kept: free some space and run the "
+            "same command again."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoreError(
+            f"may not write or read {path} ({error.strerror}). Finished cells are kept: give yourself the right to, or "
+            "choose another folder."
+        )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StoreError(f"{path} should be in a folder, but a file stands in its way. Choose another folder.")
+    return StoreError(f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept.")
+
+
+def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
+    """Bring the rows of a group into the store's form, or refuse them.
+
+    Args:
+        rows: pyarrow table or pandas frame with ``KEY_COLUMNS`` and columns of numbers.
+        cells: the cells that they must hold, all of them and no other.
+        values: names of the columns of numbers; any if None.
+
+    Returns:
+        The table, one cell after the other in the order of ``cells``.
+
+    Raises:
+        InputError: a column is missing, unknown or of a wrong type; a key is missing; a row stands twice; a cell has
+            no row, or was not announced.
+    """
+    table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
+    names = set(table.column_names)
+    if missing := [name for name in (*KEY_COLUMNS, *(values or ())) if name not in names]:
+        raise InputError(f"rows of a sweep have no column {', '.join(missing)}; there is {', '.join(sorted(names))}")
+    numbers = list(values) if values is not None else [name for name in table.column_names if name not in KEY_COLUMNS]
+    if extra := names - set(KEY_COLUMNS) - set(numbers):
+        raise InputError(f"rows of a sweep have the unknown column {', '.join(sorted(extra))}")
+    types = dict.fromkeys(TEXT_COLUMNS, pa.string()) | dict.fromkeys(COUNT_COLUMNS, pa.int32())
+    columns = {
+        name: _column(table, name, kind) for name, kind in (types | dict.fromkeys(numbers, pa.float64())).items()
+    }
+    return _in_order(pa.table(columns), cells)
+
+
+def _column(table: pa.Table, name: str, kind: Any) -> Any:
+    column = table.column(name)
+    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+    if number == pa.types.is_string(kind):
+        raise InputError(f"column {name!r} of a sweep's rows is {column.type}, not {kind}")
+    try:
+        column = column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"column {name!r} of a sweep's rows is not {kind}: {error}") from None
+    if not column.null_count:
+        return column
+    if name in KEY_COLUMNS:
+        raise InputError(f"column {name!r} of a sweep's rows has {column.null_count} missing values")
+    return pc.fill_null(column, float("nan"))
+
+
+def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
+    if not cells or len(set(cells)) != len(cells):
+        raise InputError(f"a group holds each of its cells once, and at least one; there are {list(cells)!r}")
+    place = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
+    if place.null_count:
+        other = pc.unique(table.column("cell").filter(pc.is_null(place)))[0]
+        raise InputError(f"the rows hold the cell {other!s}, which is not one of the group's {len(cells)}")
+    order = place.to_numpy(zero_copy_only=False)
+    counts = np.bincount(order, minlength=len(cells))
+    if not counts.all():
+        raise InputError(f"the cell {cells[int(counts.argmin())]} of the group has no row")
+    identity = ["cell", "item", "window", "variate"]
+    if table.group_by(identity).aggregate([]).num_rows != table.num_rows:
+        raise InputError(f"two rows of a sweep are of the same {', '.join(identity)}")
+    return table if (np.diff(order) >= 0).all() else table.take(pa.array(np.argsort(order, kind="stable")))
+
+
+def encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
+    """A Parquet file, in memory, of rows that ``checked_rows`` gave; its footer lists the cells."""
+    order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
+    counts = np.bincount(order, minlength=len(cells)).tolist()
+    index = json.dumps({"cells": list(cells), "counts": counts})
+    footer = json.dumps(
+        {"schema": SCHEMA_VERSION, "digest": hashlib.sha256(index.encode()).hexdigest(), "index": index}
+    )
+    sink = pa.BufferOutputStream()
+    # no statistics and no Arrow schema: they would make half of a small file, and footers slow to read
+    with pq.ParquetWriter(
+        sink,
+        table.schema.remove_metadata(),
+        compression="zstd",
+        use_dictionary=list(TEXT_COLUMNS),
+        write_statistics=False,
+        write_page_checksum=True,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(table.replace_schema_metadata(None))
+        writer.add_key_value_metadata({_FOOTER: footer})
+    return memoryview(sink.getvalue())
+
+
+def read_footer(path: Path) -> Footer:
+    """Which cells a file holds, without reading its rows.
+
+    Raises:
+        DamagedFileError: the file is cut short, changed or not a store's.
+        StoreError: it is of another schema version, or may not be read.
+    """
+    try:
+        found = pq.read_metadata(path)
+        text = (found.metadata or {}).get(_FOOTER.encode())
+        if text is None:
+            raise DamagedFileError("it is no file of a sweep")
+        footer = json.loads(text)
+        schema, index = footer["schema"], footer["index"]
+        check_schema(schema, path)
+        if hashlib.sha256(index.encode()).hexdigest() != footer["digest"]:
+            raise DamagedFileError("its list of cells was changed")
+        listed = json.loads(index)
+        cells, counts = tuple(listed["cells"]), tuple(listed["counts"])
+        columns = tuple(found.schema.names)
+        rows = found.num_rows
+    except PermissionError as error:
+        raise trouble(error, path) from error
+    except StoreError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"its footer cannot be read: {error}") from error
+    if sum(counts) != rows or len(counts) != len(cells):
+        raise DamagedFileError(f"it lists {sum(counts)} rows and holds {rows}")
+    return Footer(path, cells, counts, columns)
+
+
+def check_schema(found: object, where: Path) -> None:
+    """Raise a StoreError where a store or file is not of this version's schema."""
+    if not isinstance(found, int):
+        raise StoreError(f"{where} names the schema version {found!r}, which is none")
+    if found > SCHEMA_VERSION:
+        raise StoreError(
+            f"{where} has schema version {found}, and this tsfm-lens reads version {SCHEMA_VERSION}: update tsfm-lens, "
+            "or choose another folder."
+        )
+    if found < SCHEMA_VERSION:
+        raise StoreError(
+            f"{where} has schema version {found}, and this tsfm-lens reads version {SCHEMA_VERSION}: the numbers of "
+            "older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it (its version "
+            "is in store.json), or choose another folder and run the sweep again."
+        )
+
+
+def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows of some cells of a file; page checksums and the place of each cell are verified.
+
+    Args:
+        footer: of the file.
+        keep: for each of its cells, whether it is wanted.
+        columns: names; all if None.
+
+    Returns:
+        The table; text columns are dictionary-encoded.
+
+    Raises:
+        DamagedFileError: the file is cut short or changed.
+    """
+    wanted = list(footer.columns if columns is None else columns)
+    try:
+        with pq.ParquetFile(footer.path, read_dictionary=list(TEXT_COLUMNS), page_checksum_verification=True) as file:
+            table = file.read(columns=list(dict.fromkeys(["cell", *wanted])), use_threads=False)
+    except PermissionError as error:
+        raise trouble(error, footer.path) from error
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedFileError(f"its rows cannot be read: {error}") from error
+    place = pc.index_in(table.column("cell"), pa.array(footer.cells)).to_numpy()
+    if not np.array_equal(place, np.repeat(np.arange(len(footer.cells)), footer.counts)):
+        raise DamagedFileError("its rows are not those of the cells that it lists")
+    if not all(keep):
+        table = table.filter(pa.array(np.repeat(keep, footer.counts)))
+    return table.select(wanted)
