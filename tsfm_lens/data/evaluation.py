@@ -80,7 +80,7 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
-    """Windows of one dataset that are scored together.
+    """Windows of one dataset that are scored together; NaN and infinite values are missing.
 
     Attributes:
         name: unique in a sweep, as in "ett1/H/short", "bundled/co2" or "dysts/Lorenz".
@@ -224,7 +224,7 @@ class EvaluationSet:
                 for v in range(window.n_variates)
             ),
         )
-        return batch, np.concatenate([window.label for window in windows]).astype(np.float64)
+        return batch, _known(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
         """Seasonal error of each series' full context, the denominator of MASE and MSIS.
@@ -315,29 +315,36 @@ class EvaluationSet:
 
 def _usable(row: np.ndarray, skipped: int, name: str) -> tuple[np.ndarray, list[str]]:
     """The kept steps of one context with at least one value, and a note if that had to be put in."""
-    kept = row[skipped:]
+    kept = _known(row[skipped:])
     if not np.isnan(kept).all():
         return kept, []
-    known = row[~np.isnan(row)]
-    kept = kept.astype(np.float64)
+    known = row[np.isfinite(row)]
     kept[-1] = known[-1] if len(known) else 0.0
     what = "the last value before them" if len(known) else "0, as the series has no value"
     return kept, [f"{name}: the {len(kept)} steps of context are all missing; the last was given {what}"]
 
 
+def _known(values: np.ndarray) -> np.ndarray:
+    """A float64 copy in which infinite values are missing, too, as gluonts masks both."""
+    known = values.astype(np.float64)
+    known[np.isinf(known)] = np.nan
+    return known
+
+
 def _seasonal_error(series: np.ndarray, season: int) -> float:
     season = season if season <= len(series) else 1
-    change = np.abs(series[season:].astype(np.float64) - series[:-season])
+    values = _known(series)
+    change = np.abs(values[season:] - values[:-season])
     known = change[~np.isnan(change)]
     return float(known.mean()) if known.any() else np.nan
 
 
 def _filled(series: np.ndarray) -> np.ndarray:
     """A context without gaps: the last value before each, the first value after those at the start, 0 if none."""
-    values = series.astype(np.float64)
-    if np.isnan(values).any():
-        values = pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
-    return values
+    values = _known(series)
+    if not np.isnan(values).any():
+        return values
+    return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
 
 
 def _last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:

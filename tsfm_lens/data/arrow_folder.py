@@ -1,0 +1,138 @@
+"""Folders that Hugging Face's ``Dataset.save_to_disk`` wrote, read with pyarrow alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tsfm_lens.errors import InputError
+
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSeries:
+    """One row of a stored dataset.
+
+    Attributes:
+        item: its "item_id", the number of the row if there is none.
+        start: its "start", None if there is none.
+        freq: its "freq" as spelled there, None if there is none.
+        values: (variate, time), a view of the mapped file; NaN is missing.
+    """
+
+    item: str
+    start: Any
+    freq: str | None
+    values: np.ndarray
+
+
+def read_folder(folder: Path) -> list[StoredSeries]:
+    """All rows of a stored dataset, in order; the values stay in the mapped files until they are used.
+
+    Raises:
+        InputError: the folder is no stored dataset, a file is missing or ends early, or a row has no target.
+    """
+    rows: list[StoredSeries] = []
+    for file in _shards(folder):
+        for batch in _batches(file):
+            rows += _rows(batch, file, len(rows))
+    if not rows:
+        raise InputError(f"{folder} has no series")
+    return rows
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Data files in the order of state.json."""
+    state = folder / "state.json"
+    if not state.is_file():
+        if not folder.is_dir():
+            raise InputError(f"there is no folder {str(folder)!r}")
+        inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
+        raise InputError(
+            f"{str(folder)!r} has no state.json, so it is no dataset of save_to_disk; it has {inside}. Name a folder "
+            "with state.json and data-*.arrow in it."
+        )
+    try:
+        names = [entry["filename"] for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{state} lists no data files: {error!r}") from error
+    files = [folder / name for name in names]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise InputError(f"{str(folder)!r} lacks {', '.join(absent)}, which its state.json names; copy it again")
+    return files
+
+
+def _batches(file: Path) -> list[pa.RecordBatch]:
+    try:
+        with pa.memory_map(str(file)) as source:
+            batches = list(pa.ipc.open_stream(source))
+            size = source.size()
+            source.seek(max(0, size - len(END_OF_STREAM)))
+            end = source.read()
+    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        raise InputError(f"{file} is no whole Arrow stream: {error}. Copy it again.") from error
+    # a stream that was cut between two batches reads without any error
+    if end != END_OF_STREAM:
+        raise InputError(f"{file} ends early, after {sum(map(len, batches))} rows. Copy it again.")
+    return batches
+
+
+def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
+    names = batch.schema.names
+    if "target" not in names:
+        raise InputError(f"{file} has no column 'target'; it has {', '.join(names)}")
+    count = len(batch)
+
+    def column(name: str) -> list[Any]:
+        return batch.column(name).to_pylist() if name in names else [None] * count
+
+    ids = [str(before + row if item is None else item) for row, item in enumerate(column("item_id"))]
+    values = _arrays(batch.column("target"), ids, file)
+    return list(map(StoredSeries, ids, column("start"), column("freq"), values))
+
+
+def _arrays(target: pa.Array, ids: list[str], file: Path) -> list[np.ndarray]:
+    """(variate, time) of each row of a list column, or of a list column of lists."""
+    if target.null_count:
+        where = int(np.flatnonzero(target.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InputError(f"{file}: series {ids[where]!r} has no target")
+    lengths, inner = _lengths(target), target.flatten()
+    if not _is_list(inner.type):
+        flat, ends = _floats(inner, file), np.cumsum(lengths)
+        return [flat[end - length : end][None] for end, length in zip(ends, lengths, strict=True)]
+    steps, flat = _lengths(inner), _floats(inner.flatten(), file)
+    ends, last = np.cumsum(steps), np.cumsum(lengths)
+    found = []
+    for name, stop, count in zip(ids, last, lengths, strict=True):
+        own = steps[stop - count : stop]
+        if not count or (own != own[0]).any():
+            raise InputError(f"{file}: series {name!r} has variates of {sorted(set(own.tolist()))} steps")
+        end = ends[stop - 1]
+        found.append(flat[end - count * own[0] : end].reshape(count, own[0]))
+    return found
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    if not _is_list(column.type):
+        raise InputError(f"the column 'target' holds {column.type}, expected lists of numbers")
+    return pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _floats(column: pa.Array, file: Path) -> np.ndarray:
+    """A view of the column, a copy where it has nulls or is no float."""
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        raise InputError(f"{file}: the column 'target' holds {column.type}, expected numbers")
+    values = column.to_numpy(zero_copy_only=False)
+    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)

@@ -1,0 +1,229 @@
+"""Trajectories of chaotic systems: integrated with the package dysts, or read from its published files.
+
+Systems, parameters and time scales: Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven
+modelling".
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.windowing import rolling_windows
+from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
+
+TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
+"""Relative and absolute tolerance of each integrator."""
+REFERENCE_POINTS, REFERENCE_PERIODS, SETTLED = 1000, 10, 200
+"""Path on which initial conditions are drawn, and how much of its beginning is no part of the attractor."""
+
+
+def dysts_systems() -> tuple[str, ...]:
+    """Names of the ordinary differential equations of dysts; its delay equations and maps are no part of it.
+
+    Raises:
+        MissingExtraError: dysts is not installed.
+    """
+    return tuple(_dysts("dysts.systems").get_attractor_list(sys_class="continuous_no_delay"))
+
+
+def dysts_sets(
+    systems: str | Sequence[str] = ("*",),
+    horizon: int = 512,
+    windows: int = 1,
+    stride: int | None = None,
+    *,
+    points: int = 4096,
+    periods: float = 40,
+    instances: int = 1,
+    seed: int = 0,
+    integrator: str = "LSODA",
+    multivariate: bool = False,
+    path: str | Path | None = None,
+) -> list[EvaluationSet]:
+    """Rolling windows at the end of trajectories of chaotic systems.
+
+    Args:
+        systems: names or patterns, as in "Lorenz" or "Lorenz*".
+        horizon: steps of each label.
+        windows: how many a series.
+        stride: steps from one label to the next; the horizon if None.
+        points: steps of a trajectory.
+        periods: of the system's dominant oscillation that these steps span.
+        instances: trajectories a system. The first starts at the system's published initial condition, the others
+            at points drawn from its attractor.
+        seed: of these points.
+        integrator: "LSODA" (tolerance 1e-8, a second a system), or "DOP853" (1e-9), which follows the true path
+            for longer and takes several times that.
+        multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
+        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder with a folder
+            of gluonts arrow files a system. ``points`` to ``integrator`` are then without effect.
+
+    Returns:
+        One set a system, named ``dysts/System``, without frequency and season.
+
+    Raises:
+        MissingExtraError: dysts is not installed.
+        UnknownNameError: a pattern fits no system, or there is no such integrator.
+        InputError: a trajectory is too short for the windows, or could not be integrated or read.
+
+    Source:
+        Gilpin 2021; 40 periods in 4096 steps and horizon 512 as in the chaotic series of the tsfm-lens paper.
+    """
+    if path is not None:
+        stored = _stored(Path(path).expanduser())
+        source = f"trajectories of {Path(path).name}"
+        names = _chosen(systems, tuple(stored))
+        found = ((name, list(stored[name])) for name in names)
+    else:
+        _check(points, periods, instances, integrator)
+        names = _chosen(systems, dysts_systems())
+        source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
+        found = ((name, _trajectories(name, points, periods, instances, seed, integrator)) for name in names)
+    return [_set(name, paths, horizon, windows, stride, multivariate, source) for name, paths in found]
+
+
+def _check(points: int, periods: float, instances: int, integrator: str) -> None:
+    if integrator not in TOLERANCES:
+        raise unknown_name("integrator", integrator, TOLERANCES)
+    for name, number, least in (("points", points, 2), ("instances", instances, 1)):
+        if number < least:
+            raise InputError(f"{name} is {number}, expected {least} or more")
+    if not periods > 0:
+        raise InputError(f"periods is {periods}, expected more than 0")
+
+
+def _chosen(patterns: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    chosen = set()
+    for pattern in patterns:
+        fitting = [name for name in known if fnmatchcase(name, pattern)]
+        if not fitting:
+            raise unknown_name("dysts system", pattern, known, hint="dysts_systems() lists those that are generated.")
+        chosen.update(fitting)
+    return tuple(name for name in known if name in chosen)
+
+
+def _set(
+    system: str,
+    paths: list[np.ndarray],
+    horizon: int,
+    windows: int,
+    stride: int | None,
+    multivariate: bool,
+    source: str,
+) -> EvaluationSet:
+    cut: list[Window] = []
+    for number, values in enumerate(paths):
+        if not np.isfinite(values).all():
+            raise InputError(f"trajectory {number} of {system!r} is not finite")
+        items = {f"ic{number}": values} if multivariate else _coordinates(number, values)
+        for item, rows in items.items():
+            cut += rolling_windows(item, rows, horizon, windows, stride)
+    return EvaluationSet(f"dysts/{system}", tuple(cut), horizon, domain="chaos", source=source)
+
+
+def _coordinates(number: int, values: np.ndarray) -> dict[str, np.ndarray]:
+    return {f"ic{number}.{row}": values[row : row + 1] for row in range(len(values))}
+
+
+def _trajectories(
+    system: str, points: int, periods: float, instances: int, seed: int, integrator: str
+) -> list[np.ndarray]:
+    """One (coordinate, time) array an instance."""
+    flow = getattr(_dysts("dysts.flows"), system)()
+    starts = [None]
+    if instances > 1:
+        path = _integrated(flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True)[:, SETTLED:]
+        # the name keeps the draws of one system apart from those of others
+        rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
+        if instances - 1 > path.shape[1]:
+            raise InputError(f"instances is {instances}, expected at most {path.shape[1] + 1}")
+        starts += list(path.T[rng.choice(path.shape[1], size=instances - 1, replace=False)])
+    return [_integrated(flow, start, points, periods, integrator) for start in starts]
+
+
+def _integrated(
+    flow: Any, start: np.ndarray | None, points: int, periods: float, integrator: str, raw: bool = False
+) -> np.ndarray:
+    tolerance = TOLERANCES[integrator]
+    # dysts seeds numpy's global generator
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            path = flow.make_trajectory(
+                points,
+                init_cond=start,
+                pts_per_period=points / periods,
+                method=integrator,
+                rtol=tolerance,
+                atol=tolerance,
+                postprocess=not raw,
+            )
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    if path is None:
+        raise InputError(
+            f"the integration of {flow.name!r} with {integrator} did not finish; try the other one of "
+            f"{', '.join(TOLERANCES)}"
+        )
+    return np.asarray(path, dtype=np.float64).T
+
+
+def _stored(path: Path) -> dict[str, Iterator[np.ndarray]]:
+    """Iterators over the trajectories of each stored system, by name."""
+    if path.is_dir():
+        folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.arrow")))
+        if not folders:
+            raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one a system")
+        return {folder.name: _arrow_paths(folder) for folder in folders}
+    if not path.is_file():
+        raise InputError(f"there is no file or folder {str(path)!r}")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as handle:
+            content = json.load(handle)
+        return {name: iter([_time_last(entry["values"])]) for name, entry in content.items()}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no file of dysts' trajectories, a .json.gz by system: {error!r}") from error
+
+
+def _time_last(values: Any) -> np.ndarray:
+    """(coordinate, time) of a stored (time,) or (time, coordinate)."""
+    array = np.asarray(values, dtype=np.float64)
+    return array[None] if array.ndim == 1 else array.T
+
+
+def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:
+    from gluonts.dataset.arrow import File
+
+    for file in sorted(folder.glob("*.arrow")):
+        try:
+            rows = list(File.infer(file))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file} is no gluonts arrow file: {error}") from error
+        for row in rows:
+            yield np.atleast_2d(np.asarray(row["target"], dtype=np.float64))
+
+
+def _dysts(module: str) -> ModuleType:
+    with warnings.catch_warnings():
+        # it tells everyone that numba is missing
+        warnings.simplefilter("ignore")
+        try:
+            return import_module(module)
+        except ImportError as error:
+            raise MissingExtraError(
+                f'chaotic systems need the package dysts ({error}). Install it: pip install "tsfm-lens-toolbox[dysts]"'
+            ) from error

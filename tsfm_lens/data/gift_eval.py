@@ -1,0 +1,285 @@
+"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other datasets stored like it.
+
+Protocol: Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation", as its
+repository runs it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from tsfm_lens.data.arrow_folder import StoredSeries, read_folder
+from tsfm_lens.data.batch import season_of
+from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.windowing import rolling_windows, steps_needed
+from tsfm_lens.errors import InputError, unknown_name
+
+VARIABLE = "GIFT_EVAL"
+"""Environment variable with the benchmark's folder."""
+TERMS = {"short": 1, "medium": 10, "long": 15}
+"""Multiples of the short horizon."""
+HORIZONS = {"M": 12, "W": 8, "D": 30, "H": 48, "T": 48, "S": 60}
+M4_HORIZONS = {"A": 6, "Q": 8, "M": 18, "W": 13, "D": 14, "H": 48}
+TEST_SHARE, MOST_WINDOWS = 0.1, 20
+
+
+@dataclass(frozen=True)
+class GiftEvalConfig:
+    """One configuration of the benchmark.
+
+    Attributes:
+        key: "dataset/frequency/term" as in the leaderboard's table.
+        folder: of the stored dataset, in the benchmark's folder.
+        term: "short", "medium" or "long".
+        freq: frequency as the key spells it.
+        horizon: steps of each label.
+        seasonality: m of MASE.
+        variates: series an item.
+        domain: field of the data.
+    """
+
+    key: str
+    folder: str
+    term: str
+    freq: str
+    horizon: int
+    seasonality: int
+    variates: int
+    domain: str
+
+
+def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
+    """Steps that the benchmark forecasts.
+
+    Args:
+        folder: name of the dataset; one with "m4" in it has the horizons of that competition.
+        freq: in any spelling.
+        term: "short", "medium" or "long".
+
+    Raises:
+        UnknownNameError: there is no such term.
+        InputError: the benchmark has no horizon for the frequency.
+    """
+    if term not in TERMS:
+        raise unknown_name("term", term, TERMS)
+    horizons = M4_HORIZONS if "m4" in folder else HORIZONS
+    letter = parse_frequency(freq)[1]
+    if letter not in horizons:
+        raise InputError(f"GIFT-Eval has no horizon for frequency {freq!r}, only for {', '.join(horizons)}; give one")
+    return horizons[letter] * TERMS[term]
+
+
+@cache
+def _table() -> tuple[dict[str, str], ...]:
+    file = files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv"
+    with file.open(encoding="utf-8") as handle:
+        return tuple(csv.DictReader(handle))
+
+
+@cache
+def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
+    """The 97 configurations, in the order of the benchmark."""
+    found = []
+    for row in _table():
+        key, folder = row["key"], row["folder"]
+        _, freq, term = key.split("/")
+        horizon, season = gift_eval_horizon(folder, freq, term), season_of(stamp_frequency(freq))
+        found.append(GiftEvalConfig(key, folder, term, freq, horizon, season, int(row["variates"]), row["domain"]))
+    return tuple(found)
+
+
+def published_seasonal_naive() -> pd.DataFrame:
+    """What the leaderboard publishes for Seasonal_Naive, by which it divides a model's scores.
+
+    Returns:
+        Columns MASE and CRPS to four digits, one row a configuration, by its key.
+
+    Source:
+        results/seasonal_naive/all_results.csv of the GIFT-Eval repository, columns MASE[0.5] and
+        mean_weighted_sum_quantile_loss.
+    """
+    scores = [(row["key"], float(row["seasonal_naive_MASE"]), float(row["seasonal_naive_CRPS"])) for row in _table()]
+    return pd.DataFrame(scores, columns=["key", "MASE", "CRPS"]).set_index("key")
+
+
+def gift_eval(
+    path: str | Path | None = None,
+    configs: str | Sequence[str] = ("*",),
+    *,
+    missing: Literal["error", "skip"] = "error",
+) -> list[EvaluationSet]:
+    """Test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
+
+    Args:
+        path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
+        configs: names or patterns of keys, as in "ett1/H/short", "m4_*", "*/short" or "ett1/H" (all its terms).
+        missing: whether a configuration without a folder is an error, or left out with a warning.
+
+    Returns:
+        One set a configuration, in the benchmark's order; variates of an item share its windows.
+
+    Raises:
+        InputError: there is no benchmark folder, or a dataset in it is missing or damaged.
+        UnknownNameError: a pattern fits no configuration; the message has the nearest keys.
+    """
+    if missing not in ("error", "skip"):
+        raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
+    wanted = select_configs(configs)
+    root = _root(path)
+    absent = [config for config in wanted if not (root / config.folder).is_dir()]
+    if absent:
+        _report_absent(root, absent, len(wanted), missing)
+    stored: dict[str, list[StoredSeries]] = {}
+    sets = []
+    for config in wanted:
+        if config in absent:
+            continue
+        if config.folder not in stored:
+            # terms of one dataset follow one another
+            stored = {config.folder: read_folder(root / config.folder)}
+        rows = stored[config.folder]
+        _check_rows(rows, config, root)
+        # the stored frequency may be anchored
+        freq = rows[0].freq or config.freq
+        sets.append(_set(rows, config.key, config.folder, freq, config.horizon, config.domain))
+    return sets
+
+
+def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
+    """Configurations by key, by part of a key, or by pattern, in the benchmark's order.
+
+    Raises:
+        UnknownNameError: a pattern fits none.
+    """
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    chosen = set()
+    for pattern in patterns:
+        fitting = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
+        if not fitting:
+            hint = "gift_eval_configs() lists all 97."
+            raise unknown_name("GIFT-Eval configuration", pattern, [c.key for c in gift_eval_configs()], hint=hint)
+        chosen.update(fitting)
+    return tuple(config for config in gift_eval_configs() if config.key in chosen)
+
+
+def gift_eval_folder(
+    path: str | Path,
+    term: str = "short",
+    *,
+    name: str | None = None,
+    horizon: int | None = None,
+    freq: str | None = None,
+    domain: str = "",
+) -> list[EvaluationSet]:
+    """Test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules.
+
+    Args:
+        path: folder with state.json.
+        term: "short", "medium" or "long".
+        name: of the set; folder and term if None.
+        horizon: steps of each label; the benchmark's for the frequency and term if None.
+        freq: in any spelling; the stored one if None.
+        domain: field of the data.
+
+    Returns:
+        One set.
+
+    Raises:
+        InputError: the folder is missing or damaged, or frequency or horizon are unknown.
+    """
+    folder = Path(path).expanduser()
+    rows = read_folder(folder)
+    freq = freq or rows[0].freq
+    if freq is None:
+        raise InputError(f"{str(folder)!r} has no column 'freq'; give freq=…")
+    horizon = horizon or gift_eval_horizon(folder.name, freq, term)
+    return [_set(rows, name or f"{folder.name}/{term}", folder.name, freq, horizon, domain)]
+
+
+def _root(path: str | Path | None) -> Path:
+    given = os.environ.get(VARIABLE) if path is None else path
+    if not given:
+        raise InputError(
+            f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
+            "Salesforce/GiftEval on the Hugging Face hub."
+        )
+    root = Path(given).expanduser()
+    if not root.is_dir():
+        where = "" if path is not None else f", to which {VARIABLE} is set"
+        raise InputError(f"there is no folder {str(root)!r}{where}")
+    return root
+
+
+def _report_absent(root: Path, absent: list[GiftEvalConfig], wanted: int, missing: str) -> None:
+    folders = list(dict.fromkeys(config.folder for config in absent))
+    message = f"{str(root)!r} lacks {len(absent)} of {wanted} configurations: no folder {', '.join(folders)}"
+    if missing == "error" or len(absent) == wanted:
+        raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
+    warnings.warn(message, stacklevel=3)
+
+
+def _check_rows(rows: list[StoredSeries], config: GiftEvalConfig, root: Path) -> None:
+    """Refuse a folder that is another dataset than the configuration's."""
+    freq, variates = rows[0].freq or config.freq, len(rows[0].values)
+    if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
+        raise InputError(f"{root / config.folder} has frequency {freq!r}, expected {config.freq!r} for {config.key}")
+    if variates != config.variates:
+        raise InputError(f"{root / config.folder} has {variates} variates, expected {config.variates} for {config.key}")
+
+
+def _set(rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str) -> EvaluationSet:
+    """Windows of all rows."""
+    stored = {row.freq for row in rows if row.freq}
+    if len({parse_frequency(each) for each in stored}) > 1:
+        raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(stored))}")
+    windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
+    needed = steps_needed(horizon, windows, horizon)
+    cut: list[Window] = []
+    notes: list[str] = []
+    for row, item in zip(rows, _distinct([row.item for row in rows]), strict=True):
+        if row.values.shape[1] < needed:
+            notes.append(f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows")
+            continue
+        cut += rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq))
+    if not cut:
+        raise InputError(f"every series of {folder!r} is shorter than {needed} steps, too few for horizon {horizon}")
+    alias = stamp_frequency(freq)
+    return EvaluationSet(
+        name, tuple(cut), horizon, alias, season_of(alias), domain, f"GIFT-Eval, {folder}", tuple(notes)
+    )
+
+
+def window_count(folder: str, shortest: int, horizon: int) -> int:
+    """Test windows a series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
+
+    Args:
+        folder: name of the dataset.
+        shortest: steps of its shortest series.
+        horizon: steps of each label.
+    """
+    if "m4" in folder:
+        return 1
+    return min(max(1, math.ceil(TEST_SHARE * shortest / horizon)), MOST_WINDOWS)
+
+
+def _distinct(items: list[str]) -> list[str]:
+    """Names that do not repeat: a second "a" becomes "a#2"."""
+    times: dict[str, int] = {}
+    found = []
+    for item in items:
+        times[item] = times.get(item, 0) + 1
+        found.append(item if times[item] == 1 else f"{item}#{times[item]}")
+    return found
