@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import describe, trajectory
@@ -51,47 +53,105 @@ def entropic_rank(
         InputError: batch_size below 1.
         UnknownNameError: no such kind of attention.
     """
+    found = mean_over_tokens(
+        lens,
+        series,
+        horizon,
+        reduce=head_entropy_of_writes,
+        kind=kind,
+        num_samples=num_samples,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    entropy = found.values
+    data = xr.Dataset(
+        {
+            "entropy": (("layer", "series"), entropy, {"units": "nats"}),
+            "rank": (("layer",), np.exp(entropy.mean(axis=1))),
+        },
+        coords={"layer": list(map(str, found.layers)), "series": found.rows},
+    )
+    data.attrs = describe(
+        lens,
+        "entropic_rank",
+        f"Entropic rank of {found.kind}",
+        "tsfm-lens paper, appendix E (S3-ERANK)",
+        attention=found.kind,
+        heads=lens.wiring.output_stack.n_heads,
+        seed=seed,
+        horizon=found.horizon,
+    )
+    return data
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMeans:
+    """Means over tokens of something that head writes have.
+
+    Attributes:
+        values: (layer, series, …).
+        kind: kind of attention.
+        layers: that have it.
+        rows: names of the series, or of the items whose variates share a sequence.
+        horizon: forecast steps.
+    """
+
+    values: np.ndarray
+    kind: str
+    layers: list[int]
+    rows: list[str]
+    horizon: int
+
+
+def mean_over_tokens(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    reduce: Callable[[Tensor], Tensor],
+    kind: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+) -> TokenMeans:
+    """What a function makes of the head writes of every layer, averaged over the tokens that show a series.
+
+    Args:
+        lens, series, horizon, kind, num_samples, seed, batch_size: see :func:`entropic_rank`.
+        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …); applied while the model runs.
+
+    Raises:
+        InputError: batch_size below 1.
+        UnknownNameError: no such kind of attention.
+    """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
     chosen, layers = stack.layers_with(kind)
     points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
     batch = as_series(series)
-    # the variates of an item stay together
-    item = batch.group_index
-    entropies = []
+    found = []
     rows: list[str] = []
     steps = 0
-    for first in range(0, int(item.max()) + 1, batch_size):
-        group = np.flatnonzero((item >= first) & (item < first + batch_size)).tolist()
-        run = trajectory(lens, batch.select(group), horizon, num_samples=num_samples, seed=seed)
+    for group in item_groups(batch, batch_size):
+        run = trajectory(lens, group, horizon, num_samples=num_samples, seed=seed)
         steps = run.horizon
         rows += run.encoded.rows
         with torch.no_grad():
             # reduced while the model runs: the writes of all heads are never kept
-            _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=head_entropy_of_writes)
+            _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=reduce)
         each = torch.stack([acts[point] for point in points]).cpu()
         shown = run.encoded.shown(stack.name)
-        entropies.append(((each * shown).sum(dim=-1) / shown.sum(dim=-1)).numpy())
-    entropy = np.concatenate(entropies, axis=1)
-    data = xr.Dataset(
-        {
-            "entropy": (("layer", "series"), entropy, {"units": "nats"}),
-            "rank": (("layer",), np.exp(entropy.mean(axis=1))),
-        },
-        coords={"layer": list(map(str, layers)), "series": rows},
-    )
-    data.attrs = describe(
-        lens,
-        "entropic_rank",
-        f"Entropic rank of {chosen}",
-        "tsfm-lens paper, appendix E (S3-ERANK)",
-        attention=chosen,
-        heads=stack.n_heads,
-        seed=seed,
-        horizon=steps,
-    )
-    return data
+        weights = shown.reshape(*shown.shape, *[1] * (each.ndim - 3))
+        found.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
+    return TokenMeans(np.concatenate(found, axis=1), chosen, layers, rows, steps)
+
+
+def item_groups(batch: SeriesBatch, size: int) -> Iterator[SeriesBatch]:
+    """A batch in groups of so many items; the variates of an item stay together."""
+    item = batch.group_index
+    for first in range(0, int(item.max()) + 1, size):
+        yield batch.select(np.flatnonzero((item >= first) & (item < first + size)).tolist())
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:

@@ -1,0 +1,177 @@
+"""Looks at a growing random part of the windows, and the bounds beyond which a look may decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import norm, t
+
+from tsfm_lens.errors import InputError, unknown_name
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+SPENDINGS = ("pocock", "obrien_fleming")
+_LEAST = 4  # units of a group in the first look, if there are as many: a variance needs a few
+_GRID = 801
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Units (series with all their windows) in the order in which looks add them.
+
+    Attributes:
+        added: for each look the indices of the units that it adds.
+        groups: (unit,) number of the data set that a unit belongs to; None where every unit counts by itself.
+    """
+
+    added: tuple[np.ndarray, ...]
+    groups: np.ndarray | None
+
+    @property
+    def total(self) -> int:
+        """Units in all."""
+        return sum(len(each) for each in self.added)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Share of the units that are known after each look; the last is 1."""
+        return tuple(np.cumsum([len(each) for each in self.added]) / self.total)
+
+
+def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0) -> Looks:
+    """Deal units out at random, so that every look is a random sample of each data set.
+
+    Args:
+        units: number of units, whose errors are averaged geometrically; or the data set of each unit, within which
+            errors are averaged before the geometric mean over data sets is taken. A unit is one series: windows and
+            variates of one series belong together.
+        shares: of the units known after each look, rising to 1.
+        seed: of the deal.
+
+    Raises:
+        InputError: no units, or shares that do not rise to 1.
+    """
+    rising = [0.0, *shares]
+    if len(rising) < 2 or rising[-1] != 1.0 or any(b <= a for a, b in zip(rising, rising[1:], strict=False)):
+        raise InputError(f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}")
+    names = [0] * units if isinstance(units, int) else list(units)
+    if not names:
+        raise InputError("there are no units to look at")
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    groups = np.array([places[name] for name in names])
+    rng = np.random.default_rng(seed)
+    added: list[list[int]] = [[] for _ in shares]
+    for group in range(len(places)):
+        own = rng.permutation(np.flatnonzero(groups == group))
+        stops = [max(round(share * len(own)), min(_LEAST, len(own))) for share in shares]
+        for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+            added[look] += own[start:stop].tolist()
+    parts = tuple(np.array(sorted(each), dtype=int) for each in added if each)
+    return Looks(parts, None if isinstance(units, int) else groups)
+
+
+def log_change(
+    ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None, known: np.ndarray
+) -> tuple[float, float, float]:
+    """Relative change of the geometric mean error on some units, as a logarithm, and how far it may be from all units'.
+
+    Args:
+        ablated, plain: (unit,) errors; only those of known units are read.
+        groups: (unit,) see :class:`Looks`.
+        known: (unit,) which units are known.
+
+    Returns:
+        The log change; its standard error as an estimate of the log change on all units, 0 if all are known; and the
+        degrees of freedom of that.
+
+    Source:
+        stratified sampling without replacement, with linearised ratios (Cochran 1977, chapters 5 and 6).
+
+    Raises:
+        InputError: an error that is no number, or a plain error of zero where nothing else is averaged with it.
+    """
+    if not (np.isfinite(plain[known]).all() and not np.isnan(ablated[known]).any()):
+        raise InputError("an error is no number; leave out the series whose error is not defined")
+    strata = np.zeros(len(plain), dtype=int) if groups is None else groups
+    values, variances, freedoms = [], [], []
+    for stratum in np.unique(strata):
+        inside = strata == stratum
+        a, p = ablated[inside & known], plain[inside & known]
+        total = p > 0 if groups is None else np.array([p.sum() > 0])
+        if not total.all():
+            raise InputError("the plain model has an error of zero, so that no relative change is defined")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if groups is None:
+                each = np.log(a) - np.log(p)
+                values.append(each.mean())
+            else:
+                # the ratio of sums, and what each unit adds to its logarithm to first order
+                values.append(np.log(a.sum()) - np.log(p.sum()))
+                each = a / a.mean() - p / p.mean()
+            spread = each.var(ddof=1) if len(each) > 1 else 0.0
+        variances.append(spread / len(each) * (1 - len(each) / inside.sum()))
+        freedoms.append(max(len(each) - 1, 1))
+    v = np.array(variances)
+    if not v.any():
+        return float(np.mean(values)), 0.0, np.inf
+    freedom = v.sum() ** 2 / (v**2 / np.array(freedoms)).sum()
+    return float(np.mean(values)), float(np.sqrt(v.sum()) / len(v)), float(freedom)
+
+
+def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "pocock") -> list[float]:
+    """One-sided bounds of the standardised estimate at all looks but the last, which knows all units.
+
+    The chance that an estimate beyond its bound ever misjudges on which side of the tolerance all units lie is at most
+    alpha, in the normal limit. What is spent by a look follows Lan and DeMets; the joint distribution of the looks is
+    that of sampling without replacement, whose information about the whole is share / (1 - share).
+
+    Args:
+        shares: of the units known after each look, the last 1.
+        alpha: chance of a wrong decision.
+        spending: "pocock" spends evenly, "obrien_fleming" late.
+
+    Source:
+        Lan and DeMets 1983; Armitage, McPherson and Rowe 1969 for the recursion.
+
+    Raises:
+        InputError: alpha not between 0 and 1/2.
+        UnknownNameError: no such spending.
+    """
+    if spending not in SPENDINGS:
+        raise unknown_name("spending", spending, SPENDINGS)
+    if not 0 < alpha < 0.5:
+        raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
+    early = np.array(shares[:-1], dtype=float)
+    if not len(early):
+        return []
+    time = early / early[-1]
+    if spending == "pocock":
+        spent = alpha * np.log1p((np.e - 1) * time)
+    else:
+        spent = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(time))
+    information = early / (1 - early)
+    found: list[float] = []
+    # density of the running sum of information-weighted estimates that no bound has stopped
+    grid, weight = np.zeros(1), np.ones(1)
+    before = 0.0
+    for now, cost in zip(information, np.diff(spent, prepend=0.0), strict=True):
+        step = np.sqrt(now - before)
+
+        def beyond(z: float, now: float = now, step: float = step, cost: float = cost) -> float:
+            return float((weight * norm.sf((z * np.sqrt(now) - grid) / step)).sum() - cost)
+
+        found.append(float(brentq(beyond, -2.0, 40.0)))
+        top = found[-1] * np.sqrt(now)
+        fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
+        density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
+        width = np.full(_GRID, fresh[1] - fresh[0])
+        width[[0, -1]] /= 2
+        grid, weight, before = fresh, density * width, now
+    return found
+
+
+def student_bound(bound: float, freedom: float) -> float:
+    """The same tail probability where the variance is estimated with so many degrees of freedom."""
+    return bound if np.isinf(freedom) else float(t.isf(norm.sf(bound), freedom))

@@ -1,0 +1,354 @@
+"""In which order the heads of a layer go: scores of heads from weights, activations and gradients, or chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.probes.attention import head_entropy
+from tsfm_lens.probes.attribution import attribute
+from tsfm_lens.probes.entropic_rank import head_entropy_of_writes, item_groups, mean_over_tokens
+from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.probes.runs import runs_of
+from tsfm_lens.probes.spectra import head_spectra
+from tsfm_lens.probes.trajectory import checked_horizon
+
+ORDERS = (
+    "stable_rank",
+    "entropic_contribution",
+    "attention_entropy",
+    "output_norm",
+    "attribution",
+    "gradient",
+    "random",
+)
+ENDS = ("low", "high")
+FROM_WEIGHTS = ("stable_rank", "random")
+_ITEMS = 8  # items of a batch that pass together
+
+
+@dataclass(frozen=True)
+class Order:
+    """One way to sort the heads of a layer; prints as "stable_rank:low" or "random:3".
+
+    Attributes:
+        name: of the score, one of ``ORDERS``.
+        end: "low" or "high": which heads go first; "" for a random order.
+        seed: of a random order, else 0.
+    """
+
+    name: str
+    end: str = ""
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.end or self.seed}"
+
+    @property
+    def needs_series(self) -> bool:
+        """Whether the score is measured on data."""
+        return self.name not in FROM_WEIGHTS
+
+
+def parse_orders(texts: Iterable[str]) -> list[Order]:
+    """Orders by name, each once.
+
+    Args:
+        texts: "stable_rank:low", "stable_rank:high" or "stable_rank" for both; "random:3", or "random:0..9" for ten.
+
+    Raises:
+        InputError: a random order without a seed, or with one that is no number.
+        UnknownNameError: no such score or end; the message has the nearest ones.
+    """
+    found: list[Order] = []
+    for text in texts:
+        name, _, rest = str(text).partition(":")
+        if name not in ORDERS:
+            raise unknown_name("order of heads", text, [f"{each}:low" for each in ORDERS[:-1]] + ["random:0"])
+        if name == "random":
+            found += [Order(name, seed=seed) for seed in _seeds(text, rest)]
+        elif rest and rest not in ENDS:
+            raise unknown_name("order of heads", text, [f"{name}:{end}" for end in ENDS])
+        else:
+            found += [Order(name, end) for end in ([rest] if rest else ENDS)]
+    return list(dict.fromkeys(found))
+
+
+def _seeds(text: str, rest: str) -> range:
+    first, dots, last = rest.partition("..")
+    if not first.isdigit() or (dots and not last.isdigit()):
+        raise InputError(f"a random order has a seed: {text!r} is to read like random:0, or random:0..9 for ten")
+    return range(int(first), int(last or first) + 1)
+
+
+def head_scores(
+    lens: Lens,
+    order: str,
+    series: Any = None,
+    horizon: int | None = None,
+    seed: int = 0,
+    *,
+    kind: str | None = None,
+    num_samples: int | None = None,
+) -> xr.DataArray:
+    """A number for every head of the stack that is read out.
+
+    In encoder-decoder models, where the paper ablates pairs of self- and cross-attention heads of one index, the
+    cross-attention head gives the pair's score.
+
+    - ``stable_rank``: of W_Q W_Kᵀ; weights alone.
+    - ``entropic_contribution``: the layer's entropic rank R less that of the layer without the head, both
+      exp(mean entropy over tokens and series) of the normalised singular values of the unit-length head writes.
+      Negative where a head repeats what others write.
+    - ``attention_entropy``: nats, mean over queries and series; layers that attend between variates have none.
+    - ``output_norm``: Euclidean norm of the head's write, mean over tokens and series.
+    - ``attribution``: absolute change of the point forecast when the head writes, in the order of writing
+      (``expected_value`` of token models, ``lens_difference`` at the median of the others), mean over steps and
+      series; each series in standard deviations of its context, so that all count alike.
+    - ``gradient``: absolute change of the point forecast to first order when the head is zeroed, the sum over tokens
+      of activation times gradient; mean over steps and series, in the same units.
+    - ``random``: places in a random permutation of each layer, by ``seed`` and layer alone.
+
+    Args:
+        lens: the model.
+        order: name of the score.
+        series: what the scores from data are measured on.
+        horizon: forecast steps, within one pass; the model's prediction length if None. ``gradient`` runs backward
+            once a step.
+        seed: of a random order; of sampling models' forecasts otherwise.
+        kind: kind of attention; the last one over time if None.
+        num_samples: of sampling models' forecasts.
+
+    Returns:
+        (layer, head), with the attributes ``order``, ``attention`` and ``source``.
+
+    Source:
+        tsfm-lens paper, definitions 5.1 and appendix E (S3-SRANK, S3-ERANK, S3-HENT, S3-DLA, S3-ORD); attribution
+        patching after Nanda 2023.
+
+    Raises:
+        InputError: a score from data without series; one from attention patterns or gradients on variates that see
+            each other; gradients of a library whose backward pass is not the derivative.
+        UnknownNameError: no such score or kind.
+    """
+    if order not in ORDERS:
+        raise unknown_name("order of heads", order, ORDERS)
+    stack = lens.wiring.output_stack
+    chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    if order == "random":
+        ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
+        found = _array(np.array(ranks, dtype=float), layers)
+    elif order == "stable_rank":
+        found = head_spectra(lens, kind=chosen, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
+    else:
+        if series is None:
+            raise InputError(f"the order {order!r} is measured on data; give series")
+        measure = _MEASURES[order]
+        found = measure(lens, as_series(series), checked_horizon(lens, horizon), chosen, num_samples, seed)
+    found = found.rename(order)
+    found.attrs = {"order": order, "attention": chosen, "source": _SOURCES[order]}
+    return found
+
+
+def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
+    """Heads of a layer in the order in which they are ablated; ties by index.
+
+    Args:
+        scores: from :func:`head_scores`.
+        layer: of the stack that is read out.
+        direction: which go first, those of "low" or of "high" score.
+
+    Raises:
+        InputError: a head has no score.
+        UnknownNameError: no such layer or direction.
+    """
+    if direction not in ENDS:
+        raise unknown_name("direction", direction, ENDS)
+    known = [str(each) for each in scores["layer"].values]
+    if str(layer) not in known:
+        raise unknown_name("layer with this score", layer, known)
+    row = scores.sel(layer=str(layer)).values
+    if not np.isfinite(row).all():
+        lost = int(np.flatnonzero(~np.isfinite(row))[0])
+        raise InputError(f"head {lost} of layer {layer} has no {scores.name}, as where its weights are zero")
+    return [int(head) for head in np.argsort(row if direction == "low" else -row, kind="stable")]
+
+
+def rankings(
+    lens: Lens,
+    orders: Sequence[str | Order],
+    series: Any = None,
+    horizon: int | None = None,
+    *,
+    kind: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> dict[str, dict[int, list[int]]]:
+    """Rankings of every layer in several orders, each score measured once.
+
+    Args:
+        lens, series, horizon, kind, num_samples: see :func:`head_scores`.
+        orders: see :func:`parse_orders`.
+        seed: of sampling models' forecasts.
+
+    Returns:
+        Order as text -> layer -> heads in the order in which they are ablated.
+
+    Raises:
+        InputError, UnknownNameError: see :func:`head_scores` and :func:`parse_orders`.
+    """
+    wanted = parse_orders(map(str, orders))
+    options: dict[str, Any] = {"kind": kind, "num_samples": num_samples}
+    measured: dict[tuple[str, int], xr.DataArray] = {}
+    found = {}
+    for order in wanted:
+        own = order.seed if order.name == "random" else seed
+        if (order.name, own) not in measured:
+            measured[order.name, own] = head_scores(lens, order.name, series, horizon, own, **options)
+        scores = measured[order.name, own]
+        layers = [int(layer) for layer in scores["layer"].values]
+        found[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
+    return found
+
+
+def _contribution(
+    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
+) -> xr.DataArray:
+    own: dict[str, Any] = {"kind": kind, "num_samples": num_samples, "seed": seed}
+    found = mean_over_tokens(lens, batch, horizon, reduce=_entropies, **own)
+    ranks = np.exp(found.values.mean(axis=1))
+    return _array(ranks[:, :1] - ranks[:, 1:], found.layers)
+
+
+def _entropies(writes: Tensor) -> Tensor:
+    """(…, head, d_model) to (…, 1 + head): entropy of all heads, and of all but each."""
+    heads = writes.shape[-2]
+    others = [[h for h in range(heads) if h != out] for out in range(heads)]
+    without = [head_entropy_of_writes(writes[..., kept, :]) for kept in others]
+    return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
+
+
+def _entropy(
+    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
+) -> xr.DataArray:
+    return head_entropy(lens, batch, horizon, kind=kind, num_samples=num_samples, seed=seed)["entropy"].drop_attrs()
+
+
+def _norm(lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int) -> xr.DataArray:
+    own: dict[str, Any] = {"kind": kind, "num_samples": num_samples, "seed": seed}
+    found = mean_over_tokens(lens, batch, horizon, reduce=lambda writes: writes.double().norm(dim=-1), **own)
+    return _array(found.values.mean(axis=1), found.layers)
+
+
+def _attribution(
+    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
+) -> xr.DataArray:
+    stack = lens.wiring.output_stack
+    method = "expected_value" if lens.adapter.readout == "token" else "lens_difference"
+    total = np.zeros((stack.n_layers, stack.n_heads))
+    for group in item_groups(batch, _ITEMS):
+        # the quadrature of the path integral is not needed
+        data = attribute(lens, group, horizon, nodes=1, num_samples=num_samples, seed=seed)
+        moved = abs(data["attribution"].sel({"method": method}))
+        if "quantile" in moved.dims:
+            moved = moved.sel(quantile=0.5, method="nearest")
+        each = moved.mean("step").transpose("component", "series").values @ (1 / _spreads(group))
+        for place, own in enumerate(data["kind"].values):
+            head = int(data["head"].values[place])
+            if own == kind and head >= 0:
+                total[int(data["layer_index"].values[place]), head] += each[place]
+    layers = stack.layers_with(kind)[1]
+    return _array(total[layers] / len(batch), layers)
+
+
+def _gradient(
+    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
+) -> xr.DataArray:
+    refuse_gradients(lens.wiring)
+    if batch.multivariate:
+        raise InputError("gradients of variates that see each other cannot be told apart; rank by another score")
+    stack = lens.wiring.output_stack
+    layers = stack.layers_with(kind)[1]
+    total = np.zeros((len(layers), stack.n_heads))
+    for group in item_groups(batch, _ITEMS):
+        moved = _first_order(lens, group, horizon, stack, kind, layers, num_samples, seed)
+        total += np.einsum("lshn,s->lh", np.abs(moved), 1 / _spreads(group)) / horizon
+    return _array(total / len(batch), layers)
+
+
+def _first_order(
+    lens: Lens,
+    batch: SeriesBatch,
+    horizon: int,
+    stack: Stack,
+    kind: str,
+    layers: list[int],
+    num_samples: int | None,
+    seed: int,
+) -> np.ndarray:
+    """(layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
+    runs = runs_of(lens, batch, horizon, rollout=False, num_samples=num_samples, seed=seed)
+    points = [f"{stack.prefix}.{layer}.{kind}.hook_z" for layer in layers]
+    kept: dict[str, Tensor] = {}
+
+    def keep(value: Tensor, hook: Any) -> Tensor:
+        # the copy is what the model goes on with, so that the forecast depends on it
+        kept[hook.name] = value.clone()
+        return kept[hook.name]
+
+    with torch.enable_grad(), lens.hooks([(point, keep) for point in points]):
+        forecast = runs.read(lens.forward(runs.encoded))
+        at = [kept[point] for point in points]
+        slopes = []
+        for step in range(horizon):
+            found = torch.autograd.grad(forecast[:, step].sum(), at, retain_graph=True)
+            products = [(z * slope).sum(dim=(1, 3)).detach() for z, slope in zip(at, found, strict=True)]
+            slopes.append(torch.stack(products))
+    moved = torch.stack(slopes, dim=-1).cpu().double().numpy()
+    if not np.isfinite(moved).all():
+        raise InputError(
+            f"{lens.wiring.architecture} has no finite gradient on these series, as where padding is divided by its "
+            "zero norm; take series of one length, or rank by another score"
+        )
+    return moved
+
+
+def _spreads(batch: SeriesBatch) -> np.ndarray:
+    """(series,) standard deviations of the contexts; 1 for a constant one."""
+    found = np.array([np.nanstd(values) for values in batch.values])
+    return np.where(found > 0, found, 1.0)
+
+
+def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
+    coords = {"layer": list(map(str, layers)), "head": range(values.shape[1])}
+    return xr.DataArray(values, dims=("layer", "head"), coords=coords)
+
+
+_Measure = Callable[[Lens, SeriesBatch, int, str, int | None, int], xr.DataArray]
+_MEASURES: dict[str, _Measure] = {
+    "entropic_contribution": _contribution,
+    "attention_entropy": _entropy,
+    "output_norm": _norm,
+    "attribution": _attribution,
+    "gradient": _gradient,
+}
+_SOURCES = {
+    "stable_rank": "tsfm-lens paper, definition 5.1 (S3-SRANK)",
+    "entropic_contribution": "tsfm-lens paper, appendix E (S3-ERANK)",
+    "attention_entropy": "tsfm-lens paper, section 4 (S3-HENT)",
+    "output_norm": "norm of the head's write",
+    "attribution": "tsfm-lens paper, section 2 (S3-DLA)",
+    "gradient": "Nanda 2023 (attribution patching)",
+    "random": "tsfm-lens paper, appendix B (S3-ORD)",
+}

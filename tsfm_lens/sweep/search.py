@@ -1,0 +1,324 @@
+"""heads@k: how few heads a layer can keep, by an exact scan, by bisection, or by sequential tests on growing samples.
+
+A search never runs a model. It says what it needs next, so that the needs of many layers and orders can be run together:
+
+    search = scan(of=12)
+    while search.requests():
+        search.answer({request: evaluate(*request) for request in search.requests()})
+    search.result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.looks import Looks, log_change, spending_bounds, student_bound
+
+TOLERANCE = 0.01
+METHODS = ("scan", "bisection", "sequential")
+
+
+@dataclass(frozen=True, eq=False)
+class PairedErrors:
+    """Errors of the same series under ablation and of the plain model, at least 0.
+
+    Attributes:
+        ablated, plain: (unit,) in the order of ``Looks.added`` of the look that was asked for.
+    """
+
+    ablated: np.ndarray
+    plain: np.ndarray
+
+
+Request = tuple[int, int]
+"""(heads kept, look); the look is always 0 where there is but one."""
+Answer = float | PairedErrors
+"""The relative change of the error on all windows; for sequential tests the errors of the units that a look adds."""
+
+
+@dataclass(frozen=True)
+class HeadsAt:
+    """What a search found.
+
+    Attributes:
+        kept: the smallest number of heads kept whose relative change is below the tolerance.
+        of: heads in the layer.
+        change: relative change of the error there, 0 if all are kept; of a sequential test on the units it has seen.
+        tolerance: exclusive.
+        method: "scan", "bisection" or "sequential".
+        evaluations: spent, in evaluations of one count on all windows.
+        exact: whether no smaller count can pass, whatever the curve: all of them were evaluated on all windows.
+        monotone: whether, where looked, every larger count than one that passes also passes.
+        alpha: chance that a sequential test's ``kept`` is not the scan's, else 0.
+        changes: kept heads -> relative change, wherever it was estimated.
+    """
+
+    kept: int
+    of: int
+    change: float
+    tolerance: float
+    method: str
+    evaluations: float
+    exact: bool
+    monotone: bool
+    alpha: float = 0.0
+    changes: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def ablated(self) -> int:
+        """Heads that can go."""
+        return self.of - self.kept
+
+    @property
+    def saved(self) -> float:
+        """Evaluations that a scan of every count would have taken more; the plain model's is never counted."""
+        return self.of - self.evaluations
+
+
+Steps = Generator[list[Request], dict[Request, Answer], HeadsAt]
+
+
+class Search:
+    """A search under way.
+
+    Attributes:
+        of, tolerance, method: as in :class:`HeadsAt`.
+        result: what was found, None until then.
+    """
+
+    def __init__(self, of: int, tolerance: float, method: str, steps: Callable[[Search], Steps]) -> None:
+        if of < 1:
+            raise InputError(f"a layer of {of} heads has none to search among, expected 1 or more")
+        # a tolerance of zero could be failed by the plain model itself
+        if not tolerance > 0:
+            raise InputError(f"the tolerance is {tolerance}, expected a relative change above 0, such as 0.01")
+        self.of, self.tolerance, self.method = of, float(tolerance), method
+        self.result: HeadsAt | None = None
+        self._cap = of
+        self._answers: dict[Request, Answer] = {}
+        self._steps = steps(self)
+        self._pending: list[Request] = next(self._steps)
+
+    def requests(self) -> list[Request]:
+        """What to evaluate next: (heads kept, look); empty once the search is finished."""
+        return [] if self.result else [each for each in self._pending if each not in self._answers]
+
+    def answer(self, values: Mapping[Request, Answer]) -> None:
+        """Hand in what was asked for, in one piece or in several.
+
+        Raises:
+            InputError: a value that was not asked for, or a change that is no number.
+        """
+        for request, value in values.items():
+            if request not in self.requests():
+                raise InputError(f"{request} was not asked for; expected some of {self.requests()}")
+            if not isinstance(value, PairedErrors) and np.isnan(value):
+                raise InputError(f"the change with {request[0]} heads kept is no number; its error is not defined")
+            self._answers[request] = value
+        if self.result or self.requests():
+            return
+        found, self._answers = self._answers, {}
+        try:
+            self._pending = self._steps.send(found)
+        except StopIteration as done:
+            self.result = done.value
+
+    def cap(self, kept: int) -> None:
+        """Spare counts of ``kept`` and above from here on: another order already keeps so few."""
+        self._cap = min(self._cap, kept)
+
+    def counts_below(self, stop: int) -> range:
+        """Counts that still matter below one that passes."""
+        return range(min(stop, self._cap))
+
+    def found(self, kept: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> HeadsAt:
+        """The result, with what follows from the changes known."""
+        passes = [change < self.tolerance for _, change in sorted(changes.items())]
+        known = {**changes, self.of: 0.0}
+        more = {"exact": all(k in changes for k in range(kept)), "monotone": passes == sorted(passes), **more}
+        return HeadsAt(
+            kept, self.of, known[kept], self.tolerance, self.method, evaluations, changes=dict(changes), **more
+        )
+
+
+def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> HeadsAt:
+    """Run one search to its end.
+
+    Args:
+        search: from :func:`scan`, :func:`bisection` or :func:`sequential`.
+        evaluate: (heads kept, look) -> answer.
+    """
+    while requests := search.requests():
+        search.answer({request: evaluate(*request) for request in requests})
+    assert search.result is not None
+    return search.result
+
+
+def better(results: Mapping[str, HeadsAt]) -> tuple[str, HeadsAt]:
+    """The order that keeps fewest heads; among equals that of the smallest change, then the first.
+
+    Raises:
+        InputError: no results.
+    """
+    if not results:
+        raise InputError("there are no results of heads@k to choose from")
+    return min(results.items(), key=lambda item: (item[1].kept, item[1].change))
+
+
+def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:
+    """Counts from none kept upwards; exact.
+
+    Args:
+        of: heads in the layer.
+        tolerance: relative change of the error that is allowed, exclusive.
+        abreast: counts asked for at a time, ending with those in which one passes, which keeps the answer exact; None
+            asks for all of them at once and so gives the whole curve.
+
+    Source:
+        tsfm-lens paper, definition 5.2 (S3-H1PP): the smallest count that passes, even if a larger one fails.
+
+    Raises:
+        InputError: of, tolerance or abreast out of range.
+    """
+    if abreast is not None and abreast < 1:
+        raise InputError(f"abreast is {abreast}, expected 1 or more counts at a time")
+
+    def steps(search: Search) -> Steps:
+        changes: dict[int, float] = {}
+        kept = of
+        while rest := [k for k in search.counts_below(of) if k not in changes]:
+            answers = yield [(k, 0) for k in rest[:abreast]]
+            changes |= {k: _change(value) for (k, _), value in answers.items()}
+            passed = [k for k, change in changes.items() if change < search.tolerance]
+            kept = min(passed, default=of)
+            if passed:
+                break
+        return search.found(kept, changes, len(changes))
+
+    return Search(of, tolerance, "scan", steps)
+
+
+def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Search:
+    """Halves the counts as if every count above one that passes passed too, then looks below what it found.
+
+    Args:
+        of, tolerance: see :func:`scan`.
+        check: so many counts just below the one found are evaluated as well; one of them that passes takes its place,
+            and is checked in turn. The result says whether the curve was monotone where looked.
+
+    Raises:
+        InputError: of, tolerance or check out of range.
+    """
+    if check < 0:
+        raise InputError(f"check is {check}, expected 0 or more counts")
+
+    def steps(search: Search) -> Steps:
+        changes: dict[int, float] = {}
+        fails, kept = -1, of
+        while kept - fails > 1:
+            middle = (fails + min(kept, search.counts_below(of).stop)) // 2
+            if middle <= fails:
+                break
+            answers = yield [(middle, 0)]
+            changes[middle] = _change(answers[middle, 0])
+            fails, kept = (fails, middle) if changes[middle] < search.tolerance else (middle, kept)
+        while below := [k for k in search.counts_below(kept) if k >= kept - check and k not in changes]:
+            answers = yield [(k, 0) for k in below]
+            changes |= {k: _change(value) for (k, _), value in answers.items()}
+            kept = min([kept, *(k for k in below if changes[k] < search.tolerance)])
+        return search.found(kept, changes, len(changes))
+
+    return Search(of, tolerance, "bisection", steps)
+
+
+def sequential(
+    of: int,
+    looks: Looks,
+    tolerance: float = TOLERANCE,
+    *,
+    alpha: float = 0.05,
+    spending: str = "pocock",
+    abreast: int = 1,
+) -> Search:
+    """Counts from none kept upwards, each on a growing random part of the series until that part decides.
+
+    The paired change of the log error on the series seen is compared with the tolerance. Bounds of a group sequential
+    test tell when it can no longer lie on the other side on all series, with an error that is shared by all counts, so
+    that the answer differs from the scan's with a chance of at most alpha. What stays open is decided on all series.
+
+    Args:
+        of, tolerance: see :func:`scan`.
+        looks: the parts, from :func:`tsfm_lens.sweep.looks.plan_looks`.
+        alpha: chance of another answer than the scan's, in the normal limit.
+        spending: see :func:`tsfm_lens.sweep.looks.spending_bounds`.
+        abreast: lowest undecided counts that are looked at together: more of them need fewer rounds and more
+            evaluations.
+
+    Raises:
+        InputError: an argument out of range, or answers that do not fit the looks.
+        UnknownNameError: no such spending.
+    """
+    if abreast < 1:
+        raise InputError(f"abreast is {abreast}, expected 1 or more counts at a time")
+    # a count can be misjudged in one direction only, and every count may be the one that is
+    bounds = [*spending_bounds(looks.shares, alpha / of, spending), 0.0]
+    limit = np.log1p(tolerance) if tolerance > 0 else 0.0
+
+    def steps(search: Search) -> Steps:
+        tests = {k: _Test(looks, bounds, limit) for k in range(of)}
+        used = 0
+        kept = of
+        while rest := [k for k in search.counts_below(kept) if tests[k].passes is None][:abreast]:
+            answers = yield [(k, tests[k].look) for k in rest]
+            for (k, look), value in answers.items():
+                used += len(looks.added[look])
+                tests[k].see(value)
+            kept = min([of, *(k for k, test in tests.items() if test.passes)])
+        changes = {k: float(np.expm1(test.estimate)) for k, test in tests.items() if test.look}
+        full = all(tests[k].look == len(looks.added) for k in range(min(kept + 1, of)))
+        passes = [test.passes for _, test in sorted(tests.items()) if test.passes is not None]
+        return search.found(
+            kept, changes, used / looks.total, exact=full, monotone=passes == sorted(passes), alpha=alpha
+        )
+
+    return Search(of, tolerance, "sequential", steps)
+
+
+class _Test:
+    """One count's errors so far, and whether it passes: None while open."""
+
+    def __init__(self, looks: Looks, bounds: list[float], limit: float) -> None:
+        self.looks, self.bounds, self.limit = looks, bounds, limit
+        self.ablated, self.plain = np.full((2, looks.total), np.nan)
+        self.look = 0
+        self.estimate = np.nan
+        self.passes: bool | None = None
+
+    def see(self, errors: Answer) -> None:
+        added = self.looks.added[self.look]
+        if not isinstance(errors, PairedErrors) or {np.shape(errors.ablated), np.shape(errors.plain)} != {added.shape}:
+            raise InputError(
+                f"look {self.look} of a sequential test adds {len(added)} series; expected PairedErrors of so many"
+            )
+        self.ablated[added], self.plain[added] = errors.ablated, errors.plain
+        known = np.zeros(self.looks.total, dtype=bool)
+        known[np.concatenate(self.looks.added[: self.look + 1])] = True
+        self.estimate, error, freedom = log_change(self.ablated, self.plain, self.looks.groups, known)
+        away = abs(self.estimate - self.limit)
+        last = self.look == len(self.looks.added) - 1
+        if last or away > student_bound(self.bounds[self.look], freedom) * error:
+            self.passes = bool(self.estimate < self.limit)
+        self.look += 1
+
+
+def _change(answer: Answer) -> float:
+    """The relative change on all windows; of paired errors that of their geometric mean."""
+    if not isinstance(answer, PairedErrors):
+        return float(answer)
+    ablated, plain = np.asarray(answer.ablated, float), np.asarray(answer.plain, float)
+    return float(np.expm1(log_change(ablated, plain, None, np.ones(len(plain), dtype=bool))[0]))
