@@ -12,9 +12,11 @@ import torch
 
 from tsfm_lens.ablation.draws import BlockDraws, Unsplittable
 from tsfm_lens.ablation.engine import Variant, on_block
+from tsfm_lens.ablation.sharing import SharedSource
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
+from tsfm_lens.hooks.names import Point
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.architecture import Prediction, rows_of
 from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
@@ -114,15 +116,17 @@ def forecast_variants(
     if not economy or not _fans_out(lens) or len(variants) == 1:
         return _collected([done.one(request.alone(variant)) for variant in variants], levels)
     abreast = max(1, (256 if max_rows is None else max_rows) // len(request.batch))
-    parts: list[Forecast] = []
-    for first in range(0, len(variants), abreast):
-        chunk = variants[first : first + abreast]
-        try:
-            found = side_by_side(request, chunk)
-        except Unsplittable:
-            found = [request.alone(variant) for variant in chunk]
-        parts += [done.one(forecast) for forecast in found]
-    return _collected(parts, levels)
+    fan = Fan(request)
+    found: dict[int, Forecast] = {}
+    for members in fan.groups(variants):
+        for first in range(0, len(members), abreast):
+            chunk = members[first : first + abreast]
+            try:
+                forecasts = fan.side_by_side([variants[index] for index in chunk])
+            except Unsplittable:
+                forecasts = [request.alone(variants[index]) for index in chunk]
+            found |= {index: done.one(forecast) for index, forecast in zip(chunk, forecasts, strict=True)}
+    return _collected([found[index] for index in range(len(variants))], levels)
 
 
 def _fans_out(lens: Lens) -> bool:
@@ -145,35 +149,74 @@ class _Done:
         return forecast
 
 
-def side_by_side(request: Request, variants: Sequence[Variant]) -> list[Forecast]:
-    """Variants as blocks of rows of one native batch."""
-    lens, copies, rows = request.lens, len(variants), request.rows
-    placed = [
-        on_block(intervention, block, rows)
-        for block, variant in enumerate(variants)
-        for intervention in variant.interventions
-    ]
-    with _running(request, copies), lens.edit(*placed):
-        found = lens.adapter.predict(
-            repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
-        )
-    return [_forecast(request, found, block) for block in range(copies)]
+class Fan:
+    """Runs variants as blocks of rows of one native batch.
 
+    Args:
+        request: what is forecast.
+    """
 
-@contextmanager
-def _running(request: Request, copies: int) -> Iterator[None]:
-    """One run of the lens's own over several blocks of rows; the random state is left as it was."""
-    lens, state = request.lens, request.lens.registry.state
-    devices = [lens.device] if lens.device.type == "cuda" else []
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
-        torch.manual_seed(request.seed)
-        if lens.adapter.readout != "quantile":
-            outer = request.num_samples or lens.adapter.samples if lens.wiring.sample_major else 1
-            stack.enter_context(BlockDraws(copies, request.seed, axis=lens.adapter.draw_axis, outer=outer))
-        stack.callback(state.restart)
-        state.restart(request.rows * copies, block_rows=request.rows)
-        yield
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        wiring, model = request.lens.wiring, request.lens.adapter.model
+        crossing = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
+        self._encoder = crossing[0] if crossing else ""
+        entry = wiring.stack(self._encoder).entry if crossing else ""
+        self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
+
+    def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
+        """Variants that may run together: those that change the encoder, and those that share it."""
+        touching = [self._touches_encoder(variant) for variant in variants]
+        groups = [[index for index, each in enumerate(touching) if each is kind] for kind in (False, True)]
+        return [group for group in groups if group]
+
+    def _points(self, variant: Variant) -> Iterator[Point]:
+        registry = self._request.lens.registry
+        for intervention in variant.interventions:
+            for name, _head in resolve(registry, intervention):
+                yield registry.points[name]
+
+    def _touches_encoder(self, variant: Variant) -> bool:
+        return bool(self._encoder) and any(point.stack == self._encoder for point in self._points(variant))
+
+    def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """The forecasts of variants that run together."""
+        request, copies = self._request, len(variants)
+        lens, rows = request.lens, request.rows
+        placed = [
+            on_block(intervention, block, rows)
+            for block, variant in enumerate(variants)
+            for intervention in variant.interventions
+        ]
+        with self._running(variants), lens.edit(*placed):
+            found = lens.adapter.predict(
+                repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
+            )
+        return [_forecast(request, found, block) for block in range(copies)]
+
+    @contextmanager
+    def _running(self, variants: Sequence[Variant]) -> Iterator[None]:
+        """One run of the lens's own over several blocks of rows; the random state is left as it was."""
+        request, copies = self._request, len(variants)
+        lens, state = request.lens, request.lens.registry.state
+        devices = [lens.device] if lens.device.type == "cuda" else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            torch.manual_seed(request.seed)
+            if lens.adapter.readout != "quantile":
+                outer = (request.num_samples or lens.adapter.samples) if lens.wiring.sample_major else 1
+                stack.enter_context(BlockDraws(copies, request.seed, axis=lens.adapter.draw_axis, outer=outer))
+            if self._source is not None:
+                shared = not any(map(self._touches_encoder, variants))
+                stack.enter_context(self._source.serving(copies, shared=shared, fold=self._folds(variants)))
+            stack.callback(state.restart)
+            state.restart(request.rows * copies, block_rows=request.rows)
+            yield
+
+    def _folds(self, variants: Sequence[Variant]) -> bool:
+        """Whether keys and values may be held once a series: a decoder that samples, whose keys nobody looks at."""
+        looked_at = {point.how for variant in variants for point in self._points(variant)}
+        return self._request.lens.adapter.rollout == "tokens" and not looked_at & {"k", "v", "scores", "pattern"}
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
