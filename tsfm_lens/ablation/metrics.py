@@ -21,12 +21,12 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _centred(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each row minus its mean, as a multiple of its largest deviation; and which rows vary at all."""
+    """Each row without its mean, in units of its largest value; and which rows vary at all."""
     varies = x.max(axis=-1) > x.min(axis=-1)
-    # halves keep the difference of two huge numbers finite
-    x = x / 2 - x.mean(axis=-1, keepdims=True) / 2
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    return x / np.where(largest > 0, largest, 1.0), varies
+    with np.errstate(invalid="ignore"):  # rows with infinities become NaN, and are found by the callers
+        x = x / np.where(largest > 0, largest, 1.0)
+        return x - x.mean(axis=-1, keepdims=True), varies
 
 
 def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """1 - largest normalised cross-correlation over all shifts: how far two forecasts differ beyond level, scale and lag.
+    """1 - largest normalised cross-correlation over all shifts: how far two shapes differ beyond level, scale and lag.
 
     Forecasts are centred and shifted against zeros. A constant forecast correlates with nothing: distance 1, as for
     `spearman_distance`.

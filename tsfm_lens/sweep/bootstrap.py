@@ -1,0 +1,144 @@
+"""Two-stage resampling of a benchmark: datasets first, then the series of each, the same draw for all variants.
+
+What is resampled are sums a series, so that each replicate pools the metric anew, as the benchmark would on that
+choice of datasets and series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.stats import norm, t
+
+# numbers held at once in a block of draws, per array
+_BLOCK = 1_000_000
+# more replicates than this are not drawn to make a small p-value smaller
+MOST_REPLICATES = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Columns of sums for the series of some datasets.
+
+    Attributes:
+        columns: each (variant, series); a plain model has one variant.
+        starts: number of the first series of each dataset; series of a dataset stand together.
+    """
+
+    columns: tuple[np.ndarray, ...]
+    starts: np.ndarray
+
+    @property
+    def n_series(self) -> int:
+        return self.columns[0].shape[1]
+
+    def by_dataset(self) -> tuple[np.ndarray, ...]:
+        """The columns summed over the series of each dataset, (variant, dataset)."""
+        return tuple(np.add.reduceat(column, self.starts, axis=1) for column in self.columns)
+
+    def datasets(self) -> Iterator[slice]:
+        """The series of each dataset."""
+        for start, stop in zip(self.starts, [*self.starts[1:], self.n_series], strict=True):
+            yield slice(int(start), int(stop))
+
+
+def replicates_of(
+    variants: Sums,
+    plain: Sums | None,
+    measure: Callable[..., np.ndarray],
+    *,
+    replicates: int,
+    seed: int,
+    sampled: bool = True,
+) -> np.ndarray:
+    """The mean over datasets of a measure, or of its difference to the plain model, for each bootstrap replicate.
+
+    Args:
+        variants, plain: their sums over the same series; plain has one variant, or is None.
+        measure: makes the measure (logarithm of a metric, or a mean distance) from arrays of the columns.
+        replicates: how many.
+        seed: of the draws, which depend on nothing else but the number of datasets and of their series.
+        sampled: draw the datasets too; otherwise each is in each replicate once.
+
+    Returns:
+        (replicate, variant). A dataset whose drawn series leave the measure undefined is left out of that
+        replicate's mean; NaN if that holds of all.
+    """
+    of_datasets, *of_series = np.random.SeedSequence(seed).spawn(len(variants.starts) + 1)
+    n = len(variants.starts)
+    copies = np.ones((replicates, n), dtype=np.int64)
+    if sampled and n > 1:
+        copies = np.random.default_rng(of_datasets).multinomial(n, np.full(n, 1 / n), size=replicates)
+    total = np.zeros((replicates, len(variants.columns[0])))
+    count = np.zeros_like(total)
+    for number, part in enumerate(variants.datasets()):
+        owner = np.repeat(np.arange(replicates), copies[:, number])
+        rng = np.random.default_rng(of_series[number])
+        for rows, weights in _weights(len(owner), part.stop - part.start, len(variants.columns[0]), rng):
+            found = _measured(variants, measure, part, weights)
+            if plain is not None:
+                found = found - _measured(plain, measure, part, weights)
+            defined = np.isfinite(found)
+            who = owner[rows]
+            belongs = csr_matrix((np.ones(len(who)), (who, np.arange(len(who)))), shape=(replicates, len(who)))
+            total += belongs @ np.where(defined, found, 0.0)
+            count += belongs @ defined.astype(float)
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def _weights(draws: int, series: int, width: int, rng: np.random.Generator) -> Iterator[tuple[slice, np.ndarray]]:
+    """How often each series is in each draw of as many as there are, (draw, series), in blocks of draws."""
+    # numbers are drawn row by row in order, so that the size of a block changes nothing
+    size = max(1, _BLOCK // max(series, width))
+    for first in range(0, draws, size):
+        n = min(size, draws - first)
+        chosen = rng.integers(series, size=(n, series)) + np.arange(n)[:, None] * series
+        counts = np.bincount(chosen.reshape(-1), minlength=n * series).reshape(n, series)
+        yield slice(first, first + n), counts.astype(float)
+
+
+def _measured(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weights: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return measure(*(weights @ column[:, part].T for column in sums.columns))
+
+
+def widened(share: float, units: int) -> float:
+    """The tail of a bootstrap distribution that stands for a tail of this share, with few units resampled.
+
+    A bootstrap of n units has their variance with n for n - 1, and percentiles of a normal where those of Student's t
+    are due; both are put right by going further out.
+
+    Source:
+        Hesterberg 2015, What teachers should know about the bootstrap, section on expanded percentile intervals.
+    """
+    return float(norm.cdf(t.ppf(share, units - 1) * np.sqrt(units / (units - 1))))
+
+
+def two_sided(distribution: np.ndarray, units: int) -> tuple[np.ndarray, float]:
+    """p-values of "no difference" for each column of replicates, and the least that so many replicates can give.
+
+    Twice the share of replicates on the other side of 0, with one more counted (Davison & Hinkley 1997, section 4.2),
+    widened for few units as the interval is; at most 1.
+    """
+    n = len(distribution)
+    beyond = np.minimum((distribution <= 0).sum(axis=0), (distribution >= 0).sum(axis=0))
+    share = np.append((1 + beyond) / (n + 1), 1 / (n + 1))
+    # the inverse of `widened`
+    p = 2 * t.cdf(norm.ppf(np.minimum(share, 0.5)) * np.sqrt((units - 1) / units), units - 1)
+    least = float(p[-1])
+    return np.where(np.isnan(distribution).any(axis=0), np.nan, np.minimum(p[:-1], 1.0)), least
+
+
+def replicates_for(p: float, units: int) -> int:
+    """How many replicates a p-value this small takes, at most MOST_REPLICATES."""
+    share = widened(p / 2, units)
+    return MOST_REPLICATES if share * MOST_REPLICATES <= 1 else int(np.ceil(1 / share))
+
+
+def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:
+    """Lower and upper end, (2, variant), of the widened percentile interval."""
+    tail = widened((1 - confidence) / 2, units)
+    return np.quantile(distribution, [tail, 1 - tail], axis=0)

@@ -1,0 +1,177 @@
+"""Variants beside the plain model on the very same windows, as arrays to resample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.sweep.bootstrap import Sums
+from tsfm_lens.sweep.pooling import METRICS, formula
+
+# the count of steps without which a series has no part in a metric; n for the others
+_COUNTED = {"MASE": "n_scaled", "MSIS": "n_interval"}
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Variants that are compared with the plain model on the same series of the same datasets.
+
+    Attributes:
+        variants: their ids.
+        changed, plain: sums of the variants and of the plain model.
+        datasets: names.
+        left_out: names of datasets on which there is no comparison: a metric of either side is undefined, infinite
+            or not positive, or there is no series that both sides have.
+        unpaired: how many series of the plain model the variant lacks, or has in part.
+    """
+
+    variants: list[str]
+    changed: Sums
+    plain: Sums
+    datasets: list[str]
+    left_out: list[str]
+    unpaired: int
+
+    @property
+    def n_series(self) -> int:
+        return self.changed.n_series
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """All variants of one model beside the plain model; series sorted by dataset.
+
+    Attributes:
+        columns, plain: (variant, series) sums that the measure is made of, (1, series) of the plain model.
+        matched: (variant, series) the same windows on both sides, with something to measure.
+        whole: (variant, series) the same windows on both sides.
+        invalid: (variant, series) a forecast of either side is not finite.
+        dataset: (series,) number of the dataset.
+    """
+
+    model: str
+    measure: str
+    variants: list[str]
+    datasets: list[str]
+    dataset: np.ndarray
+    columns: tuple[np.ndarray, ...]
+    plain: tuple[np.ndarray, ...]
+    matched: np.ndarray
+    whole: np.ndarray
+    invalid: np.ndarray
+
+    def groups(self, together: bool = False) -> Iterator[Group]:
+        """Variants by the series on which they can be compared; together: one group, on what all can."""
+        usable = self._usable()
+        if together:
+            usable = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0)
+        patterns, which = np.unique(usable, axis=0, return_inverse=True)
+        for number, pattern in enumerate(patterns):
+            rows = np.flatnonzero(which.reshape(-1) == number)
+            series = np.flatnonzero(pattern)
+            present, starts = np.unique(self.dataset[series], return_index=True)
+            gone = {*range(len(self.datasets))} - {*present.tolist()}
+            for some in self._by_unpaired(rows):
+                yield Group(
+                    [self.variants[row] for row in some],
+                    Sums(tuple(column[np.ix_(some, series)] for column in self.columns), starts),
+                    Sums(tuple(column[:, series] for column in self.plain), starts),
+                    [self.datasets[d] for d in present],
+                    [self.datasets[d] for d in sorted(gone)],
+                    int((~self.whole[some[0]]).sum()),
+                )
+
+    def _by_unpaired(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        lacking = (~self.whole[rows]).sum(axis=1)
+        for number in np.unique(lacking):
+            yield rows[lacking == number]
+
+    def _usable(self) -> np.ndarray:
+        """(variant, series) matched series of the datasets with a usable metric on both sides."""
+        n = len(self.datasets)
+        member = np.zeros((len(self.dataset), n))
+        member[np.arange(len(self.dataset)), self.dataset] = 1.0
+        counts = self.matched.astype(float)
+        positive = self.measure in METRICS
+        usable = (counts @ member > 0) & ((self.invalid & self.matched).astype(float) @ member == 0)
+        for columns in (self.columns, self.plain):
+            with np.errstate(all="ignore"):
+                value = formula(self.measure)[1](*(np.where(self.matched, c, 0.0) @ member for c in columns))
+            usable &= np.isfinite(value) & ((value > 0) | (not positive))
+        return self.matched & usable[:, self.dataset]
+
+
+def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
+    """The variants of each model beside its plain one.
+
+    Args:
+        sums: of `per_series`.
+        measure: a metric or distance.
+        plain: id of the plain variant.
+
+    Raises:
+        UnknownNameError: a model has no plain variant.
+    """
+    names = formula(measure)[0]
+    count = _COUNTED.get(measure, f"n_{measure}" if measure not in METRICS else "n")
+    for model, rows in sums.groupby("model", sort=True, observed=True):
+        variants = rows["variant"].astype(str).to_numpy()
+        if plain not in set(variants):
+            raise unknown_name("variant", plain, sorted(set(variants)), hint=f"It is the baseline of {model}.")
+        base = rows[variants == plain].sort_values(["dataset", "item"])
+        changed = rows[variants != plain]
+        ids, row = np.unique(variants[variants != plain], return_inverse=True)
+        if not len(ids):
+            continue
+        places = pd.MultiIndex.from_arrays([base["dataset"].astype(str), base["item"].astype(str)])
+        here = pd.MultiIndex.from_arrays([changed["dataset"].astype(str), changed["item"].astype(str)])
+        column = places.get_indexer(here)
+        known = column >= 0
+        table = _Table((len(ids), len(base)), row[known], column[known], changed[known], base)
+        whole = table.same("n_rows") & table.same("windows") & table.same("n")
+        datasets, dataset = np.unique(places.get_level_values(0).to_numpy(), return_inverse=True)
+        yield Pairs(
+            str(model),
+            measure,
+            [str(name) for name in ids],
+            [str(name) for name in datasets],
+            dataset,
+            tuple(table.changed(name) for name in names),
+            tuple(base[name].to_numpy(dtype=float)[None] for name in names),
+            whole & (table.changed(count) > 0) & (base[count].to_numpy() > 0),
+            whole,
+            (table.changed("n_invalid") > 0) | (base["n_invalid"].to_numpy() > 0),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Columns of a long frame as (variant, series), 0 where there is no row."""
+
+    shape: tuple[int, int]
+    row: np.ndarray
+    column: np.ndarray
+    rows: pd.DataFrame
+    base: pd.DataFrame
+
+    def changed(self, name: str) -> np.ndarray:
+        values = self.rows[name].to_numpy()
+        out = np.zeros(self.shape, dtype=values.dtype)
+        out[self.row, self.column] = values
+        return out
+
+    def same(self, name: str) -> np.ndarray:
+        return self.changed(name) == self.base[name].to_numpy()
+
+
+Measure = Callable[..., np.ndarray]
+
+
+def on_log_scale(measure: str) -> Measure:
+    """What is averaged over datasets: the logarithm of a metric, a distance as it is."""
+    function = formula(measure)[1]
+    return (lambda *sums: np.log(function(*sums))) if measure in METRICS else function

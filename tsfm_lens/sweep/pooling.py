@@ -1,0 +1,200 @@
+"""From stored rows to metrics: sums a series, metrics a dataset, one figure for a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.sweep.scores import DISTANCES, SUMS
+
+KEYS = ("model", "variant", "dataset", "item")
+# name under which the rows of the seasonal naive forecast are stored
+SEASONAL_NAIVE = "seasonal_naive"
+
+
+def _ratio(numerator: Any, denominator: Any) -> Any:
+    return numerator / denominator
+
+
+# metric: the sums that it is made of, the steps that it is a mean over first or last, and how
+_FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "MASE": (("scaled_error", "n_scaled"), _ratio),
+    "sMAPE": (("symmetric_error", "n_symmetric"), _ratio),
+    "MSE": (("squared_error_mean", "n"), _ratio),
+    "MSE[0.5]": (("squared_error", "n"), _ratio),
+    "RMSE": (("squared_error_mean", "n"), lambda total, n: np.sqrt(total / n)),
+    "NRMSE": (("squared_error_mean", "n", "abs_label"), lambda total, n, label: np.sqrt(total / n) / (label / n)),
+    "ND": (("abs_error", "abs_label"), _ratio),
+    "MAE": (("abs_error", "n"), _ratio),
+    "MAPE": (("percentage_error", "n_percentage"), _ratio),
+    "MSIS": (("interval_score", "n_interval"), _ratio),
+    "CRPS": (("quantile_loss", "abs_label"), _ratio),
+}
+METRICS = tuple(_FORMULAS)
+MEASURES = (*METRICS, *DISTANCES)
+
+
+def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
+    """The columns of `per_series` that a metric or distance is made of, and the function that makes it.
+
+    Raises:
+        UnknownNameError: no metric and no distance of that name.
+    """
+    if measure in _FORMULAS:
+        return _FORMULAS[measure]
+    if measure in DISTANCES:
+        return (measure, f"n_{measure}"), _ratio
+    raise unknown_name("metric", measure, MEASURES)
+
+
+def pooled(sums: pd.DataFrame | Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
+
+    Args:
+        sums: SUMS as columns or entries, each a number, array or column.
+
+    Returns:
+        METRICS by name, in the form of the entries. NaN where a metric has no step to be a mean of, and in all
+        metrics where a forecast was not finite (``n_invalid`` above 0).
+    """
+    with np.errstate(all="ignore"):
+        valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
+        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in _FORMULAS.items()}
+        found = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
+    if isinstance(sums, pd.DataFrame):
+        return {name: pd.Series(value, index=sums.index, name=name) for name, value in found.items()}
+    return {name: value[()] for name, value in found.items()}
+
+
+def _mix(window: np.ndarray, variate: np.ndarray) -> np.ndarray:
+    """A 64-bit number for each window and variate, whose sum tells one set of them from another."""
+    return pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64))
+
+
+def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
+    """Sums over the windows and variates of each series.
+
+    Args:
+        frame: rows of a store: KEYS, ``window``, ``variate``, and the columns that the measures need.
+        measures: metrics and distances that will be asked for; fewer take less time and memory.
+
+    Returns:
+        A row for each (model, variant, dataset, item), sorted: ``n_rows``, how many windows and variates;
+        ``windows``, a number that tells which; ``n`` and ``n_invalid``; the sums; for a distance its sum and, as
+        ``n_<distance>``, how many of its values are defined.
+
+    Raises:
+        InputError: columns are missing, a sum is NaN, or a window of a series is counted twice.
+        UnknownNameError: no such measure.
+    """
+    needed = [column for measure in measures for column in formula(measure)[0]]
+    sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in needed if c in SUMS)]))
+    distances = [measure for measure in measures if measure in DISTANCES]
+    absent = [c for c in (*KEYS, "window", "variate", *sums, *distances) if c not in frame]
+    if absent:
+        raise InputError(f"stored rows lack the columns {absent}; they have {list(frame)}")
+    empty = [column for column in sums if frame[column].isna().to_numpy().any()]
+    if empty:
+        raise InputError(f"the sums {empty} hold NaN; `window_scores` gives none, so the rows are damaged")
+
+    by = frame.groupby([frame[key] for key in KEYS], sort=True, observed=True)
+    group = by.ngroup().to_numpy()
+    window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
+    _refuse_twice(frame, group, window, variate)
+    out = by[sums].sum()
+    out.insert(0, "n_rows", np.bincount(group, minlength=len(out)))
+    which = np.zeros(len(out), dtype=np.uint64)
+    np.add.at(which, group, _mix(window, variate))
+    out.insert(1, "windows", which)
+    for name in distances:
+        out[name] = by[name].sum()
+        out[f"n_{name}"] = by[name].count().astype(float)
+    return out.reset_index()
+
+
+def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:
+    if not len(frame):
+        return
+    width, depth = int(window.max()) + 1, int(variate.max()) + 1
+    place = (group.astype(np.int64) * width + window) * depth + variate
+    if len(pd.unique(place)) < len(place):
+        row = frame.iloc[int(np.flatnonzero(pd.Series(place).duplicated())[0])]
+        where = ", ".join(f"{key} {row[key]!r}" for key in (*KEYS, "window", "variate"))
+        raise InputError(f"a row is there twice: {where}")
+
+
+def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+    """`per_series` of stored rows, or the frame itself if it is that already."""
+    if "n_rows" not in frame:
+        return per_series(frame, measures)
+    absent = [c for measure in measures for c in formula(measure)[0] if c not in frame]
+    if absent:
+        raise InputError(f"these sums a series lack {absent}: give `per_series` all measures that are asked for")
+    return frame
+
+
+def dataset_metrics(frame: pd.DataFrame) -> pd.DataFrame:
+    """METRICS, and the mean over windows of each of DISTANCES, by (model, variant, dataset).
+
+    Args:
+        frame: stored rows, or `per_series` of them.
+
+    Returns:
+        A frame with these three as index; also ``n_series``, ``n_rows`` and ``n_invalid``, steps whose forecast is
+        not finite. NaN where a metric is undefined.
+    """
+    sums = as_series_sums(frame, MEASURES).drop(columns=["windows", "item"])
+    by = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True)
+    total = by.sum()
+    with np.errstate(all="ignore"):
+        distances = {name: total[name] / total[f"n_{name}"].replace(0, np.nan) for name in DISTANCES}
+    found = pd.DataFrame({**pooled(total), **distances}, index=total.index)
+    return found.assign(n_series=by.size(), n_rows=total["n_rows"], n_invalid=total["n_invalid"])
+
+
+def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Metrics as multiples of the seasonal naive forecast's, dataset by dataset, as on leaderboards.
+
+    Args:
+        metrics: of `dataset_metrics`.
+        naive: the same for the seasonal naive forecast, by dataset (or with model and variant in the index, of one
+            model and variant); without it, the rows of variant "seasonal_naive" in metrics, whatever their model.
+
+    Returns:
+        METRICS as ratios, without the naive rows; NaN where the naive forecast's is 0, undefined or not there.
+
+    Raises:
+        InputError: there is no naive forecast, or more than one for a dataset.
+    """
+    is_naive = metrics.index.get_level_values("variant") == SEASONAL_NAIVE
+    naive = metrics[is_naive] if naive is None else naive
+    if not len(naive):
+        raise InputError(f"no rows of the variant {SEASONAL_NAIVE!r}: add the seasonal naive forecast to the sweep")
+    table = naive[list(METRICS)].set_axis(naive.index.get_level_values("dataset"))
+    if table.index.has_duplicates:
+        raise InputError(f"more than one seasonal naive forecast of {table.index[table.index.duplicated()][0]!r}")
+    rest = metrics.loc[~is_naive, list(METRICS)]
+    below = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
+    return rest.div(np.where(below > 0, below, np.nan))
+
+
+def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
+    """The geometric mean over datasets, and the datasets that had to be left out of it.
+
+    Args:
+        values: a column a thing to compare, a row a dataset.
+
+    Returns:
+        A number for a series, a series by column for a frame; and the datasets where any column is NaN, infinite, 0
+        or negative: all columns are means over the same datasets. NaN if none is left.
+    """
+    table = values.to_frame() if isinstance(values, pd.Series) else values
+    array = table.to_numpy(dtype=float)
+    usable = (np.isfinite(array) & (array > 0)).all(axis=1)
+    left_out = [str(name) for name in table.index[~usable]]
+    mean = np.exp(np.log(array[usable]).mean(axis=0)) if usable.any() else np.full(array.shape[1], np.nan)
+    return (float(mean[0]) if isinstance(values, pd.Series) else pd.Series(mean, index=table.columns)), left_out

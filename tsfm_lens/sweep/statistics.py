@@ -1,0 +1,387 @@
+"""What stands: changes of a metric with paired bootstrap intervals, clustered by dataset, and Holm's correction.
+
+An ablated model is compared with the plain one on the same windows. Metrics are pooled a dataset, and averaged over
+datasets by the geometric mean, so that any fixed normaliser of a dataset cancels in a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.sweep import bootstrap
+from tsfm_lens.sweep.pairing import Group, on_log_scale, pair
+from tsfm_lens.sweep.pooling import (
+    METRICS,
+    as_series_sums,
+    dataset_metrics,
+    geometric_mean,
+    normalised,
+    per_series,
+    pooled,
+)
+
+__all__ = [
+    "METRICS",
+    "changes",
+    "dataset_changes",
+    "dataset_metrics",
+    "difference",
+    "geometric_mean",
+    "holm",
+    "normalised",
+    "per_series",
+    "pooled",
+    "resilience",
+]
+
+PLAIN = "plain"
+Sampled = Literal["sampled", "fixed"]
+
+
+def holm(p_values: np.ndarray, families: Sequence[Any] | np.ndarray | None = None) -> np.ndarray:
+    """Holm's step-down correction of p-values, family by family; NaN stays NaN and counts for nothing."""
+    from statsmodels.stats.multitest import multipletests
+
+    p = np.asarray(p_values, dtype=float)
+    codes = np.zeros(len(p), dtype=int) if families is None else pd.factorize(pd.Series(list(families)).astype(str))[0]
+    out = np.full(p.shape, np.nan)
+    for code in np.unique(codes):
+        tested = (codes == code) & np.isfinite(p)
+        # one test alone needs no correction, and statsmodels collects garbage at each call
+        out[tested] = multipletests(p[tested], method="holm")[1] if tested.sum() > 1 else p[tested]
+    return out
+
+
+def changes(
+    frame: pd.DataFrame,
+    *,
+    plain: str = PLAIN,
+    metric: str = "MASE",
+    confidence: float = 0.95,
+    replicates: int = 2000,
+    seed: int = 0,
+    family: str | Mapping[str, str] | None = None,
+    datasets: Sampled = "sampled",
+) -> pd.DataFrame:
+    """How much each variant changes a metric, with an interval and a test that knows how many were made.
+
+    Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
+    from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
+    Interval and p-value are percentiles of the replicates' log change, widened for few datasets
+    (`bootstrap.widened`). Where Holm's correction asks for smaller p-values than the replicates can give, the
+    variants without a replicate beyond 0 get more, up to `bootstrap.MOST_REPLICATES`.
+
+    Args:
+        frame: stored rows, or `per_series` of them.
+        plain: id of the variant to compare with.
+        metric: one of METRICS, or of DISTANCES.
+        confidence: of the interval; a change stands if its corrected p-value is below 1 - confidence.
+        replicates: of the bootstrap.
+        seed: of the bootstrap.
+        family: column of the frame, or mapping by variant, that names the family of tests; Holm's correction is
+            within a model and family, and without one over all variants of a model.
+        datasets: "sampled" speaks about datasets like these, "fixed" about other series of these datasets: no
+            dataset is drawn or left out.
+
+    Returns:
+        A row for each model and variant: ``value`` and ``baseline``, geometric means over datasets; ``change``,
+        value / baseline - 1, with ``lower`` and ``upper``; ``p_value``, ``p_holm``, ``stands``; ``p_least``, the
+        least p-value possible; ``n_datasets``, ``n_series``; ``n_unpaired``, series that the variant lacks or has
+        in part, which are in neither side; ``left_out``, datasets without a usable metric on both sides;
+        ``replicates``; ``method`` in words. For a distance value is the mean over datasets of the mean over
+        windows, lower and upper are the interval of it, and baseline, change and p-values are NaN: a distance to the
+        plain forecast is never negative, so that nothing is tested. With fewer than 2 series there is no interval.
+
+    Source:
+        S3-AGG of the measurements index; Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
+
+    Raises:
+        InputError: an argument is out of range, or columns are missing.
+        UnknownNameError: no such metric, family column or plain variant.
+    """
+    _check(confidence, replicates, datasets)
+    families = _families(frame, family)
+    rows: list[dict[str, Any]] = []
+    for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
+        of = {variant: families.get(variant, "") for variant in pairs.variants}
+        sizes = pd.Series(of).value_counts()
+        for group in pairs.groups():
+            most = max(sizes[of[variant]] for variant in group.variants)
+            for row in _compare(group, metric, confidence, replicates, seed, datasets, int(most)):
+                rows.append({"model": pairs.model, "variant": row["variant"], "family": of[row["variant"]], **row})
+    if not rows:
+        raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
+    out = pd.DataFrame(rows).sort_values(["model", "variant"], ignore_index=True)
+    out["p_holm"] = holm(out["p_value"].to_numpy(), list(zip(out["model"], out["family"], strict=True)))
+    out["stands"] = out["p_holm"] < 1 - confidence
+    return out[_COLUMNS]
+
+
+_COLUMNS = [
+    *("model", "variant", "family", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm"),
+    *("p_least", "stands", "n_datasets", "n_series", "n_unpaired", "left_out", "replicates", "method"),
+]
+
+
+def _check(confidence: float, replicates: int, datasets: str) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
+    if replicates < 100:
+        raise InputError(f"an interval needs at least 100 replicates, got {replicates}")
+    if datasets not in ("sampled", "fixed"):
+        raise unknown_name("treatment of datasets", datasets, ("sampled", "fixed"))
+
+
+def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> dict[str, str]:
+    if family is None:
+        return {}
+    if not isinstance(family, str):
+        return {str(variant): str(name) for variant, name in family.items()}
+    if family not in frame:
+        raise unknown_name("column of families", family, frame.columns)
+    table = frame[["variant", family]].drop_duplicates()
+    if table["variant"].duplicated().any():
+        twice = table.loc[table["variant"].duplicated(), "variant"].iloc[0]
+        raise InputError(f"variant {twice!r} is in more than one {family}; call `changes` once a family, or `holm`")
+    return {str(v): str(name) for v, name in zip(table["variant"], table[family], strict=True)}
+
+
+def _units(group: Group, datasets: str) -> int:
+    """How many things are resampled: datasets, or series; fewer than 2 allow no interval."""
+    n = len(group.datasets)
+    if n > 1 and datasets == "sampled":
+        return n
+    # each fixed dataset has a mean of its own, which costs a degree of freedom
+    return group.n_series - n + 1 if n else 0
+
+
+def _compare(
+    group: Group, metric: str, confidence: float, replicates: int, seed: int, datasets: str, tests: int
+) -> list[dict[str, Any]]:
+    log, units = metric in METRICS, _units(group, datasets)
+    value, baseline = _figures(group, metric)
+    ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
+    least, drawn = p.copy(), np.zeros(len(value), dtype=int)
+    if units >= 2:
+        found = _distribution(group, metric, replicates, seed, datasets)
+        ends, (p, least[:]) = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
+        drawn[:] = replicates
+        unclear = np.flatnonzero(p <= least)
+        more = bootstrap.replicates_for((1 - confidence) / tests / 2, units)
+        if log and len(unclear) and more > replicates and least[0] * tests > 1 - confidence:
+            found = _distribution(_only(group, unclear), metric, more, seed + 1, datasets)
+            ends[:, unclear] = bootstrap.interval(found, confidence, units)
+            p[unclear], least[unclear] = bootstrap.two_sided(found, units)
+            drawn[unclear] = more
+    if log:
+        ends = np.exp(ends) - 1
+    shared = {
+        "metric": metric,
+        "n_datasets": len(group.datasets),
+        "n_series": group.n_series,
+        "n_unpaired": group.unpaired,
+        "left_out": tuple(group.left_out),
+        "method": _words(group, metric, confidence, datasets, units),
+    }
+    return [
+        {
+            **shared,
+            "variant": variant,
+            "value": value[v],
+            "baseline": baseline[v] if log else np.nan,
+            "change": value[v] / baseline[v] - 1 if log else np.nan,
+            "lower": ends[0, v],
+            "upper": ends[1, v],
+            "p_value": p[v] if log else np.nan,
+            "p_least": least[v] if log else np.nan,
+            "replicates": int(drawn[v]),
+        }
+        for v, variant in enumerate(group.variants)
+    ]
+
+
+def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """(variant,) value and baseline over all datasets of a group, NaN if it has none."""
+    n = len(group.variants)
+    if not group.datasets:
+        return np.full(n, np.nan), np.full(n, np.nan)
+    measure = on_log_scale(metric)
+    value, baseline = (measure(*side.by_dataset()).mean(axis=1) for side in (group.changed, group.plain))
+    if metric in METRICS:
+        value, baseline = np.exp(value), np.exp(baseline)
+    return value, np.broadcast_to(baseline, n)
+
+
+def _distribution(group: Group, metric: str, replicates: int, seed: int, datasets: str) -> np.ndarray:
+    plain = group.plain if metric in METRICS else None
+    return bootstrap.replicates_of(
+        group.changed,
+        plain,
+        on_log_scale(metric),
+        replicates=replicates,
+        seed=seed,
+        sampled=datasets == "sampled",
+    )
+
+
+def _only(group: Group, rows: np.ndarray) -> Group:
+    changed = bootstrap.Sums(tuple(column[rows] for column in group.changed.columns), group.changed.starts)
+    names = [group.variants[row] for row in rows]
+    return Group(names, changed, group.plain, group.datasets, group.left_out, group.unpaired)
+
+
+def _words(group: Group, metric: str, confidence: float, datasets: str, units: int) -> str:
+    if units < 2:
+        return f"no interval: {group.n_series} series in {len(group.datasets)} datasets leave nothing to resample"
+    what = "paired bootstrap" if metric in METRICS else "bootstrap"
+    if len(group.datasets) == 1:
+        how = f"over {group.n_series} series of one dataset"
+    elif datasets == "fixed":
+        how = f"over {group.n_series} series within {len(group.datasets)} fixed datasets"
+    else:
+        how = f"over {len(group.datasets)} datasets and within them over {group.n_series} series"
+    return f"{what} {how}; {100 * confidence:g} % percentile interval, widened for {units} units"
+
+
+def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE") -> pd.DataFrame:
+    """The change of a metric on each dataset by itself, over the windows that both sides have.
+
+    Args:
+        frame, plain, metric: as for `changes`; a metric, not a distance.
+
+    Returns:
+        A row for each model, variant and dataset: ``value``, ``baseline``, ``change``; NaN where left out.
+    """
+    _only_metrics(metric)
+    rows: list[dict[str, Any]] = []
+    for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
+        for group in pairs.groups():
+            value = baseline = np.empty((len(group.variants), 0))
+            if group.datasets:
+                sides = (group.changed, group.plain)
+                value, baseline = (np.exp(on_log_scale(metric)(*side.by_dataset())) for side in sides)
+            for v, variant in enumerate(group.variants):
+                key = {"model": pairs.model, "variant": variant}
+                for d, name in enumerate(group.datasets):
+                    rows.append({**key, "dataset": name, "value": value[v, d], "baseline": baseline[0, d]})
+                rows += [{**key, "dataset": name} for name in group.left_out]
+    columns = ["model", "variant", "dataset", "value", "baseline"]
+    table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
+    return table.assign(change=table["value"] / table["baseline"] - 1)
+
+
+def _only_metrics(metric: str) -> None:
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
+
+
+def resilience(
+    frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE", tolerance: float = 0.05
+) -> pd.DataFrame:
+    """On how many datasets a variant does little harm, and on how many it does good.
+
+    Args:
+        frame, plain, metric: as for `dataset_changes`.
+        tolerance: the rise below which a dataset counts as resilient; an improved one does too.
+
+    Returns:
+        A row for each model and variant: ``n_resilient``, ``n_improved``, ``n_datasets`` with a change,
+        ``n_left_out`` without.
+
+    Source:
+        S3-AGG of the measurements index (N_resilient, N_improved).
+    """
+    table = dataset_changes(frame, plain=plain, metric=metric)
+    change = table["change"]
+    counted = table.assign(
+        n_resilient=change < tolerance, n_improved=change < 0, n_datasets=change.notna(), n_left_out=change.isna()
+    )
+    names = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
+    return counted.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()
+
+
+def difference(
+    frame: pd.DataFrame,
+    informed: str,
+    random_variants: Sequence[str],
+    *,
+    model: str | None = None,
+    plain: str = PLAIN,
+    metric: str = "MASE",
+    confidence: float = 0.95,
+    replicates: int = 2000,
+    seed: int = 0,
+    datasets: Sampled = "sampled",
+) -> pd.Series:
+    """Change of an informed choice minus the mean change of random choices, on the same draws of datasets and series.
+
+    In each replicate the random variants are drawn with replacement too, so that the interval speaks about random
+    choices in general. All variants are compared where all have results.
+
+    Args:
+        frame, plain, metric, confidence, replicates, seed, datasets: as for `changes`; a metric, not a distance.
+        informed: id of the variant whose components were chosen.
+        random_variants: ids of the variants with components chosen at random, each with a seed of its own.
+        model: name of the model, if the frame has several.
+
+    Returns:
+        ``model``, ``change_informed``, ``change_random`` (mean), ``difference``, ``lower``, ``upper``, ``p_value``,
+        ``n_random``, ``n_datasets``, ``n_series``, ``left_out``, ``method``. Intervals are widened for the smaller
+        of the numbers of datasets and random variants; one random variant is taken as it is, and the words say so.
+
+    Raises:
+        InputError: several models and none named, no random variants, or an argument out of range.
+        UnknownNameError: no such model, variant or metric.
+    """
+    _check(confidence, replicates, datasets)
+    _only_metrics(metric)
+    chosen = list(dict.fromkeys(random_variants))
+    if not chosen or informed in chosen:
+        raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {chosen}")
+    sums = as_series_sums(frame, [metric])
+    models = sorted(str(name) for name in sums["model"].unique() if name)
+    if model is None and len(models) > 1:
+        raise InputError(f"results of several models, {models}: name one as model=")
+    sums = sums[sums["model"] == (models[0] if model is None else model)]
+    known = set(sums["variant"].astype(str))
+    for name in (informed, *chosen):
+        if name not in known:
+            raise unknown_name("variant", name, sorted(known), hint="It has no results of this model.")
+    kept = sums[sums["variant"].isin([plain, informed, *chosen])]
+    group = next(next(pair(kept, metric, plain)).groups(together=True))
+    order = [group.variants.index(name) for name in (informed, *chosen)]
+    value, baseline = _figures(group, metric)
+    change = (value / baseline - 1)[order]
+    units = _units(group, datasets)
+    ends, p = np.full((2, 1), np.nan), np.full(1, np.nan)
+    words = _words(group, metric, confidence, datasets, units)
+    if units >= 2:
+        n = len(chosen)
+        drawn = (np.exp(_distribution(group, metric, replicates, seed, datasets)) - 1)[:, order]
+        picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
+        found = (drawn[:, 0] - np.take_along_axis(drawn[:, 1:], picks, axis=1).mean(axis=1))[:, None]
+        units = min(units, n) if n > 1 else units
+        ends, (p, _) = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
+        words = _words(group, metric, confidence, datasets, units)
+        words += f"; {n} random variants drawn too" if n > 1 else "; one random variant, taken as it is"
+    return pd.Series(
+        {
+            "model": str(sums["model"].iloc[0]),
+            "change_informed": change[0],
+            "change_random": change[1:].mean(),
+            "difference": change[0] - change[1:].mean(),
+            "lower": ends[0, 0],
+            "upper": ends[1, 0],
+            "p_value": p[0],
+            "n_random": len(chosen),
+            "n_datasets": len(group.datasets),
+            "n_series": group.n_series,
+            "left_out": tuple(group.left_out),
+            "method": words,
+        }
+    )
