@@ -110,7 +110,9 @@ def _chosen(patterns: str | Sequence[str], known: tuple[str, ...]) -> tuple[str,
     for pattern in patterns:
         fitting = [name for name in known if fnmatchcase(name, pattern)]
         if not fitting:
-            raise unknown_name("dysts system", pattern, known, hint="dysts_systems() lists those that are generated.")
+            raise unknown_name(
+                "dysts system", pattern, known, hint="dysts_systems() lists all; no delay equations, no maps."
+            )
         chosen.update(fitting)
     return tuple(name for name in known if name in chosen)
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.naive import filled, known_values, last_season, seasonal_error
 from tsfm_lens.errors import InputError
 
 
@@ -224,7 +226,7 @@ class EvaluationSet:
                 for v in range(window.n_variates)
             ),
         )
-        return batch, _known(np.concatenate([window.label for window in windows]))
+        return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
         """Seasonal error of each series' full context, the denominator of MASE and MSIS.
@@ -239,7 +241,12 @@ class EvaluationSet:
         Source:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
         """
-        return np.array([_seasonal_error(row, self.seasonality) for row in self._contexts(indices)])
+        numbers = [self._checked(index) for index in indices]
+        for number in numbers:
+            if number not in self._scales:
+                rows = self.windows[number].context
+                self._scales[number] = [seasonal_error(row, self.seasonality) for row in rows]
+        return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
         """The last season repeated, with Gaussian quantiles.
@@ -267,7 +274,7 @@ class EvaluationSet:
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         rows = []
         for context in self._contexts(indices):
-            mean, deviation = _last_season(_filled(context), self.seasonality, self.horizon)
+            mean, deviation = last_season(filled(context), self.seasonality, self.horizon)
             rows.append(mean + normal[:, None] * deviation * np.sqrt(seasons))
         return np.stack(rows)
 
@@ -285,6 +292,30 @@ class EvaluationSet:
         for digest in sorted(self.windows[index].digest for index in wanted):
             found.update(digest)
         return found.hexdigest()
+
+    @cached_property
+    def _scales(self) -> dict[int, list[float]]:
+        """Scales by window, as far as they were asked for: a sweep asks for them again with every variant."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields as they are, but one array for contexts that are beginnings of one another."""
+        longest: dict[tuple[Any, ...], np.ndarray] = {}
+        places = []
+        for window in self.windows:
+            key = (window.context.__array_interface__["data"], window.context.strides, len(window.context))
+            if key not in longest or longest[key].shape[1] < window.context.shape[1]:
+                longest[key] = window.context
+            places.append((window.item, window.index, key, window.context.shape[1], window.label, window.start))
+        return {**self.__dict__, "windows": (longest, places)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        longest, places = state["windows"]
+        windows = (
+            Window(item, index, longest[key][:, :steps], label, start)
+            for item, index, key, steps, label, start in places
+        )
+        self.__dict__.update({**state, "windows": tuple(windows)})
 
     def _checked(self, index: int) -> int:
         if not -len(self) <= index < len(self):
@@ -315,45 +346,10 @@ class EvaluationSet:
 
 def _usable(row: np.ndarray, skipped: int, name: str) -> tuple[np.ndarray, list[str]]:
     """The kept steps of one context with at least one value, and a note if that had to be put in."""
-    kept = _known(row[skipped:])
+    kept = known_values(row[skipped:])
     if not np.isnan(kept).all():
         return kept, []
     known = row[np.isfinite(row)]
     kept[-1] = known[-1] if len(known) else 0.0
     what = "the last value before them" if len(known) else "0, as the series has no value"
     return kept, [f"{name}: the {len(kept)} steps of context are all missing; the last was given {what}"]
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    """A float64 copy in which infinite values are missing, too, as gluonts masks both."""
-    known = values.astype(np.float64)
-    known[np.isinf(known)] = np.nan
-    return known
-
-
-def _seasonal_error(series: np.ndarray, season: int) -> float:
-    season = season if season <= len(series) else 1
-    values = _known(series)
-    change = np.abs(values[season:] - values[:-season])
-    known = change[~np.isnan(change)]
-    return float(known.mean()) if known.any() else np.nan
-
-
-def _filled(series: np.ndarray) -> np.ndarray:
-    """A context without gaps: the last value before each, the first value after those at the start, 0 if none."""
-    values = _known(series)
-    if not np.isnan(values).any():
-        return values
-    return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
-
-
-def _last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
-    """The last season over the horizon, and the deviation of the seasonal differences."""
-    length = len(series)
-    last: np.ndarray = series[-season:]
-    if length < season:
-        # the part of a season that was never seen takes the first value
-        last = np.concatenate([np.full(season - length, series[0]), series])
-    change = series[season:] - series[:-season]
-    deviation = float(np.sqrt(np.sum(change**2) / (length - season))) if length > season else 0.0
-    return np.resize(last, horizon), deviation

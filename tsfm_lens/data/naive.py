@@ -1,0 +1,46 @@
+"""What a series alone says of its scale and its next season."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+
+def known_values(values: np.ndarray) -> np.ndarray:
+    """A float64 copy in which infinite values are missing, too, as gluonts masks both."""
+    known = values.astype(np.float64)
+    known[np.isinf(known)] = np.nan
+    return known
+
+
+def seasonal_error(series: np.ndarray, season: int) -> float:
+    """Mean absolute seasonal difference; NaN if it is 0 or there is no pair of values.
+
+    Source:
+        ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
+    """
+    season = season if season <= len(series) else 1
+    values = known_values(series)
+    change = np.abs(values[season:] - values[:-season])
+    known = change[~np.isnan(change)]
+    return float(known.mean()) if known.any() else np.nan
+
+
+def filled(series: np.ndarray) -> np.ndarray:
+    """A context without gaps: the last value before each, the first value after those at the start, 0 if none."""
+    values = known_values(series)
+    if not np.isnan(values).any():
+        return values
+    return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
+
+
+def last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
+    """The last season over the horizon, and the deviation of the seasonal differences."""
+    length = len(series)
+    last: np.ndarray = series[-season:]
+    if length < season:
+        # the part of a season that was never seen takes the first value
+        last = np.concatenate([np.full(season - length, series[0]), series])
+    change = series[season:] - series[:-season]
+    deviation = float(np.sqrt(np.sum(change**2) / (length - season))) if length > season else 0.0
+    return np.resize(last, horizon), deviation
