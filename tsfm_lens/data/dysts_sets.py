@@ -210,7 +210,8 @@ def _time_last(values: Any) -> np.ndarray:
 def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:
     from gluonts.dataset.arrow import File
 
-    for file in sorted(folder.glob("*.arrow")):
+    # 2_… before 10_…
+    for file in sorted(folder.glob("*.arrow"), key=lambda file: (len(file.name), file.name)):
         try:
             rows = list(File.infer(file))
         except (OSError, ValueError) as error:

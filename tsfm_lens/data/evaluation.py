@@ -337,7 +337,7 @@ class EvaluationSet:
             return window.start if not skipped else None
         offset = pd.tseries.frequencies.to_offset(self.freq)
         try:
-            first = offset.rollforward(window.start)
+            first = offset.rollforward(window.start.as_unit("ns"))
             _ = first + (window.context.shape[1] + self.horizon) * offset
             return first + skipped * offset if skipped else window.start
         except (pd.errors.OutOfBoundsDatetime, OverflowError):

@@ -66,12 +66,14 @@ def stamp_frequency(freq: str) -> str:
 
 
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
-    """Beginning of the period that a series starts with; None if it is no date that pandas can hold.
+    """Beginning of the period that a series starts with; None if it is unknown or no date that pandas can hold.
 
     Args:
-        start: a timestamp, datetime or period.
+        start: a timestamp, datetime or period, or None.
         freq: in any spelling.
     """
+    if start is None or start is pd.NaT:
+        return None
     if isinstance(start, pd.Period):
         return start.start_time
     _, letter, anchor = parse_frequency(freq)

@@ -1,0 +1,142 @@
+"""Chaotic trajectories: they obey their equations, repeat, and are read back from stored files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gluonts.dataset.arrow import ArrowWriter
+
+from tsfm_lens.data import EvaluationSet, dysts_sets, dysts_systems
+from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
+
+pytest.importorskip("dysts")
+
+FAST = {"horizon": 20, "points": 300, "periods": 3}
+
+
+def whole(found: EvaluationSet, item: str) -> np.ndarray:
+    """(coordinate, time) of one item: its last context and label."""
+    last = [w for w in found.windows if w.item == item][-1]
+    return np.concatenate([last.context, last.label], axis=1)
+
+
+@pytest.mark.parametrize("integrator", ["LSODA", "DOP853"])
+def test_lorenz_obeys_its_equations(integrator: str) -> None:
+    from dysts.flows import Lorenz
+
+    points, periods = 1500, 2.0
+    (found,) = dysts_sets(
+        "Lorenz", 20, points=points, periods=periods, instances=2, integrator=integrator, multivariate=True
+    )
+    system = Lorenz()
+    sigma, rho, beta = (system.params[name] for name in ("sigma", "rho", "beta"))
+    assert (sigma, rho, beta) == (10, 28, 2.667)
+    step = system.period * periods / (points - 1)
+    for item in ("ic0", "ic1"):
+        x, y, z = path = whole(found, item)
+        assert path.shape == (3, points)
+        # central differences of fourth order
+        slope = (path[:, :-4] - 8 * path[:, 1:-3] + 8 * path[:, 3:-1] - path[:, 4:]) / (12 * step)
+        expected = np.stack([sigma * (y - x), x * (rho - z) - y, x * y - beta * z])[:, 2:-2]
+        assert np.abs(slope - expected).max() < 1e-3 * np.abs(expected).max()
+        assert path.std(axis=1).min() > 1
+    np.testing.assert_allclose(whole(found, "ic0")[:, 0], system.ic)
+    assert not np.allclose(whole(found, "ic1")[:, 0], system.ic)
+
+
+def test_trajectories_repeat_and_leave_the_global_generator_alone() -> None:
+    np.random.seed(7)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    (first,) = dysts_sets("Rossler", instances=3, seed=1, **FAST)
+    assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+    (again,) = dysts_sets("Rossler", instances=3, seed=1, **FAST)
+    (other,) = dysts_sets("Rossler", instances=3, seed=2, **FAST)
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+    # the published initial condition has no seed
+    np.testing.assert_array_equal(whole(first, "ic0.1"), whole(other, "ic0.1"))
+    assert not np.array_equal(whole(first, "ic1.1"), whole(other, "ic1.1"))
+    assert not np.array_equal(whole(first, "ic1.1"), whole(first, "ic2.1"))
+
+
+def test_coordinates_are_series_or_variates() -> None:
+    (apart,) = dysts_sets("Lorenz", windows=2, **FAST)
+    (together,) = dysts_sets("Lorenz", windows=2, multivariate=True, **FAST)
+    assert [w.id for w in apart.windows] == [f"ic0.{row}/{k}" for row in range(3) for k in range(2)]
+    assert [w.id for w in together.windows] == ["ic0/0", "ic0/1"]
+    np.testing.assert_array_equal(apart.batch([1, 3, 5])[1], together.batch([1])[1])
+    assert together.batch([0])[0].n_variates == 3
+    assert (apart.name, apart.domain, apart.freq, apart.seasonality) == ("dysts/Lorenz", "chaos", None, 1)
+    assert "LSODA" in apart.source
+
+
+def test_systems_are_chosen_by_name() -> None:
+    names = dysts_systems()
+    assert len(names) == 129
+    assert "MackeyGlass" not in names
+    found = dysts_sets(("Lorenz8*", "Aizawa", "Lorenz84"), **FAST)
+    assert [each.name for each in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
+    with pytest.raises(UnknownNameError, match=r"no dysts system 'Lorentz'\. Closest: Lorenz"):
+        dysts_sets("Lorentz")
+    with pytest.raises(UnknownNameError, match="Closest: DOP853"):
+        dysts_sets("Lorenz", integrator="DOP85")
+
+
+def test_impossible_sizes_are_refused() -> None:
+    for options, message in (
+        ({"points": 1}, "points is 1"),
+        ({"instances": 0}, "instances is 0"),
+        ({"periods": 0}, "periods is 0"),
+        ({"points": 30, "horizon": 30}, r"'ic0\.0' has 30 steps"),
+        ({"instances": 900}, "expected at most 801"),
+    ):
+        with pytest.raises(InputError, match=message):
+            dysts_sets("Lorenz", **{**FAST, **options})
+
+
+def test_published_files_are_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    paths = {"Lorenz": rng.normal(size=(60, 3)), "Rossler": rng.normal(size=(60, 3))}
+    flat = {name: {"time": list(range(60)), "values": path[:, 0].tolist()} for name, path in paths.items()}
+    wide = {name: {"time": list(range(60)), "values": path.tolist()} for name, path in paths.items()}
+    for name, content in (("uni", flat), ("multi", wide)):
+        with gzip.open(tmp_path / f"{name}.json.gz", "wt") as handle:
+            json.dump(content, handle)
+    (found,) = dysts_sets("Ros*", 10, path=tmp_path / "uni.json.gz")
+    np.testing.assert_array_equal(whole(found, "ic0.0")[0], paths["Rossler"][:, 0])
+    first, second = dysts_sets(horizon=10, multivariate=True, path=tmp_path / "multi.json.gz")
+    assert (first.name, second.name) == ("dysts/Lorenz", "dysts/Rossler")
+    np.testing.assert_array_equal(whole(first, "ic0"), paths["Lorenz"].T)
+    for number in range(2):
+        folder = tmp_path / "base40" / "Lorenz"
+        folder.mkdir(parents=True, exist_ok=True)
+        entry = {"start": np.datetime64("2024-01-01", "s"), "target": (paths["Lorenz"].T + number).astype(np.float32)}
+        ArrowWriter().write_to_file([entry], folder / f"{number}_T-60.arrow")
+    (stored,) = dysts_sets("*", 10, multivariate=True, path=tmp_path / "base40")
+    np.testing.assert_allclose(whole(stored, "ic1"), paths["Lorenz"].T + 1, rtol=1e-6)
+    with pytest.raises(UnknownNameError, match="Closest: Lorenz, Rossler"):
+        dysts_sets("Aizawa", 10, path=tmp_path / "uni.json.gz")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file or folder"):
+        dysts_sets("*", path=tmp_path / "none")
+    with pytest.raises(InputError, match=r"has no folder with \.arrow files"):
+        dysts_sets("*", path=tmp_path)
+    (tmp_path / "x.json.gz").write_text("{}")
+    with pytest.raises(InputError, match="is no file of dysts' trajectories"):
+        dysts_sets("*", path=tmp_path / "x.json.gz")
+    (tmp_path / "Lorenz").mkdir()
+    (tmp_path / "Lorenz" / "0.arrow").write_text("no arrow")
+    with pytest.raises(InputError, match="is no gluonts arrow file"):
+        dysts_sets("*", path=tmp_path)
+
+
+def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dysts.systems", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "tsfm-lens-toolbox\[dysts\]"'):
+        dysts_sets("Lorenz")

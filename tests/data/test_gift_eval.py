@@ -1,0 +1,352 @@
+"""GIFT-Eval: configurations, windows and metrics as the benchmark's, from folders in its own layout."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from gluonts.dataset.common import ListDataset
+from gluonts.dataset.split import split
+from gluonts.ev.metrics import MASE, ND
+from gluonts.model.evaluation import evaluate_forecasts
+from gluonts.model.forecast import QuantileForecast
+
+from tsfm_lens.data import gift_eval, gift_eval_configs, gift_eval_folder, published_seasonal_naive
+from tsfm_lens.data.gift_eval import gift_eval_horizon, window_count
+from tsfm_lens.errors import InputError, UnknownNameError
+
+# the benchmark's table: folder, key without the term, horizons by term, season, variates, domain
+TABLE = """
+m4_yearly m4_yearly/A 6 1 1 Econ/Fin
+m4_quarterly m4_quarterly/Q 8 4 1 Econ/Fin
+m4_monthly m4_monthly/M 18 12 1 Econ/Fin
+m4_weekly m4_weekly/W 13 1 1 Econ/Fin
+m4_daily m4_daily/D 14 1 1 Econ/Fin
+m4_hourly m4_hourly/H 48 24 1 Econ/Fin
+electricity/15T electricity/15T 48/480/720 96 1 Energy
+electricity/H electricity/H 48/480/720 24 1 Energy
+electricity/D electricity/D 30 1 1 Energy
+electricity/W electricity/W 8 1 1 Energy
+solar/10T solar/10T 48/480/720 144 1 Energy
+solar/H solar/H 48/480/720 24 1 Energy
+solar/D solar/D 30 1 1 Energy
+solar/W solar/W 8 1 1 Energy
+hospital hospital/M 12 12 1 Healthcare
+covid_deaths covid_deaths/D 30 1 1 Healthcare
+us_births/D us_births/D 30 1 1 Healthcare
+us_births/M us_births/M 12 12 1 Healthcare
+us_births/W us_births/W 8 1 1 Healthcare
+saugeenday/D saugeen/D 30 1 1 Nature
+saugeenday/M saugeen/M 12 12 1 Nature
+saugeenday/W saugeen/W 8 1 1 Nature
+temperature_rain_with_missing temperature_rain/D 30 1 1 Nature
+kdd_cup_2018_with_missing/H kdd_cup_2018/H 48/480/720 24 1 Nature
+kdd_cup_2018_with_missing/D kdd_cup_2018/D 30 1 1 Nature
+car_parts_with_missing car_parts/M 12 12 1 Sales
+restaurant restaurant/D 30 1 1 Sales
+hierarchical_sales/D hierarchical_sales/D 30 1 1 Sales
+hierarchical_sales/W hierarchical_sales/W 8 1 1 Sales
+LOOP_SEATTLE/5T loop_seattle/5T 48/480/720 288 1 Transport
+LOOP_SEATTLE/H loop_seattle/H 48/480/720 24 1 Transport
+LOOP_SEATTLE/D loop_seattle/D 30 1 1 Transport
+SZ_TAXI/15T sz_taxi/15T 48/480/720 96 1 Transport
+SZ_TAXI/H sz_taxi/H 48 24 1 Transport
+M_DENSE/H m_dense/H 48/480/720 24 1 Transport
+M_DENSE/D m_dense/D 30 1 1 Transport
+ett1/15T ett1/15T 48/480/720 96 7 Energy
+ett1/H ett1/H 48/480/720 24 7 Energy
+ett1/D ett1/D 30 1 7 Energy
+ett1/W ett1/W 8 1 7 Energy
+ett2/15T ett2/15T 48/480/720 96 7 Energy
+ett2/H ett2/H 48/480/720 24 7 Energy
+ett2/D ett2/D 30 1 7 Energy
+ett2/W ett2/W 8 1 7 Energy
+jena_weather/10T jena_weather/10T 48/480/720 144 21 Nature
+jena_weather/H jena_weather/H 48/480/720 24 21 Nature
+jena_weather/D jena_weather/D 30 1 21 Nature
+bitbrains_fast_storage/5T bitbrains_fast_storage/5T 48/480/720 288 2 Web/CloudOps
+bitbrains_fast_storage/H bitbrains_fast_storage/H 48 24 2 Web/CloudOps
+bitbrains_rnd/5T bitbrains_rnd/5T 48/480/720 288 2 Web/CloudOps
+bitbrains_rnd/H bitbrains_rnd/H 48 24 2 Web/CloudOps
+bizitobs_application bizitobs_application/10S 60/600/900 360 2 Web/CloudOps
+bizitobs_service bizitobs_service/10S 60/600/900 360 2 Web/CloudOps
+bizitobs_l2c/5T bizitobs_l2c/5T 48/480/720 288 7 Web/CloudOps
+bizitobs_l2c/H bizitobs_l2c/H 48/480/720 24 7 Web/CloudOps
+"""
+ROWS = [line.split() for line in TABLE.strip().splitlines()]
+# frequencies as the stored files spell them, where it is not the key's
+ANCHORED = {"A": "A-DEC", "Q": "Q-DEC", "W": "W-SUN"}
+DECILES = tuple(k / 10 for k in range(1, 10))
+
+Writer = Callable[..., Path]
+
+
+def walks(lengths: list[int], variates: int = 0, seed: int = 0) -> list[np.ndarray]:
+    """Random walks in single precision, some with gaps; without an axis of variates if there are none."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number, length in enumerate(lengths):
+        walk = rng.normal(size=(variates, length) if variates else length).cumsum(axis=-1)
+        gaps = rng.random(walk.shape) < 0.1 * (number % 2)
+        found.append(np.where(gaps, np.nan, walk).astype(np.float32))
+    return found
+
+
+def test_the_97_configurations() -> None:
+    configs = gift_eval_configs()
+    expected = {}
+    for folder, key, horizons, season, variates, domain in ROWS:
+        for term, horizon in zip(("short", "medium", "long"), horizons.split("/"), strict=False):
+            expected[f"{key}/{term}"] = (folder, term, int(horizon), int(season), int(variates), domain)
+    assert len(configs) == len(expected) == 97
+    assert expected == {c.key: (c.folder, c.term, c.horizon, c.seasonality, c.variates, c.domain) for c in configs}
+    assert [sum(c.term == term for c in configs) for term in ("short", "medium", "long")] == [55, 21, 21]
+
+
+def test_published_scores_of_seasonal_naive() -> None:
+    scores = published_seasonal_naive()
+    assert list(scores.index) == [c.key for c in gift_eval_configs()]
+    assert scores.shape == (97, 2)
+    assert (scores > 0).all(axis=None)
+    assert tuple(scores.loc["m4_weekly/W/short"]) == (2.777, 0.06087)
+    assert tuple(scores.loc["bizitobs_l2c/H/long"]) == (1.426, 0.9411)
+
+
+def test_the_whole_benchmark_is_read_from_its_layout(
+    write_folder: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, key, horizons, _, variates, _ in ROWS:
+        freq = key.split("/")[1]
+        length = int(horizons.split("/")[-1]) * 3 + 5
+        series = walks([length + 3, length], int(variates) if variates != "1" else 0)
+        write_folder(tmp_path / folder, series, ANCHORED.get(freq, freq))
+    monkeypatch.setenv("GIFT_EVAL", str(tmp_path))
+    found = gift_eval()
+    for config, each in zip(gift_eval_configs(), found, strict=True):
+        assert (each.name, each.horizon, each.seasonality) == (config.key, config.horizon, config.seasonality)
+        assert each.domain == config.domain
+        assert {w.n_variates for w in each.windows} == {config.variates}
+        assert {w.item for w in each.windows} == {"item_0", "item_1"}
+    assert [each.name for each in gift_eval(configs="*/long")] == [
+        c.key for c in gift_eval_configs() if c.term == "long"
+    ]
+    assert [each.name for each in gift_eval(configs=("ett1/H", "m4_w*"))] == [
+        "m4_weekly/W/short",
+        "ett1/H/short",
+        "ett1/H/medium",
+        "ett1/H/long",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "freq", "variates"), [("solar/H", "H", 0), ("m4_daily", "D", 0), ("ett1/D", "D", 7)]
+)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_windows_are_the_benchmarks(
+    write_folder: Writer, tmp_path: Path, folder: str, freq: str, variates: int, shards: int
+) -> None:
+    series = walks([430, 351, 517, 402, 380], variates)
+    write_folder(tmp_path / folder, series, freq, "2016-07-01 03:00", shards=shards, backwards=True)
+    (found,) = gift_eval(tmp_path, f"{folder}/*short" if "/" in folder else f"{folder}/*")
+    horizon, windows = found.horizon, {"solar/H": 1, "m4_daily": 1, "ett1/D": 2}[folder]
+    entries = ListDataset(
+        [{"start": "2016-07-01 03:00", "target": s, "item_id": f"item_{i}"} for i, s in enumerate(series)],
+        freq="h" if freq == "H" else freq,
+        one_dim_target=not variates,
+    )
+    expected = list(split(entries, offset=-horizon * windows)[1].generate_instances(horizon, windows=windows))
+    assert len(found) == len(expected)
+    for ours, (context, label) in zip(found.windows, expected, strict=True):
+        assert ours.item == context["item_id"]
+        assert ours.start == context["start"].start_time
+        np.testing.assert_array_equal(ours.context, np.atleast_2d(context["target"]))
+        np.testing.assert_array_equal(ours.label, np.atleast_2d(label["target"]))
+        assert ours.context.dtype == np.float32
+
+
+def test_values_stay_in_the_mapped_file(write_folder: Writer, tmp_path: Path) -> None:
+    write_folder(tmp_path / "solar/D", walks([900]), "D")
+    (found,) = gift_eval(tmp_path, "solar/D")
+    first, last = found.windows[0].context, found.windows[-1].context
+    assert np.shares_memory(first, last)
+    owner = first
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    assert not isinstance(owner, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("folder", "shortest", "horizon", "expected"),
+    [
+        ("us_births/D", 7305, 30, 20),
+        ("us_births/W", 1043, 8, 14),
+        ("us_births/M", 240, 12, 2),
+        ("m4_hourly", 748, 48, 1),
+        ("hospital", 84, 12, 1),
+        ("ett1/H", 17420, 720, 3),
+    ],
+)
+def test_numbers_of_windows(folder: str, shortest: int, horizon: int, expected: int) -> None:
+    assert window_count(folder, shortest, horizon) == expected
+
+
+def test_scores_of_seasonal_naive_are_gluonts(write_folder: Writer, tmp_path: Path) -> None:
+    """Windows, scales and forecasts together, against gluonts' own evaluation of the same forecasts."""
+    series = walks([300, 260, 330], seed=3)
+    series[2][:] = 4.0  # its scale is 0, so it drops out of MASE
+    series[1][-3:] = np.nan
+    write_folder(tmp_path / "restaurant", series, "D")
+    (found,) = gift_eval(tmp_path, "restaurant")
+    indices = range(len(found))
+    _, truth = found.batch(indices)
+    quantiles, scales = found.seasonal_naive(indices, DECILES), found.scales(indices)
+    errors = np.abs(truth - quantiles[:, 4])
+    entries = ListDataset([{"start": "2016-07-01", "target": s} for s in series], freq="D")
+    template = split(entries, offset=-found.horizon)[1]
+    pairs = template.generate_instances(found.horizon, windows=1)
+    keys = [str(level) for level in DECILES]
+    forecasts = [QuantileForecast(q, label["start"], keys) for q, (_, label) in zip(quantiles, pairs, strict=True)]
+    scores = evaluate_forecasts(forecasts, test_data=pairs, metrics=[MASE(), ND()], seasonality=found.seasonality)
+    assert np.isnan(scales[2])
+    assert np.nanmean(errors / scales[:, None]) == pytest.approx(scores["MASE[0.5]"].iloc[0], rel=1e-5)
+    assert np.nansum(errors) / np.nansum(np.abs(truth)) == pytest.approx(scores["ND[0.5]"].iloc[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("variates", [0, 3])
+def test_the_layout_is_that_of_the_datasets_library(write_folder: Writer, tmp_path: Path, variates: int) -> None:
+    hub = pytest.importorskip("datasets")
+    series = walks([60, 41, 50], variates)
+    ours = write_folder(tmp_path / "ours", series, "D", shards=2)
+    loaded = hub.load_from_disk(str(ours))
+    for row, expected in zip(loaded, series, strict=True):
+        np.testing.assert_array_equal(np.asarray(row["target"], dtype=np.float32), expected)
+    loaded.save_to_disk(str(tmp_path / "theirs"), num_shards=3)
+    (from_ours,), (from_theirs,) = gift_eval_folder(ours), gift_eval_folder(tmp_path / "theirs")
+    assert from_ours.fingerprint() == from_theirs.fingerprint()
+
+
+def test_other_datasets_in_the_layout(write_folder: Writer, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "own", walks([100, 101], 2), "W-WED", ids=["x", "x"], unit="ns")
+    (found,) = gift_eval_folder(folder)
+    assert (found.name, found.freq, found.horizon, found.seasonality) == ("own/short", "W-THU", 8, 1)
+    assert [w.item for w in found.windows[::2]] == ["x", "x#2"]
+    assert found.windows[0].start == pd.Timestamp("2016-06-30")
+    (other,) = gift_eval_folder(folder, name="mine", horizon=20, freq="H", domain="tests")
+    assert (other.name, other.freq, other.horizon, other.seasonality) == ("mine", "h", 20, 24)
+    (long,) = gift_eval_folder(write_folder(tmp_path / "m4_own", walks([800]), "H"), "long")
+    assert (long.horizon, len(long)) == (720, 1)
+
+
+def test_short_series_are_left_out_and_named(write_folder: Writer, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "restaurant", walks([30, 100, 31]), "D")
+    (found,) = gift_eval_folder(folder)
+    assert [w.item for w in found.windows] == ["item_1", "item_2"]
+    assert found.windows[1].context.shape == (1, 1)
+    assert found.notes == ("item_0: left out, its 30 steps are too few for 1 windows",)
+    with pytest.raises(InputError, match="every series of 'restaurant' is shorter than 701 steps"):
+        gift_eval_folder(folder, horizon=700)
+
+
+def test_where_is_the_benchmark(write_folder: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIFT_EVAL", raising=False)
+    with pytest.raises(InputError, match="environment variable GIFT_EVAL"):
+        gift_eval()
+    monkeypatch.setenv("GIFT_EVAL", str(tmp_path / "nowhere"))
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere', to which GIFT_EVAL is set"):
+        gift_eval()
+    write_folder(tmp_path / "ett1/H", walks([300], 7), "H")
+    for way in ("error", "skip"):
+        with pytest.raises(InputError, match=r"lacks 97 of 97 .* m4_yearly, m4_quarterly"):
+            gift_eval(tmp_path / "ett1", missing=way)
+    with pytest.raises(InputError, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
+        gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"))
+    with pytest.warns(UserWarning, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
+        found = gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"), missing="skip")
+    assert [each.name for each in found] == ["ett1/H/short"]
+    with pytest.raises(UnknownNameError, match=r"'ett1/h/short'\. Closest: .*ett1/H/short"):
+        gift_eval(tmp_path, "ett1/h/short")
+    with pytest.raises(UnknownNameError, match="Closest: skip"):
+        gift_eval(tmp_path, missing="skp")
+
+
+def test_other_data_than_the_configurations(write_folder: Writer, tmp_path: Path) -> None:
+    write_folder(tmp_path / "ett1/H", walks([300], 7), "15T")
+    with pytest.raises(InputError, match="has frequency '15T', expected 'H' for ett1/H/short"):
+        gift_eval(tmp_path, "ett1/H/short")
+    write_folder(tmp_path / "ett2/H", walks([300], 6), "H")
+    with pytest.raises(InputError, match="has 6 variates, expected 7 for ett2/H/short"):
+        gift_eval(tmp_path, "ett2/H/short")
+    with pytest.raises(InputError, match="'moon' is no frequency"):
+        gift_eval_folder(write_folder(tmp_path / "moon", walks([300]), "moon"))
+    with pytest.raises(InputError, match="no horizon for frequency 'B'"):
+        gift_eval_horizon("own", "B")
+    with pytest.raises(UnknownNameError, match="Closest: short"):
+        gift_eval_horizon("own", "H", "shrt")
+
+
+def test_damaged_folders(write_folder: Writer, tmp_path: Path) -> None:
+    whole = write_folder(tmp_path / "own", walks([60] * 5), "D", shards=2)
+
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(whole, tmp_path / name))
+
+    (no_state := broken("a") / "state.json").unlink()
+    with pytest.raises(InputError, match=r"no state\.json.*it has data-00000-of-00002"):
+        gift_eval_folder(no_state.parent)
+    (odd := broken("b") / "state.json").write_text("{}")
+    with pytest.raises(InputError, match="lists no data files"):
+        gift_eval_folder(odd.parent)
+    (shard := broken("c") / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(InputError, match=r"lacks data-00001-of-00002\.arrow"):
+        gift_eval_folder(shard.parent)
+    with pytest.raises(InputError, match="there is no folder"):
+        gift_eval_folder(tmp_path / "none")
+
+
+def test_a_file_cut_anywhere_is_refused(write_folder: Writer, tmp_path: Path) -> None:
+    """A stream that ends between two batches would otherwise read as a shorter dataset."""
+    folder = write_folder(tmp_path / "own", walks([40] * 4), "D")
+    file = folder / "data-00000-of-00001.arrow"
+    whole = file.read_bytes()
+    assert len(gift_eval_folder(folder, horizon=5)[0]) == 4
+    for length in range(0, len(whole), 8):
+        file.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"data-00000-of-00001\.arrow .*Copy it again"):
+            gift_eval_folder(folder, horizon=5)
+
+
+ODD = {
+    "no target": (pa.table({"item_id": ["a"], "values": [[1.0]]}), "no column 'target'; it has item_id, values"),
+    "null target": (pa.table({"item_id": ["a", "b"], "target": [[1.0], None]}), "series 'b' has no target"),
+    "ragged": (pa.table({"target": [[[1.0, 2.0], [1.0]]]}), r"series '0' has variates of \[1, 2\] steps"),
+    "text": (pa.table({"target": [["x"]]}), "holds string, expected numbers"),
+    "scalar": (pa.table({"target": [1.0]}), "holds double, expected lists"),
+    "no rows": (pa.table({"target": pa.array([], pa.list_(pa.float32()))}), "has no series"),
+    "no freq": (pa.table({"target": [[1.0, 2.0]]}), "no column 'freq'"),
+    "two freqs": (pa.table({"target": [[1.0] * 9] * 2, "freq": ["D", "H"]}), "different frequencies: D, H"),
+}
+
+
+@pytest.mark.parametrize(("table", "message"), ODD.values(), ids=ODD)
+def test_odd_columns(write_folder: Writer, tmp_path: Path, table: pa.Table, message: str) -> None:
+    folder = write_folder(tmp_path / "odd", walks([9]), "D")
+    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    with pytest.raises(InputError, match=message):
+        gift_eval_folder(folder, horizon=2)
+
+
+def test_nulls_and_integers_are_read_as_numbers(write_folder: Writer, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "odd", walks([9]), "D")
+    for values, expected in (([1.0, None, 3.0, 4.0], [1.0, np.nan, 3.0]), ([1, 2, 3, 4], [1.0, 2.0, 3.0])):
+        table = pa.table({"target": [values], "freq": ["D"]})
+        with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+            stream.write_table(table)
+        (found,) = gift_eval_folder(folder, horizon=1)
+        np.testing.assert_array_equal(found.windows[0].context[0], expected)
+        assert found.windows[0].start is None
