@@ -17,7 +17,8 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import figures as room
 from tsfm_lens.paper.depth import windows
 from tsfm_lens.paper.figures import figures, file_word, find_figure, make_figure, write_figure
-from tsfm_lens.paper.released import (
+from tsfm_lens.probes import ablated_share
+from tsfm_lens.sweep.released import (
     BOLT,
     RELEASED,
     TIMESFM,
@@ -29,7 +30,6 @@ from tsfm_lens.paper.released import (
     released_counts,
     scaled_counts,
 )
-from tsfm_lens.probes import ablated_share
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save"}

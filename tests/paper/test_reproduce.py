@@ -18,11 +18,11 @@ from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper.measures import MEASURES, released_share
 from tsfm_lens.paper.measures_heads import overlap_values
-from tsfm_lens.paper.released import Recipe
 from tsfm_lens.paper.reproduce import chaotic_windows, compare, item_of, reproduce
-from tsfm_lens.paper.runs import Found, middle_third
+from tsfm_lens.paper.runs import Found
 from tsfm_lens.paper.values import HOLDS, ITEMS
 from tsfm_lens.probes import induction_overlap
+from tsfm_lens.sweep.released import Recipe, middle_third
 
 FAST = {"windows": 2, "horizon": 8, "num_samples": 2, "n_sequences": 2}
 MEASURED = [item.id for item in ITEMS if not item.sweep]

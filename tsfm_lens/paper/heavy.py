@@ -11,7 +11,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.paper.registry import Entry, Plate, Request
-from tsfm_lens.paper.released import (
+from tsfm_lens.pipeline import Task
+from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.sweep.released import (
     BOLT,
     TIMESFM,
     TIMESFM_ALL,
@@ -22,8 +24,6 @@ from tsfm_lens.paper.released import (
     released_counts,
     scaled_counts,
 )
-from tsfm_lens.pipeline import Task
-from tsfm_lens.probes.head_choice import attention_over_time
 
 SHOWN = 4  # series at most
 DRAWS = 8  # sample paths of each of the many forecasts that heads@1pp takes

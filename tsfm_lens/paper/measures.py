@@ -12,9 +12,9 @@ from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures_heads
-from tsfm_lens.paper.released import BOLT, RELEASED, TIMESFM, TIMESFM_ALL, TOTO, Recipe, kept_heads
-from tsfm_lens.paper.runs import Found, Run, as_numbers, each_layer, middle_third
+from tsfm_lens.paper.runs import Found, Run, as_numbers, each_layer
 from tsfm_lens.probes import ablation_recipes, entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
+from tsfm_lens.sweep.released import BOLT, RELEASED, TIMESFM, TIMESFM_ALL, TOTO, Recipe, kept_heads, middle_third
 
 
 def _by_layer(data: xr.DataArray) -> tuple[np.ndarray, list[int], list[int]]:

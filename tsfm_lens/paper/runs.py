@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 import numpy as np
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 
 
@@ -78,17 +76,6 @@ class Found:
     values: dict[str, float]
     settings: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
-
-
-def middle_third(n_layers: int) -> list[int]:
-    """The layers that the paper's words "middle layers" are taken for: 7 to 13 of 20, as it says, and 4 to 7 of 12.
-
-    Raises:
-        InputError: fewer than three layers.
-    """
-    if n_layers < 3:
-        raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
-    return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
 def each_layer(what: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:

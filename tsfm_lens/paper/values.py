@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tsfm_lens.paper.released import RELEASED
+from tsfm_lens.sweep.released import RELEASED
 
 CHRONOS = "amazon/chronos-t5-base"
 BOLT = "amazon/chronos-bolt-base"

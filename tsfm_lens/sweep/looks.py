@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq
@@ -54,7 +56,7 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
         InputError: no units, or shares that do not rise to 1.
     """
     rising = [0.0, *shares]
-    if len(rising) < 2 or rising[-1] != 1.0 or any(b <= a for a, b in zip(rising, rising[1:], strict=False)):
+    if len(rising) < 2 or rising[-1] != 1.0 or any(b <= a for a, b in pairwise(rising)):
         raise InputError(f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}")
     names = [0] * units if isinstance(units, int) else list(units)
     if not names:
@@ -159,10 +161,8 @@ def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "poco
     for now, cost in zip(information, np.diff(spent, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
 
-        def beyond(z: float, now: float = now, step: float = step, cost: float = cost) -> float:
-            return float((weight * norm.sf((z * np.sqrt(now) - grid) / step)).sum() - cost)
-
-        found.append(float(brentq(beyond, -2.0, 40.0)))
+        past = partial(_past, now, step, grid, weight, cost)
+        found.append(float(brentq(past, -2.0, 40.0)))
         top = found[-1] * np.sqrt(now)
         fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
@@ -170,6 +170,11 @@ def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "poco
         width[[0, -1]] /= 2
         grid, weight, before = fresh, density * width, now
     return found
+
+
+def _past(now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float, bound: float) -> float:
+    """Chance that the next estimate is the first beyond its bound, less what it may cost."""
+    return float((weight * norm.sf((bound * np.sqrt(now) - grid) / step)).sum() - cost)
 
 
 def student_bound(bound: float, freedom: float) -> float:

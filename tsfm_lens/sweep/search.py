@@ -1,6 +1,6 @@
 """heads@k: how few heads a layer can keep, by an exact scan, by bisection, or by sequential tests on growing samples.
 
-A search never runs a model. It says what it needs next, so that the needs of many layers and orders can be run together:
+A search never runs a model. It says what it needs next, so that the needs of many layers and orders run together:
 
     search = scan(of=12)
     while search.requests():
@@ -129,7 +129,7 @@ class Search:
             self.result = done.value
 
     def cap(self, kept: int) -> None:
-        """Spare counts of ``kept`` and above from here on: another order already keeps so few."""
+        """Spare counts of ``kept`` and above from here on, as another order keeps so few; see ``result.exact``."""
         self._cap = min(self._cap, kept)
 
     def counts_below(self, stop: int) -> range:

@@ -1,19 +1,55 @@
-"""The released numbers of heads@1pp, and which layers the paper's recipes take to them."""
+"""The released lists of heads@1pp, and which layers the paper's recipes take to them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import ceil
 
+import yaml
+
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.wiring import Stack
 
+
+@dataclass(frozen=True)
+class Released:
+    """heads@1pp of one model as its authors released them.
+
+    Attributes:
+        architecture, model: of the checkpoint.
+        n_heads: in a layer.
+        kept: heads kept, by layer.
+        heads: layer -> heads ablated, the first to go first; None where only their number is known.
+        source: where it was published.
+    """
+
+    architecture: str
+    model: str
+    n_heads: int
+    kept: tuple[int, ...]
+    heads: Mapping[int, tuple[int, ...]] | None
+    source: str
+
+
+@cache
+def released_lists() -> dict[str, Released]:
+    """Everything that was released, by architecture, in the order of the paper's figure 11."""
+    found = {}
+    for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
+        text = (files("tsfm_lens.sweep") / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
+        row = yaml.safe_load(text)
+        listed = row.pop("heads", None)
+        # a layer without an entry loses no head
+        heads = listed and {layer: tuple(listed.get(layer, ())) for layer in range(len(row["kept"]))}
+        found[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
+    return found
+
+
 # kept heads by layer, counted in the lists that the paper's authors released
-RELEASED: dict[str, tuple[int, tuple[int, ...]]] = {
-    "timesfm-2.5": (16, (13, 9, 8, 7, 2, 1, 5, 3, 5, 5, 0, 0, 7, 4, 7, 13, 13, 13, 15, 13)),
-    "toto-1": (12, (5, 5, 2, 6, 6, 5, 7, 8, 6, 3, 0, 1)),
-    "chronos-bolt": (12, (4, 0, 0, 2, 5, 2, 7, 4, 7, 7, 8, 10)),
-    "moirai-1.1": (12, (3, 3, 9, 5, 5, 3, 5, 4, 4, 2, 8, 10)),
-}
+RELEASED = {name: (each.n_heads, each.kept) for name, each in released_lists().items()}
 SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
@@ -77,6 +113,17 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
     if found or not layers:
         return found
     return [min(range(n_layers), key=lambda layer: min(abs(middles[layer] - each - 0.5) for each in layers))]
+
+
+def middle_third(n_layers: int) -> list[int]:
+    """The layers that the paper's words "middle layers" are taken for: 7 to 13 of 20, as it says, and 4 to 7 of 12.
+
+    Raises:
+        InputError: fewer than three layers.
+    """
+    if n_layers < 3:
+        raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
+    return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
 def kept_heads(

@@ -1,0 +1,383 @@
+"""Recipes: which heads and MLPs go together, from files; the published ones come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.sweep.heavy import random_entries, recipe_entry
+from tsfm_lens.sweep.orders import FROM_WEIGHTS, parse_orders, rankings
+from tsfm_lens.sweep.parts import kinds_of
+from tsfm_lens.sweep.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
+from tsfm_lens.sweep.spec import Entry
+
+Named = tuple[int, ...] | Literal["all", "middle third", "others"]
+Ranked = Mapping[int, Sequence[int]]
+"""Layer -> heads, the first to be ablated first."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LayersAt(_Strict):
+    """Layers taken to heads@k.
+
+    Attributes:
+        layers: indices, "all", "middle third", or "others": all that the recipe does not name elsewhere.
+        extra: heads kept beyond heads@k.
+    """
+
+    layers: Named
+    extra: int = Field(default=0, ge=0)
+
+
+class Recipe(_Strict):
+    """Heads and MLPs that go together.
+
+    Attributes:
+        name: in results.
+        title, source, model, note: words for readers.
+        architecture: that it is written for; any if "".
+        n_layers, n_heads: sizes that it is written for; any if None.
+        heads: layer -> heads that go.
+        kept_heads: layer -> number of heads that stay; ``order`` says which.
+        layers_at: layers at heads@k: as released (``released``), or as measured on the model at hand.
+        released: architecture whose released heads@1pp are meant.
+        mlps: layers whose MLP goes: indices, "all" or "middle third".
+        order: in which heads go where only their number is known, such as "stable_rank:low".
+        scale: whether a model of other sizes gets the same shares of heads at the same depths, chosen by ``order``.
+        unknown: why nobody can run it, where its publication leaves that open.
+    """
+
+    name: str
+    title: str = ""
+    source: str = ""
+    model: str = ""
+    note: str = ""
+    architecture: str = ""
+    n_layers: int | None = Field(default=None, ge=1)
+    n_heads: int | None = Field(default=None, ge=1)
+    heads: dict[int, tuple[int, ...]] = {}
+    kept_heads: dict[int, int] = {}
+    layers_at: tuple[LayersAt, ...] = ()
+    released: str | None = None
+    mlps: Named = ()
+    order: str = "stable_rank:low"
+    scale: bool = False
+    unknown: str = ""
+
+    @field_validator("order")
+    @classmethod
+    def _order(cls, value: str) -> str:
+        found = _quoted(lambda: parse_orders([value]))
+        if len(found) != 1:
+            raise ValueError(f"{value!r} stands for {len(found)} orders, expected one, such as '{value}:low'")
+        return value
+
+    @field_validator("released")
+    @classmethod
+    def _released(cls, value: str | None) -> str | None:
+        if value is not None and value not in released_lists():
+            raise ValueError(str(unknown_name("released list", value, released_lists())))
+        return value
+
+    @model_validator(mode="after")
+    def _once(self) -> Recipe:
+        if not (self.unknown or self.heads or self.kept_heads or self.layers_at or self.mlps):
+            raise ValueError("ablates nothing; give heads, kept_heads, layers_at or mlps")
+        if self.mlps == "others":
+            raise ValueError("mlps are layers, 'all' or 'middle third'")
+        named = [*self.heads, *self.kept_heads]
+        named += [layer for each in self.layers_at if isinstance(each.layers, tuple) for layer in each.layers]
+        twice = sorted({layer for layer in named if named.count(layer) > 1})
+        if twice:
+            raise ValueError(f"layer {twice[0]} is named twice")
+        return self
+
+    @property
+    def lists(self) -> Released | None:
+        """The released lists that it refers to."""
+        return released_lists()[self.released] if self.released else None
+
+    @property
+    def measured(self) -> bool:
+        """Whether it needs heads@k as measured on the model at hand."""
+        return bool(self.layers_at) and self.released is None
+
+    @property
+    def sizes(self) -> tuple[int | None, int | None]:
+        """Layers, and heads in a layer, that it is written for."""
+        lists = self.lists
+        if lists is None:
+            return self.n_layers, self.n_heads
+        return len(lists.kept), lists.n_heads
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package, also of those that their publication leaves open."""
+    return sorted(each.name.removesuffix(".yaml") for each in (files("tsfm_lens.sweep") / "recipe_files").iterdir())
+
+
+def read_recipe(source: str | Path) -> Recipe:
+    """A recipe by name, or from a YAML or JSON file.
+
+    Raises:
+        InputError: the file cannot be read, or a field is wrong.
+        UnknownNameError: neither a file nor a recipe of the package.
+    """
+    if str(source) in recipe_names():
+        return _packaged(str(source))
+    file = Path(source)
+    if not file.is_file():
+        raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"the recipe {str(file)!r} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(
+            f"the recipe {str(file)!r} holds {type(content).__name__}, expected fields such as name, heads"
+        )
+    return parse_recipe({"name": file.stem, **content}, str(file))
+
+
+@cache
+def _packaged(name: str) -> Recipe:
+    text = (files("tsfm_lens.sweep") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_recipe(yaml.safe_load(text), name)
+
+
+def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
+    """A recipe from plain values.
+
+    Raises:
+        InputError: a field is wrong; the message names every such field.
+    """
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{where}: " + "; ".join(map(_complaint, error.errors()))) from error
+
+
+def _complaint(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        known = list((LayersAt if error["loc"][0] == "layers_at" else Recipe).model_fields)
+        near = get_close_matches(str(error["loc"][-1]), known, n=1) or known
+        return f"{place} is no field of a recipe; the nearest is {near[0]!r} (there are {', '.join(known)})"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def heads_of(
+    recipe: Recipe,
+    lens: Lens,
+    *,
+    measured: Ranked | None = None,
+    ranked: Ranked | None = None,
+    kind: str | None = None,
+    scale: bool | None = None,
+) -> tuple[dict[int, list[int]], list[int]]:
+    """What a recipe takes from a model.
+
+    Args:
+        recipe: from :func:`read_recipe`.
+        lens: the model.
+        measured: layer -> heads that go at heads@k as measured, the first to go first.
+        ranked: all heads of each layer in the recipe's order; worked out if None and weights are enough.
+        kind: see :func:`tsfm_lens.sweep.variants.count_entries`.
+        scale: overrides the recipe's.
+
+    Returns:
+        Layer -> heads that go; layers whose MLP goes.
+
+    Raises:
+        InputError: the recipe is for another model and is not to be scaled; it is left open by its publication; it
+            needs measured heads@k or a ranking and there is none.
+        UnknownNameError: a layer or head that the model does not have.
+    """
+    if recipe.unknown:
+        raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
+    stack = lens.wiring.output_stack
+    here = [layer for layer in range(stack.n_layers) if kinds_of(stack, layer, kind, paired=True)]
+    fits = fits(recipe, lens)
+    if not fits and not (recipe.scale if scale is None else scale):
+        raise InputError(_misfit(recipe, lens))
+    plan = _Plan(recipe, lens, stack, here, fits, measured, ranked, kind)
+    heads = plan.heads()
+    return {layer: found for layer, found in sorted(heads.items()) if found}, plan.mlps()
+
+
+def to_entries(
+    recipe: Recipe,
+    lens: Lens,
+    model: str,
+    *,
+    measured: Ranked | None = None,
+    ranked: Ranked | None = None,
+    random_seeds: Sequence[int] = (),
+    kind: str | None = None,
+    how: str = "zero",
+    seed: int = 0,
+    scale: bool | None = None,
+) -> list[Entry]:
+    """A recipe as a line of a plan, and as many heads of each layer at random with the same MLPs.
+
+    Args:
+        recipe, lens, measured, ranked, kind, scale: see :func:`heads_of`.
+        model: name in the plan.
+        random_seeds: one random choice each.
+        how, seed: see :class:`tsfm_lens.sweep.spec.VariantSpec`.
+
+    Returns:
+        An entry of family "recipes", and one of family "random" for each seed.
+
+    Raises:
+        InputError, UnknownNameError: see :func:`heads_of`.
+    """
+    heads, mlps = heads_of(recipe, lens, measured=measured, ranked=ranked, kind=kind, scale=scale)
+    listed = fits(recipe, lens) and not recipe.kept_heads and not recipe.measured
+    listed = listed and (recipe.lists is None or recipe.lists.heads is not None)
+    own: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
+    selection = "listed" if listed else recipe.order.partition(":")[0]
+    entries = [recipe_entry(lens, model, recipe.name, heads, mlps, selection=selection, **own)]
+    keep = {layer: lens.wiring.output_stack.n_heads - len(found) for layer, found in heads.items()}
+    if keep:
+        entries += random_entries(lens, model, recipe.name, keep, random_seeds, mlps, **own)
+    return entries
+
+
+class _Plan:
+    """A recipe on one model."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        lens: Lens,
+        stack: Stack,
+        here: list[int],
+        fits: bool,
+        measured: Ranked | None,
+        ranked: Ranked | None,
+        kind: str | None,
+    ) -> None:
+        self.recipe, self.lens, self.stack, self.here, self.fits = recipe, lens, stack, here, fits
+        self.measured, self.ranked, self.kind = measured, ranked, kind
+        # the sizes that layers and counts of the recipe are written in
+        layers, heads = recipe.sizes
+        self.of_layers = stack.n_layers if fits or layers is None else layers
+        self.of_heads = stack.n_heads if fits or heads is None else heads
+
+    def heads(self) -> dict[int, list[int]]:
+        recipe = self.recipe
+        found: dict[int, list[int]] = {}
+        if self.fits:
+            found |= {self._known(layer): self._indices(layer, each) for layer, each in recipe.heads.items()}
+        else:
+            kept = {layer: self.of_heads - len(set(each)) for layer, each in recipe.heads.items()}
+            found |= {layer: self._first(layer, kept) for layer in self._layers(tuple(recipe.heads))}
+        found |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
+        for each in recipe.layers_at:
+            layers = [x for x in self.here if x not in found] if each.layers == "others" else self._layers(each.layers)
+            for layer in layers:
+                going = self._at(layer)
+                found[layer] = going[: max(len(going) - each.extra, 0)]
+        return found
+
+    def mlps(self) -> list[int]:
+        return self._layers(self.recipe.mlps, attending=False)
+
+    def _layers(self, named: Named, *, attending: bool = True) -> list[int]:
+        """Layers of this model."""
+        if named == "all":
+            return self.here if attending else list(range(self.stack.n_layers))
+        if named == "middle third":
+            return middle_third(self.stack.n_layers)
+        assert isinstance(named, tuple)
+        if not self.fits:
+            return [x for x in at_depth(named, self.of_layers, self.stack.n_layers) if x in self.here or not attending]
+        return [self._known(layer, attending=attending) for layer in named]
+
+    def _known(self, layer: int, *, attending: bool = True) -> int:
+        known = self.here if attending else range(self.stack.n_layers)
+        if layer not in known:
+            raise unknown_name(f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}", layer, map(str, known))
+        return layer
+
+    def _indices(self, layer: int, heads: Sequence[int]) -> list[int]:
+        for head in heads:
+            if head not in range(self.stack.n_heads):
+                raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
+        return list(dict.fromkeys(heads))
+
+    def _at(self, layer: int) -> list[int]:
+        """Heads that go at heads@k, the first to go first."""
+        lists = self.recipe.lists
+        if lists is None:
+            if self.measured is None or layer not in self.measured:
+                raise InputError(
+                    f"recipe {self.recipe.name!r} takes layer {layer} to heads@k, which is not measured; measure it "
+                    "(heads_at in a sweep), or name a released list"
+                )
+            return list(self.measured[layer])
+        if self.fits and lists.heads is not None:
+            return list(lists.heads[layer])
+        return self._first(layer, dict(enumerate(lists.kept)))
+
+    def _first(self, layer: int, kept: Mapping[int, int]) -> list[int]:
+        """The first heads in the recipe's order, so that as many stay as are kept at this depth."""
+        place = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
+        if place not in kept:
+            # a model so shallow that no layer lies at this depth has the nearest
+            place = min(kept, key=lambda each: abs(each - place))
+        if not 0 <= kept[place] <= self.of_heads:
+            raise InputError(f"layer {place} is to keep {kept[place]} heads, and it has {self.of_heads}")
+        stay = round(kept[place] / self.of_heads * self.stack.n_heads)
+        return list(self._ranking(layer)[: self.stack.n_heads - stay])
+
+    def _ranking(self, layer: int) -> Sequence[int]:
+        (order,) = parse_orders([self.recipe.order])
+        if self.ranked is None:
+            if order.name not in FROM_WEIGHTS:
+                raise InputError(
+                    f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; give a ranking"
+                )
+            self.ranked = rankings(self.lens, [order], kind=self.kind if self.kind != "all" else None)[str(order)]
+        return self.ranked[layer]
+
+
+def fits(recipe: Recipe, lens: Lens) -> bool:
+    """Whether a recipe is written for this architecture and these sizes."""
+    own = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
+    stack = lens.wiring.output_stack
+    layers, heads = recipe.sizes
+    return recipe.architecture in ("", own) and layers in (None, stack.n_layers) and heads in (None, stack.n_heads)
+
+
+def _misfit(recipe: Recipe, lens: Lens) -> str:
+    stack = lens.wiring.output_stack
+    layers, heads = recipe.sizes
+    return (
+        f"recipe {recipe.name!r} is for {recipe.architecture or 'a model'} with {layers or 'any number of'} layers of "
+        f"{heads or 'any number of'} heads; {lens.model_id} is {lens.wiring.architecture} with {stack.n_layers} of "
+        f"{stack.n_heads}. Set scale: true to take the same shares of heads at the same depths"
+    )
+
+
+def _quoted(check: Callable[[], Any]) -> Any:
+    """An unknown name as pydantic takes errors."""
+    try:
+        return check()
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from error
