@@ -15,8 +15,6 @@ from scipy.stats import norm, t
 
 # numbers held at once in a block of draws, per array
 _BLOCK = 1_000_000
-# more replicates than this are not drawn to make a small p-value smaller
-MOST_REPLICATES = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,25 +66,33 @@ def replicates_of(
         replicate's mean; NaN if that holds of all.
     """
     of_datasets, *of_series = np.random.SeedSequence(seed).spawn(len(variants.starts) + 1)
-    n = len(variants.starts)
+    n, width = len(variants.starts), len(variants.columns[0])
     copies = np.ones((replicates, n), dtype=np.int64)
     if sampled and n > 1:
         copies = np.random.default_rng(of_datasets).multinomial(n, np.full(n, 1 / n), size=replicates)
-    total = np.zeros((replicates, len(variants.columns[0])))
-    count = np.zeros_like(total)
+    variants = Sums(tuple(_shared(column) for column in variants.columns), variants.starts)
+    total, missing = np.zeros((replicates, width)), np.zeros((replicates, 1))
     for number, part in enumerate(variants.datasets()):
         owner = np.repeat(np.arange(replicates), copies[:, number])
         rng = np.random.default_rng(of_series[number])
-        for rows, weights in _weights(len(owner), part.stop - part.start, len(variants.columns[0]), rng):
+        for rows, weights in _weights(len(owner), part.stop - part.start, width, rng):
             found = _measured(variants, measure, part, weights)
             if plain is not None:
-                found = found - _measured(plain, measure, part, weights)
-            defined = np.isfinite(found)
+                found -= _measured(plain, measure, part, weights)
             who = owner[rows]
             belongs = csr_matrix((np.ones(len(who)), (who, np.arange(len(who)))), shape=(replicates, len(who)))
-            total += belongs @ np.where(defined, found, 0.0)
-            count += belongs @ defined.astype(float)
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+            if not np.isfinite(found.sum()):
+                undefined = ~np.isfinite(found)
+                missing = missing + belongs @ undefined.astype(float)
+                found = np.where(undefined, 0.0, found)
+            total += belongs @ found
+    count = n - missing
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
+
+
+def _shared(column: np.ndarray) -> np.ndarray:
+    """One row for all variants where they have the same sums, as of labels, to multiply once."""
+    return column[:1] if (column == column[:1]).all() else column
 
 
 def _weights(draws: int, series: int, width: int, rng: np.random.Generator) -> Iterator[tuple[slice, np.ndarray]]:
@@ -117,25 +123,28 @@ def widened(share: float, units: int) -> float:
     return float(norm.cdf(t.ppf(share, units - 1) * np.sqrt(units / (units - 1))))
 
 
-def two_sided(distribution: np.ndarray, units: int) -> tuple[np.ndarray, float]:
-    """p-values of "no difference" for each column of replicates, and the least that so many replicates can give.
+def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
+    """p-values of "no difference" for each column of replicates.
 
-    Twice the share of replicates on the other side of 0, with one more counted (Davison & Hinkley 1997, section 4.2),
-    widened for few units as the interval is; at most 1.
+    Twice the share of replicates on the other side of 0, one more counted, and widened for few units as the interval
+    is; at most 1. Where no replicate is there, their number says no more than that p is small, too little for a
+    correction for many tests; then the tail is Student's, of mean and standard deviation of the replicates, if that
+    is smaller.
+
+    Source:
+        Davison & Hinkley 1997, section 4.2 (one more counted); Cameron & Miller 2015, A practitioner's guide to
+        cluster-robust inference, section VI (Student's t with one degree of freedom less than clusters).
     """
     n = len(distribution)
     beyond = np.minimum((distribution <= 0).sum(axis=0), (distribution >= 0).sum(axis=0))
-    share = np.append((1 + beyond) / (n + 1), 1 / (n + 1))
+    z = norm.ppf(np.minimum((1 + beyond) / (n + 1), 0.5))
+    middle, spread = np.abs(distribution.mean(axis=0)), distribution.std(axis=0, ddof=1)
+    # without spread, but for rounding, nothing is known about the tail
+    known = (beyond == 0) & (spread > 1e-9 * middle)
+    z = np.where(known, np.minimum(z, -middle / np.where(known, spread, 1.0)), z)
     # the inverse of `widened`
-    p = 2 * t.cdf(norm.ppf(np.minimum(share, 0.5)) * np.sqrt((units - 1) / units), units - 1)
-    least = float(p[-1])
-    return np.where(np.isnan(distribution).any(axis=0), np.nan, np.minimum(p[:-1], 1.0)), least
-
-
-def replicates_for(p: float, units: int) -> int:
-    """How many replicates a p-value this small takes, at most MOST_REPLICATES."""
-    share = widened(p / 2, units)
-    return MOST_REPLICATES if share * MOST_REPLICATES <= 1 else int(np.ceil(1 / share))
+    p = 2 * t.cdf(z * np.sqrt((units - 1) / units), units - 1)
+    return np.where(np.isnan(distribution).any(axis=0), np.nan, np.minimum(p, 1.0))
 
 
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.sweep.bootstrap import Sums
-from tsfm_lens.sweep.pooling import METRICS, formula
+from tsfm_lens.sweep.pooling import KEYS, METRICS, formula
 
 # the count of steps without which a series has no part in a metric; n for the others
 _COUNTED = {"MASE": "n_scaled", "MSIS": "n_interval"}
@@ -118,6 +118,8 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
     """
     names = formula(measure)[0]
     count = _COUNTED.get(measure, f"n_{measure}" if measure not in METRICS else "n")
+    # the rest of the columns would be copied for nothing
+    sums = sums[list(dict.fromkeys([*KEYS, "n_rows", "windows", "n", "n_invalid", *names, count]))]
     for model, rows in sums.groupby("model", sort=True, observed=True):
         variants = rows["variant"].astype(str).to_numpy()
         if plain not in set(variants):
@@ -127,13 +129,12 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
         ids, row = np.unique(variants[variants != plain], return_inverse=True)
         if not len(ids):
             continue
-        places = pd.MultiIndex.from_arrays([base["dataset"].astype(str), base["item"].astype(str)])
-        here = pd.MultiIndex.from_arrays([changed["dataset"].astype(str), changed["item"].astype(str)])
-        column = places.get_indexer(here)
+        places = pd.MultiIndex.from_frame(base[["dataset", "item"]])
+        column = places.get_indexer(pd.MultiIndex.from_frame(changed[["dataset", "item"]]))
         known = column >= 0
         table = _Table((len(ids), len(base)), row[known], column[known], changed[known], base)
         whole = table.same("n_rows") & table.same("windows") & table.same("n")
-        datasets, dataset = np.unique(places.get_level_values(0).to_numpy(), return_inverse=True)
+        datasets, dataset = np.unique(base["dataset"].to_numpy().astype(str), return_inverse=True)
         yield Pairs(
             str(model),
             measure,

@@ -101,19 +101,23 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     if empty:
         raise InputError(f"the sums {empty} hold NaN; `window_scores` gives none, so the rows are damaged")
 
-    by = frame.groupby([frame[key] for key in KEYS], sort=True, observed=True)
+    by = frame.groupby(list(KEYS), sort=True, observed=True)
     group = by.ngroup().to_numpy()
+    out = by.size().rename("n_rows").reset_index()
     window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
     _refuse_twice(frame, group, window, variate)
-    out = by[sums].sum()
-    out.insert(0, "n_rows", np.bincount(group, minlength=len(out)))
     which = np.zeros(len(out), dtype=np.uint64)
     np.add.at(which, group, _mix(window, variate))
-    out.insert(1, "windows", which)
+    found: dict[str, np.ndarray] = {"windows": which}
+    # column by column: a copy of all of them would be as large as the frame
+    for name in sums:
+        found[name] = np.bincount(group, frame[name].to_numpy(), len(out))
     for name in distances:
-        out[name] = by[name].sum()
-        out[f"n_{name}"] = by[name].count().astype(float)
-    return out.reset_index()
+        values = frame[name].to_numpy()
+        defined = ~np.isnan(values)
+        found[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
+        found[f"n_{name}"] = np.bincount(group, defined, len(out))
+    return out.assign(**found)
 
 
 def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:

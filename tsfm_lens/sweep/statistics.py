@@ -73,8 +73,7 @@ def changes(
     Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
     from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
     Interval and p-value are percentiles of the replicates' log change, widened for few datasets
-    (`bootstrap.widened`). Where Holm's correction asks for smaller p-values than the replicates can give, the
-    variants without a replicate beyond 0 get more, up to `bootstrap.MOST_REPLICATES`.
+    (`bootstrap.widened`, `bootstrap.two_sided`).
 
     Args:
         frame: stored rows, or `per_series` of them.
@@ -90,12 +89,12 @@ def changes(
 
     Returns:
         A row for each model and variant: ``value`` and ``baseline``, geometric means over datasets; ``change``,
-        value / baseline - 1, with ``lower`` and ``upper``; ``p_value``, ``p_holm``, ``stands``; ``p_least``, the
-        least p-value possible; ``n_datasets``, ``n_series``; ``n_unpaired``, series that the variant lacks or has
-        in part, which are in neither side; ``left_out``, datasets without a usable metric on both sides;
-        ``replicates``; ``method`` in words. For a distance value is the mean over datasets of the mean over
-        windows, lower and upper are the interval of it, and baseline, change and p-values are NaN: a distance to the
-        plain forecast is never negative, so that nothing is tested. With fewer than 2 series there is no interval.
+        value / baseline - 1, with ``lower`` and ``upper``; ``p_value``, ``p_holm``, ``stands``; ``n_datasets``,
+        ``n_series``; ``n_unpaired``, series that the variant lacks or has in part, which are in neither side;
+        ``left_out``, datasets without a usable metric on both sides; ``method`` in words. For a distance value is
+        the mean over datasets of the mean over windows, lower and upper are the interval of it, and baseline, change
+        and p-values are NaN: a distance to the plain forecast is never negative, so that nothing is tested. With
+        fewer than 2 series there is no interval.
 
     Source:
         S3-AGG of the measurements index; Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
@@ -109,10 +108,8 @@ def changes(
     rows: list[dict[str, Any]] = []
     for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
         of = {variant: families.get(variant, "") for variant in pairs.variants}
-        sizes = pd.Series(of).value_counts()
         for group in pairs.groups():
-            most = max(sizes[of[variant]] for variant in group.variants)
-            for row in _compare(group, metric, confidence, replicates, seed, datasets, int(most)):
+            for row in _compare(group, metric, confidence, replicates, seed, datasets):
                 rows.append({"model": pairs.model, "variant": row["variant"], "family": of[row["variant"]], **row})
     if not rows:
         raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
@@ -124,7 +121,7 @@ def changes(
 
 _COLUMNS = [
     *("model", "variant", "family", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm"),
-    *("p_least", "stands", "n_datasets", "n_series", "n_unpaired", "left_out", "replicates", "method"),
+    *("stands", "n_datasets", "n_series", "n_unpaired", "left_out", "method"),
 ]
 
 
@@ -161,23 +158,14 @@ def _units(group: Group, datasets: str) -> int:
 
 
 def _compare(
-    group: Group, metric: str, confidence: float, replicates: int, seed: int, datasets: str, tests: int
+    group: Group, metric: str, confidence: float, replicates: int, seed: int, datasets: str
 ) -> list[dict[str, Any]]:
     log, units = metric in METRICS, _units(group, datasets)
     value, baseline = _figures(group, metric)
     ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
-    least, drawn = p.copy(), np.zeros(len(value), dtype=int)
     if units >= 2:
         found = _distribution(group, metric, replicates, seed, datasets)
-        ends, (p, least[:]) = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
-        drawn[:] = replicates
-        unclear = np.flatnonzero(p <= least)
-        more = bootstrap.replicates_for((1 - confidence) / tests / 2, units)
-        if log and len(unclear) and more > replicates and least[0] * tests > 1 - confidence:
-            found = _distribution(_only(group, unclear), metric, more, seed + 1, datasets)
-            ends[:, unclear] = bootstrap.interval(found, confidence, units)
-            p[unclear], least[unclear] = bootstrap.two_sided(found, units)
-            drawn[unclear] = more
+        ends, p = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
     if log:
         ends = np.exp(ends) - 1
     shared = {
@@ -198,8 +186,6 @@ def _compare(
             "lower": ends[0, v],
             "upper": ends[1, v],
             "p_value": p[v] if log else np.nan,
-            "p_least": least[v] if log else np.nan,
-            "replicates": int(drawn[v]),
         }
         for v, variant in enumerate(group.variants)
     ]
@@ -227,12 +213,6 @@ def _distribution(group: Group, metric: str, replicates: int, seed: int, dataset
         seed=seed,
         sampled=datasets == "sampled",
     )
-
-
-def _only(group: Group, rows: np.ndarray) -> Group:
-    changed = bootstrap.Sums(tuple(column[rows] for column in group.changed.columns), group.changed.starts)
-    names = [group.variants[row] for row in rows]
-    return Group(names, changed, group.plain, group.datasets, group.left_out, group.unpaired)
 
 
 def _words(group: Group, metric: str, confidence: float, datasets: str, units: int) -> str:
@@ -366,7 +346,7 @@ def difference(
         picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
         found = (drawn[:, 0] - np.take_along_axis(drawn[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
-        ends, (p, _) = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
+        ends, p = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
         words = _words(group, metric, confidence, datasets, units)
         words += f"; {n} random variants drawn too" if n > 1 else "; one random variant, taken as it is"
     return pd.Series(
