@@ -1,0 +1,115 @@
+"""Shared by the tests of sweeps: processes that are killed, and tables that must not notice."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+
+# processes of tests import their worker from this folder
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> None:
+    started.set()
+    run(*arguments)
+
+
+@pytest.fixture
+def start_process() -> Iterator[Callable[..., Any]]:
+    """Starts ``run(*arguments)`` in a process of its own, and returns when it has begun; ended with the test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tsfm_lens.sweep.engines", "pandas"])
+    processes = []
+
+    def start(run: Callable[..., None], *arguments: Any) -> Any:
+        started = context.Event()
+        process = context.Process(target=_begin, args=(started, run, arguments))
+        process.start()
+        processes.append(process)
+        assert started.wait(60), "the process did not start"
+        return process
+
+    yield start
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+@pytest.fixture
+def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
+    """Runs something that resumes from a store again and again, and kills it each time.
+
+    ``kill_often(run, *arguments, store=path, kills=30, longest=0.2, seed=0)`` starts ``run(*arguments)`` in a process
+    and sends it ``kill -9`` after a random time of at most ``longest`` seconds, ``kills`` times or until it ends by
+    itself. After each kill no file of the store may be less than whole. Returns how many kills hit.
+    """
+
+    def kill(run: Callable[..., None], *arguments: Any, store: Path, kills: int, longest: float, seed: int = 0) -> int:
+        delays = random.Random(seed)
+        for hit in range(kills):
+            process = start_process(run, *arguments)
+            process.join(delays.uniform(0, longest))
+            process.kill()
+            process.join()
+            if process.exitcode != -signal.SIGKILL:
+                assert process.exitcode == 0
+                return hit
+            if (store / "store.json").exists():
+                assert Store(store).damaged() == []
+        return kills
+
+    return kill
+
+
+@pytest.fixture
+def table_of() -> Callable[..., pd.DataFrame]:
+    """The rows of all of a store's cells, sorted, none twice: what two stores are compared by."""
+
+    def table(path: Path, cells: Sequence[str] | None = None) -> pd.DataFrame:
+        store = Store(path, create=False)
+        found = store.read(store.done() if cells is None else cells).to_pandas()
+        found = found.astype(dict.fromkeys(["cell", "model", "variant", "dataset", "item"], str))
+        assert not found.duplicated(["cell", "item", "window", "variate"]).any()
+        return found.sort_values(list(KEY_COLUMNS), ignore_index=True)
+
+    return table
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., None]:
+    """Waits until something is so, and fails if that takes a minute."""
+
+    def wait(so: Callable[[], Any]) -> None:
+        end = time.monotonic() + 60
+        while not so():
+            assert time.monotonic() < end, "waited for a minute"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """Whether a process still runs; a zombie does not."""
+
+    def is_alive(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+
+    return is_alive

@@ -1,0 +1,171 @@
+"""A worker without a model: numbers made from the cells' keys; importable by the processes that tests start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from tsfm_lens.sweep.engines import GroupTask, run_groups
+from tsfm_lens.sweep.store import Store, cell_key
+
+VALUES = ("error", "distance")
+
+
+def toy_rows(cells: Sequence[str], rows: int = 3) -> pa.Table:
+    """Rows of some cells; the numbers follow from each cell's key alone."""
+    frames = [
+        pd.DataFrame(
+            {
+                "cell": cell,
+                "model": "toy",
+                "variant": cell[:8],
+                "dataset": "keys",
+                "item": [f"item {row}" for row in range(rows)],
+                "window": np.zeros(rows, dtype=np.int32),
+                "variate": np.zeros(rows, dtype=np.int32),
+                **dict(zip(VALUES, np.random.default_rng(int(cell, 16)).normal(size=(2, rows)), strict=True)),
+            }
+        )
+        for cell in cells
+    ]
+    return pa.Table.from_pandas(pd.concat(frames), preserve_index=False)
+
+
+def toy_tasks(groups: int, cells: int = 4, *, data: Any = None, **payload: Any) -> list[GroupTask]:
+    """Tasks of the toy worker.
+
+    Args:
+        groups, cells: how many, and of how many cells.
+        data: that all of them share.
+        payload: ``rows`` a cell; ``misbehave`` "raise", "die" or "die once", in the group numbered ``which``.
+    """
+    which = payload.pop("which", -1)
+    misbehave = payload.pop("misbehave", "")
+    return [
+        GroupTask(
+            tuple(cell_key(group=group, cell=cell) for cell in range(cells)),
+            {**payload, "misbehave": misbehave if group == which else ""},
+            data,
+            label=f"group {group}",
+        )
+        for group in range(groups)
+    ]
+
+
+def make_toy(common: dict[str, Any], device: str | None) -> Callable[[GroupTask], pa.Table]:
+    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does."""
+    if common.get("broken"):
+        raise RuntimeError("the toy is broken")
+    notes = Path(common["notes"]) if "notes" in common else None
+    note(notes, "workers", f"{os.getpid()} {device}")
+
+    def work(task: GroupTask) -> pa.Table:
+        time.sleep(common.get("seconds", 0.0))
+        misbehave = task.payload["misbehave"]
+        if misbehave == "raise":
+            raise ZeroDivisionError("no toy can do that")
+        if misbehave == "die" or (misbehave == "die once" and not (notes / "died").exists()):
+            if misbehave == "die once":
+                (notes / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        where = os.environ.get("RAY_NODE_IP_ADDRESS", "") if task.data is None else task.data
+        note(notes, "computed", f"{task.key} {os.getpid()} {where}")
+        return toy_rows(task.cells, task.payload.get("rows", 3))
+
+    return work
+
+
+def note(folder: Path | None, name: str, line: str) -> None:
+    """Add a line to a file that several processes write."""
+    if folder is not None:
+        with open(folder / name, "ab", buffering=0) as file:
+            file.write(f"{line}\n".encode())
+
+
+def notes_of(folder: Path, name: str) -> list[list[str]]:
+    """Words of each line that was noted."""
+    path = folder / name
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Counted:
+    """Shared data that notes each time it is packed to be sent."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        note(self.notes, "sent", "once")
+        return Counted, (self.notes,)
+
+    def __str__(self) -> str:
+        return "counted"
+
+
+def run_toy(path: Path, groups: int, common: dict[str, Any], engine: str = "single", cells: int = 4) -> None:
+    """A whole toy sweep, as a process of a test runs it."""
+    run_groups(toy_tasks(groups, cells), make_toy, common, Store(path, values=VALUES), engine=engine, workers=2)
+
+
+def run_until_interrupted(path: Path, groups: int, common: dict[str, Any], engine: str) -> None:
+    """The same, noting how it ends."""
+    try:
+        run_toy(path, groups, common, engine)
+    except KeyboardInterrupt:
+        note(Path(common["notes"]), "ended", "interrupted")
+    else:
+        note(Path(common["notes"]), "ended", "finished")
+
+
+def hold_claim(path: Path, key: str, notes: Path) -> None:
+    """Claim a group, say so, and sleep."""
+    with Store(path).claim(key) as ours:
+        note(notes, "claim", str(ours))
+        time.sleep(60)
+
+
+def write_and_die(path: Path, cells: Sequence[str], step: str) -> None:
+    """Write a group, and be killed at one step of it."""
+    from tsfm_lens.sweep import files
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying:
+        """A file that is killed when half of it is written."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> Dying:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def write(self, content: Any) -> None:
+            self.file.write(bytes(content)[: len(content) // 2])
+            self.file.flush()
+            die()
+
+    store = Store(path)
+    if step == "write":
+        vars(files)["open"] = lambda *arguments: Dying(open(*arguments))  # noqa: SIM115
+    elif step == "fsync":
+        files.os.fsync = die
+    elif step == "replace":
+        files.os.replace = die
+    else:
+        files._sync_folder = die
+    store.write(toy_rows(cells), cells)

@@ -1,0 +1,235 @@
+"""Every engine gives the same table, whatever dies on the way, and says what could not be computed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import sweep_toys as toys
+
+from tsfm_lens.errors import InputError, StoreError, SweepFailedError, UnknownNameError
+from tsfm_lens.sweep import store as store_module
+from tsfm_lens.sweep.engines import GroupDone, GroupTask, run_groups
+from tsfm_lens.sweep.progress import Estimate
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+
+Table = Callable[..., pd.DataFrame]
+
+
+def run(path: Path, tasks: list[GroupTask], common: dict[str, Any] | None = None, **options: Any) -> Any:
+    return run_groups(tasks, toys.make_toy, common or {}, Store(path, values=toys.VALUES), **options)
+
+
+def expected(tasks: list[GroupTask]) -> pd.DataFrame:
+    """What a store must hold in the end, made without store and engine."""
+    rows = toys.toy_rows([cell for task in tasks for cell in task.cells]).to_pandas()
+    return rows.sort_values(list(KEY_COLUMNS), ignore_index=True)
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_thirty_kills_end_in_the_table_of_an_undisturbed_run(
+    tmp_path: Path, kill_often: Callable[..., int], table_of: Table, engine: str
+) -> None:
+    # processes start their workers first, so it takes longer until a kill can interrupt anything
+    groups, seconds, kills, longest = (300, 0.01, 30, 0.15) if engine == "single" else (200, 0.04, 6, 1.2)
+    common = {"seconds": seconds, "notes": tmp_path}
+    path = tmp_path / "store"
+    hit = kill_often(toys.run_toy, path, groups, common, engine, store=path, kills=kills, longest=longest)
+    assert hit == kills
+    tasks = toys.toy_tasks(groups)
+    finished = len(Store(path).done())
+    # the kills did something: work was begun and left
+    assert 0 < finished < groups * 4
+    summary = run(path, tasks)
+    assert summary.resumed == finished // 4
+    assert summary.resumed + summary.finished == groups
+    pd.testing.assert_frame_equal(table_of(path), expected(tasks))
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_a_finished_sweep_is_not_computed_again(tmp_path: Path, table_of: Table, engine: str) -> None:
+    tasks = toys.toy_tasks(6)
+    common = {"notes": tmp_path}
+    told: list[GroupDone] = []
+    summary = run(tmp_path / "store", tasks, common, engine=engine, workers=2, on_done=told.append)
+    assert (summary.finished, summary.resumed, summary.failed) == (6, 0, [])
+    assert Counter(done.task.label for done in told) == Counter(task.label for task in tasks)
+    assert all(done.how == "finished" and done.seconds > 0 for done in told)
+    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+    again = run(tmp_path / "store", tasks, common, engine=engine, workers=2)
+    assert (again.finished, again.resumed) == (0, 6)
+    assert len(toys.notes_of(tmp_path, "computed")) == 6
+
+
+def test_another_configuration_on_the_same_store_is_computed_anew(tmp_path: Path) -> None:
+    run(tmp_path, toys.toy_tasks(3, cells=2))
+    store = Store(tmp_path)
+    wider = toys.toy_tasks(3, cells=3)
+    wanted = [cell for task in wider for cell in task.cells]
+    # two of three cells of each group are there, and are kept though their groups are computed as a whole
+    assert len(store.done() & set(wanted)) == 6
+    assert run(tmp_path, wider).finished == 3
+    assert store.read(wanted).num_rows == 27
+    other = [task for task in toys.toy_tasks(9) if task.label > "group 5"]
+    assert store.unused([cell for task in other for cell in task.cells]) == 9
+
+
+def test_two_processes_share_a_store_and_compute_each_group_once(
+    tmp_path: Path, start_process: Callable[..., Any], table_of: Table
+) -> None:
+    groups = 40
+    common = {"seconds": 0.02, "notes": tmp_path}
+    both = [start_process(toys.run_toy, tmp_path / "store", groups, common) for _ in range(2)]
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    computed = toys.notes_of(tmp_path, "computed")
+    assert Counter(Counter(key for key, *_ in computed).values()) == {1: groups}
+    # both did a part, and each waited for the other's last group
+    assert len({pid for _, pid in computed}) == 2
+    tasks = toys.toy_tasks(groups)
+    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+
+
+def test_a_group_that_another_process_drops_is_taken_over(
+    tmp_path: Path, start_process: Callable[..., Any], wait_for: Callable[..., None]
+) -> None:
+    tasks = toys.toy_tasks(3)
+    process = start_process(toys.hold_claim, tmp_path / "store", tasks[0].key, tmp_path)
+    wait_for(lambda: toys.notes_of(tmp_path, "claim"))
+
+    def drop(done: GroupDone) -> None:
+        # once all but the claimed group are finished, its holder dies
+        if done.task is tasks[-1]:
+            process.kill()
+
+    told: list[str] = []
+    summary = run(tmp_path / "store", tasks, on_done=lambda done: (told.append(done.task.label), drop(done))[0])
+    assert summary.finished == 3
+    assert told == ["group 1", "group 2", "group 0"]
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
+    tmp_path: Path,
+    start_process: Callable[..., Any],
+    wait_for: Callable[..., None],
+    alive: Callable[[int], bool],
+    table_of: Table,
+    engine: str,
+) -> None:
+    groups = 100
+    common = {"seconds": 0.1, "notes": tmp_path}
+    process = start_process(toys.run_until_interrupted, tmp_path / "store", groups, common, engine)
+    wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) > 5)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(30)
+    assert process.exitcode == 0
+    assert toys.notes_of(tmp_path, "ended") == [["interrupted"]]
+    workers = [int(pid) for pid, _ in toys.notes_of(tmp_path, "workers")]
+    assert len(workers) == (1 if engine == "single" else 2)
+    wait_for(lambda: not any(alive(pid) for pid in workers))
+    kept = len(Store(tmp_path / "store").done()) // 4
+    assert 2 < kept < groups
+    assert Store(tmp_path / "store").damaged() == []
+    tasks = toys.toy_tasks(groups)
+    assert run(tmp_path / "store", tasks).resumed == kept
+    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+
+
+def test_workers_end_when_their_driver_is_killed(
+    tmp_path: Path, start_process: Callable[..., Any], wait_for: Callable[..., None], alive: Callable[[int], bool]
+) -> None:
+    # a group that takes longer than any test: only the death of the driver can end it
+    process = start_process(toys.run_toy, tmp_path / "store", 4, {"seconds": 600, "notes": tmp_path}, "processes")
+    wait_for(lambda: len(toys.notes_of(tmp_path, "workers")) == 2)
+    process.kill()
+    process.join()
+    wait_for(lambda: not any(alive(int(pid)) for pid, _ in toys.notes_of(tmp_path, "workers")))
+
+
+def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(tmp_path: Path, table_of: Table) -> None:
+    tasks = toys.toy_tasks(8, misbehave="die once", which=3)
+    summary = run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=2)
+    assert (summary.finished, summary.failed) == (8, [])
+    assert len(toys.notes_of(tmp_path, "workers")) == 3
+    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+
+
+def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(tmp_path: Path) -> None:
+    tasks = toys.toy_tasks(8, misbehave="die", which=0)
+    summary = run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=2, retries=1)
+    assert summary.finished == 7
+    (failed,) = summary.failed
+    assert failed.task is tasks[0]
+    assert "died 2 times: killed by signal 9 (SIGKILL), often for want of memory" in failed.error
+    # the two that began, and a fresh one for the second attempt; that for the rest may come too late to be noted
+    assert len(toys.notes_of(tmp_path, "workers")) >= 3
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_a_group_that_fails_is_named_and_all_others_finish(tmp_path: Path, engine: str) -> None:
+    tasks = toys.toy_tasks(5, misbehave="raise", which=1)
+    summary = run(tmp_path / "store", tasks, engine=engine, workers=2)
+    assert summary.finished == 4
+    with pytest.raises(SweepFailedError, match=r"1 groups .* 4 are kept(.|\n)*group 1 \(4 cells\): ZeroDivisionError"):
+        summary.raise_if_failed()
+    assert "in work" in summary.failed[0].details
+    # mended, only that group is computed
+    mended = run(tmp_path / "store", toys.toy_tasks(5), engine=engine, workers=2)
+    assert (mended.finished, mended.resumed) == (1, 4)
+    mended.raise_if_failed()
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    store = Store(tmp_path / "store", values=toys.VALUES)
+    tasks = toys.toy_tasks(4)
+    # a file where the folder of the third group should be: what worker processes meet, too
+    (store.path / "cells" / store_module.group_key(tasks[2].cells)[:2]).touch()
+    with pytest.raises(StoreError, match="a file stands in its way"):
+        run_groups(tasks, toys.make_toy, {}, store, engine=engine, workers=1)
+    assert len(store.done()) >= 8
+
+
+@pytest.mark.parametrize("engine", ["single", "processes"])
+def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, engine: str) -> None:
+    with pytest.raises((SweepFailedError, RuntimeError), match="the toy is broken"):
+        run(tmp_path / "store", toys.toy_tasks(4), {"broken": True}, engine=engine, workers=2)
+
+
+def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(tmp_path: Path) -> None:
+    data = toys.Counted(tmp_path)
+    tasks = [*toys.toy_tasks(10, data=data), *toys.toy_tasks(12)[10:]]
+    run(tmp_path / "store", tasks, {"notes": tmp_path, "seconds": 0.01}, engine="processes", devices=("cpu", "meta"))
+    assert 1 <= len(toys.notes_of(tmp_path, "sent")) <= 2
+    assert Counter(device for _, device in toys.notes_of(tmp_path, "workers")) == {"cpu": 1, "meta": 1}
+    # each task got its own data, not those of the one before
+    seen = Counter(" ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed"))
+    assert seen == {"counted": 10, "": 2}
+
+
+def test_unknown_engines_and_numbers_of_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="Closest: processes"):
+        run(tmp_path, [], engine="process")
+    with pytest.raises(InputError, match="at least one worker, not 0"):
+        run(tmp_path, [], workers=0)
+
+
+def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:
+    estimate = Estimate(window=4)
+    assert estimate.remaining(10.0) is None
+    assert estimate.remaining(0.0) == 0.0
+    estimate.update(cost=2.0, seconds=6.0)
+    assert estimate.remaining(10.0) == 30.0
+    assert estimate.remaining(10.0, workers=3) == 10.0
+    # a slower model: after a window of its groups, the old pace is forgotten
+    for _ in range(4):
+        estimate.update(cost=1.0, seconds=7.0)
+    assert estimate.remaining(10.0) == 70.0

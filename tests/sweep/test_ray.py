@@ -1,0 +1,124 @@
+"""The Ray engine gives the single engine's table, on two nodes of which one is killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import sweep_toys as toys
+
+from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
+from tsfm_lens.sweep.engines import GroupDone, run_groups
+from tsfm_lens.sweep.store import Store
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from tsfm_lens.sweep import ray_engine  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of this machine: a head without CPUs, so that workers live on the nodes that tests add."""
+    with pytest.MonkeyPatch.context() as patch:
+        # workers of any node import the toy worker
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20},
+        )
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def nodes(cluster: Any) -> Iterator[list[Any]]:
+    """Two nodes of one CPU each."""
+    added = [cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20) for _ in range(2)]
+    cluster.wait_for_nodes()
+    yield added
+    ray.shutdown()
+    for node in added:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node)
+
+
+def run(path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **options: Any) -> Any:
+    store = Store(path, values=toys.VALUES)
+    return run_groups(tasks, toys.make_toy, common, store, engine="ray", address=cluster.address, **options)
+
+
+def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
+    tmp_path: Path, cluster: Any, nodes: list[Any], table_of: Callable[..., pd.DataFrame]
+) -> None:
+    tasks = toys.toy_tasks(40, data=toys.Counted(tmp_path))
+    common = {"notes": tmp_path, "seconds": 0.1}
+    workers_then: list[set[str]] = []
+
+    def kill_a_node(done: GroupDone) -> None:
+        pids = {pid for _, pid, *_ in toys.notes_of(tmp_path, "computed")}
+        if not workers_then and len(pids) == 2:
+            workers_then.append(pids)
+            # at once, its raylet and its worker with it
+            cluster.remove_node(nodes[1], allow_graceful=False)
+
+    summary = run(tmp_path / "ray", tasks, common, cluster, on_done=kill_a_node)
+    assert (summary.finished, summary.failed) == (40, [])
+    # both nodes took part, and what the dead one had in hand was computed again
+    assert len(workers_then) == 1
+    computed = Counter(key for key, *_ in toys.notes_of(tmp_path, "computed"))
+    assert set(computed) == {task.key for task in tasks}
+    # data went into the cluster's memory once, not with every task
+    assert len(toys.notes_of(tmp_path, "sent")) == 1
+    run_groups(toys.toy_tasks(40), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
+    pd.testing.assert_frame_equal(table_of(tmp_path / "ray"), table_of(tmp_path / "single"))
+
+
+def test_workers_that_die_and_groups_that_fail_are_told(
+    tmp_path: Path, cluster: Any, nodes: list[Any], table_of: Callable[..., pd.DataFrame]
+) -> None:
+    common = {"notes": tmp_path}
+    tasks = [*toys.toy_tasks(8, misbehave="die once", which=3), *toys.toy_tasks(11, misbehave="raise", which=9)[8:]]
+    summary = run(tmp_path / "store", tasks, common, cluster)
+    assert summary.finished == 10
+    (failed,) = summary.failed
+    assert failed.task.label == "group 9"
+    assert failed.error == "ZeroDivisionError: no toy can do that"
+    with pytest.raises(SweepFailedError, match="the toy is broken"):
+        run(tmp_path / "store", tasks, {"broken": True}, cluster)
+    # the same store through workers that share its folder: only what failed is left
+    mended = run(tmp_path / "store", toys.toy_tasks(11), common, cluster, shared_store=True)
+    assert (mended.finished, mended.resumed) == (1, 10)
+    run_groups(toys.toy_tasks(11), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
+    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), table_of(tmp_path / "single"))
+
+
+def test_an_address_where_nobody_answers_is_told_at_once(tmp_path: Path) -> None:
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        with pytest.raises(InputError, match=rf"no Ray cluster answers at '{address}'.*is this the port"):
+            ray_engine.connect(address)
+    with pytest.raises(InputError, match="the address of a Ray cluster is auto, host:port"):
+        ray_engine.connect("somewhere")
+
+
+def test_without_ray_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "tsfm-lens-toolbox\[ray\]"'):
+        run_groups(toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), engine="ray")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "cpus"),
+    [([8, 8], 2, 8), ([8, 8], 4, 4), ([4, 4, 4], 4, 2), ([1, 1], 5, 1), ([64], 1, 64), ([0, 6], 2, 3), ([], 1, 1)],
+)
+def test_cpus_are_shared_so_that_every_worker_finds_a_place(nodes: list[float], workers: int, cpus: int) -> None:
+    assert ray_engine.share(nodes, workers) == cpus

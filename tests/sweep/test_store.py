@@ -1,0 +1,356 @@
+"""A store keeps each finished cell once, whole, and under a key of its content, whatever happens to the process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import sweep_toys as toys
+
+from tsfm_lens.errors import InputError, StoreError, UnknownNameError
+from tsfm_lens.sweep import files
+from tsfm_lens.sweep.store import SCHEMA_VERSION, Store, cell_key, group_key
+
+CELLS = tuple(cell_key(cell=number) for number in range(6))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store", values=toys.VALUES)
+
+
+def temporary_files(store: Store) -> list[Path]:
+    return list(store.path.rglob(".*.tmp"))
+
+
+def test_a_key_follows_content_and_nothing_else() -> None:
+    key = cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 3}, horizon=np.int64(8))
+    assert key == cell_key(horizon=8, model={"seed": 3, "name": "m"}, levels=np.array([0.1, 0.5]))
+    others = [
+        cell_key(levels=(0.5, 0.1), model={"name": "m", "seed": 3}, horizon=8),
+        cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 4}, horizon=8),
+        cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 3}, horizon="8"),
+        cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 3}),
+    ]
+    assert len({key, *others}) == 5
+    assert len(key) == 32
+    assert int(key, 16)
+    with pytest.raises(InputError, match="nan"):
+        cell_key(level=float("nan"))
+    with pytest.raises(InputError, match="object"):
+        cell_key(model=object())
+    with pytest.raises(InputError, match="names must be texts"):
+        cell_key(heads={3: "a"})
+
+
+def test_the_schema_version_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cell_key(cell=1)
+    monkeypatch.setattr(files, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    assert cell_key(cell=1) != before
+
+
+def test_what_was_written_is_read_to_the_last_bit(store: Store) -> None:
+    rows = toys.toy_rows(CELLS[:3]).to_pandas()
+    rows.loc[4, "error"] = np.nan
+    rows.loc[5, "error"] = np.inf
+    # rows of a cell need not stand together, and columns may stand in any order
+    mixed = rows.iloc[np.random.default_rng(0).permutation(len(rows))]
+    store.write(mixed[sorted(mixed.columns)], CELLS[:3])
+    assert store.done() == set(CELLS[:3])
+    assert store.holds(CELLS[:3])
+    assert not store.holds(CELLS[:2])
+    found = Store(store.path, create=False).read(CELLS[:3]).to_pandas()
+    found = found.astype(dict.fromkeys(files.TEXT_COLUMNS, object))
+    order = ["cell", "item"]
+    pd.testing.assert_frame_equal(
+        found.sort_values(order, ignore_index=True), rows.sort_values(order, ignore_index=True), check_dtype=False
+    )
+    assert found["window"].dtype == np.int32
+    assert found["error"].dtype == np.float64
+
+
+def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    store.write(toys.toy_rows(CELLS[3:4]), CELLS[3:4])
+    found = store.read([CELLS[3], CELLS[1]], ["cell", "error"])
+    assert found.column_names == ["cell", "error"]
+    assert set(found.column("cell").to_pylist()) == {CELLS[1], CELLS[3]}
+    assert store.read([CELLS[1]], ["error"]).to_pydict() == toys.toy_rows(CELLS[1:2]).select(["error"]).to_pydict()
+    assert store.unused(CELLS[1:3]) == 2
+    with pytest.raises(UnknownNameError, match="error"):
+        store.read([CELLS[1]], ["eror"])
+
+
+def test_a_cell_in_two_files_counts_once(store: Store) -> None:
+    # as after a change of the size of groups
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    store.write(toys.toy_rows(CELLS[2:5]), CELLS[2:5])
+    store.write(toys.toy_rows(CELLS[1:4]), CELLS[1:4])
+    found = store.read(CELLS[:5]).to_pandas()
+    assert len(found) == 15
+    assert found["cell"].value_counts().to_dict() == dict.fromkeys(CELLS[:5], 3)
+
+
+def test_missing_cells_are_counted_or_left_out(store: Store) -> None:
+    assert store.read([], allow_missing=True).column_names == [*files.KEY_COLUMNS, *toys.VALUES]
+    store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
+    with pytest.raises(StoreError, match=r"4 of 6 cells are not in .*run the sweep to its end"):
+        store.read(CELLS)
+    assert store.read(CELLS, allow_missing=True).num_rows == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.drop(columns="item"), "have no column item"),
+        (lambda rows: rows.drop(columns="error"), "have no column error"),
+        (lambda rows: rows.assign(surprise=1.0), "unknown column surprise"),
+        (lambda rows: rows.assign(error="high"), "'error' of a sweep's rows is string, not double"),
+        (lambda rows: rows.assign(item=3), "'item' of a sweep's rows is int64, not string"),
+        (lambda rows: rows.assign(window=0.5), "'window' of a sweep's rows is not int32"),
+        (lambda rows: rows.assign(item=rows["item"].where(rows.index > 0)), "'item' of .* 1 missing values"),
+        (lambda rows: rows.assign(window=rows["window"].where(rows.index > 0)), "'window' of .* 1 missing values"),
+        (lambda rows: rows[rows["cell"] != CELLS[1]], f"the cell {CELLS[1]} of the group has no row"),
+        (lambda rows: rows.replace(CELLS[1], CELLS[4]), f"hold the cell {CELLS[4]}, which is not one"),
+        (lambda rows: pd.concat([rows, rows.iloc[:1]]), "two rows of a sweep are of the same cell, item"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_cells_are_refused(
+    store: Store, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
+) -> None:
+    rows = toys.toy_rows(CELLS[:3]).to_pandas()
+    with pytest.raises(InputError, match=message):
+        store.write(change(rows), CELLS[:3])
+    assert store.done() == set()
+    store.write(rows, CELLS[:3])
+
+
+def test_a_group_names_each_of_its_cells_once(store: Store) -> None:
+    for cells in ((), (CELLS[0], CELLS[0])):
+        with pytest.raises(InputError, match="each of its cells once"):
+            store.write(toys.toy_rows(CELLS[:1]), cells)
+    assert group_key(CELLS) == group_key(CELLS[::-1]) != group_key(CELLS[:2])
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace", "sync folder"])
+def test_a_kill_at_any_step_of_a_write_leaves_a_whole_file_or_none(
+    store: Store, start_process: Callable[..., Any], step: str
+) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    process = start_process(toys.write_and_die, store.path, CELLS[3:], step)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert store.damaged() == []
+    # the new name is there only after the step that gives it
+    assert store.done() == set(CELLS if step == "sync folder" else CELLS[:3])
+    store.write(toys.toy_rows(CELLS[3:]), CELLS[3:])
+    assert store.read(CELLS).num_rows == 18
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Files of this process grow no further, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    with largest_file(16384), pytest.raises(StoreError, match=r"no space left .* run the same command again"):
+        store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+    assert temporary_files(store) == []
+    assert store.damaged() == []
+    assert store.done() == set(CELLS[:3])
+    store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+    assert store.done() == set(CELLS)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EDQUOT, "no space left"),
+        (errno.EACCES, "may not"),
+        (errno.EROFS, "may not"),
+        (errno.EIO, "Finished cells are kept"),
+    ],
+)
+def test_faults_of_the_file_system_are_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int, message: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, errno.errorcode[number])
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(StoreError, match=message):
+        store.write(toys.toy_rows(CELLS[:1]), CELLS[:1])
+    assert temporary_files(store) == []
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(StoreError, match="a file stands in its way"):
+        Store(tmp_path / "file")
+    with pytest.raises(StoreError, match="a file stands in its way"):
+        Store(tmp_path / "file" / "store")
+    with pytest.raises(StoreError, match="holds file: give a new or empty folder"):
+        Store(tmp_path)
+    with pytest.raises(StoreError, match=r"has no store\.json"):
+        Store(tmp_path / "nothing", create=False)
+    assert not (tmp_path / "nothing").exists()
+    Store(tmp_path / "store")
+    (tmp_path / "store" / "store.json").write_text("{")
+    with pytest.raises(StoreError, match="is damaged: choose another folder"):
+        Store(tmp_path / "store")
+
+
+def test_columns_of_a_store_stay_the_same(store: Store) -> None:
+    assert Store(store.path).values == toys.VALUES
+    with pytest.raises(StoreError, match=r"other columns .* \(distance, rank\)"):
+        Store(store.path, values=("error", "rank"))
+
+
+@pytest.mark.parametrize(("version", "message"), [(SCHEMA_VERSION + 1, "update tsfm-lens"), (0, "wrote it")])
+def test_another_schema_is_never_mixed_in(
+    store: Store, monkeypatch: pytest.MonkeyPatch, version: int, message: str
+) -> None:
+    both = f"has schema version {version}, and this tsfm-lens reads version {SCHEMA_VERSION}.*{message}"
+    marker = store.path / "store.json"
+    about = json.loads(marker.read_text())
+    assert about["schema"] == SCHEMA_VERSION
+    marker.write_text(json.dumps({**about, "schema": version}))
+    with pytest.raises(StoreError, match=both):
+        Store(store.path, create=False)
+    # a single file of the other version, copied in
+    marker.write_text(json.dumps(about))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "SCHEMA_VERSION", version)
+        store.write(toys.toy_rows(CELLS[:1]), CELLS[:1])
+    with pytest.raises(StoreError, match=both):
+        store.done()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # inside the data pages, which are first
+    content[len(content) // 10] ^= 1
+    path.write_bytes(content)
+
+
+def lie_about_cells(path: Path) -> None:
+    content = path.read_bytes()
+    # the rows are compressed, so this is the list of cells; both keys have the same length
+    assert content.count(CELLS[1].encode()) == 1
+    path.write_bytes(content.replace(CELLS[1].encode(), CELLS[5].encode()))
+
+
+def put_a_foreign_table(path: Path) -> None:
+    pq.write_table(toys.toy_rows(CELLS[:3]), path)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lie_about_cells, put_a_foreign_table, Path.write_bytes])
+def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[..., Any]) -> None:
+    path = store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    store.write(toys.toy_rows(CELLS[3:]), CELLS[3:])
+    store.done()
+    damage(*((path, b"") if damage is Path.write_bytes else (path,)))
+    broken = path.read_bytes()
+    with pytest.raises(StoreError, match=r"is damaged.*computes its 3 cells again|3 of 6 cells are not"):
+        store.read(CELLS)
+    (found,) = store.damaged()
+    assert (found.path, found.moved_to) == (path, None)
+    (moved,) = store.damaged(move=True)
+    assert moved.moved_to.parent == store.path / "damaged"
+    assert moved.moved_to.read_bytes() == broken
+    assert str(moved.moved_to) in str(moved)
+    assert store.damaged() == []
+    assert store.done() == set(CELLS[3:])
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    assert store.read(CELLS).num_rows == 18
+
+
+def test_only_old_leftovers_of_killed_processes_are_removed(store: Store) -> None:
+    old, fresh = store.path / "plans" / ".a.tmp", store.path / "plans" / ".b.tmp"
+    for path in (old, fresh):
+        path.touch()
+    os.utime(old, (0, 0))
+    store.damaged(move=True)
+    assert temporary_files(store) == [fresh]
+
+
+def test_a_file_that_vanished_or_came_is_noticed(store: Store) -> None:
+    other = Store(store.path)
+    assert other.done() == set()
+    path = store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    assert other.done() == set(CELLS[:3])
+    path.unlink()
+    assert other.done() == set()
+    shutil.rmtree(store.path)
+    with pytest.raises(StoreError, match="no longer there"):
+        other.done()
+
+
+def test_stores_are_joined_by_copying_their_cells(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other", values=toys.VALUES)
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    other.write(toys.toy_rows(CELLS[2:]), CELLS[2:])
+    shutil.copytree(other.path / "cells", store.path / "cells", dirs_exist_ok=True)
+    assert store.read(CELLS).num_rows == 18
+
+
+def test_a_claim_excludes_others_until_it_ends(
+    store: Store, start_process: Callable[..., Any], wait_for: Callable[..., None], tmp_path: Path
+) -> None:
+    with store.claim("key") as first, Store(store.path).claim("key") as second, store.claim("other") as third:
+        assert (first, second, third) == (True, False, True)
+    with store.claim("key") as again:
+        assert again
+    # the kernel frees the claim of a process that is killed; its file stays, and is in nobody's way
+    process = start_process(toys.hold_claim, store.path, "key", tmp_path)
+    wait_for(lambda: toys.notes_of(tmp_path, "claim") == [["True"]])
+    with store.claim("key") as taken:
+        assert not taken
+    process.kill()
+    process.join()
+    with store.claim("key") as freed:
+        assert freed
+
+
+def test_plans_are_kept_by_name(store: Store) -> None:
+    plan = pd.DataFrame({"variant": ["a", "b"], "components": [["decoder.0"], []], "layer": [1.0, np.nan]})
+    store.write_plan("sweep", plan)
+    store.write_plan("sweep.provenance", {"versions": {"torch": "2"}})
+    found = store.read_plan("sweep")
+    assert [list(each) for each in found["components"]] == [["decoder.0"], []]
+    pd.testing.assert_frame_equal(found.drop(columns="components"), plan.drop(columns="components"))
+    assert store.read_plan("sweep.provenance") == {"versions": {"torch": "2"}}
+    store.write_plan("sweep", plan[:1])
+    assert len(store.read_plan("sweep")) == 1
+    assert store.plans() == ["sweep", "sweep.provenance"]
+    with pytest.raises(UnknownNameError, match=r"Closest: sweep"):
+        store.read_plan("sweap")
+    with pytest.raises(InputError, match="name of a plan"):
+        store.write_plan("../sweep", {})
+    (store.path / "plans" / "sweep.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StoreError, match="is damaged"):
+        store.read_plan("sweep")
