@@ -108,8 +108,7 @@ def published_seasonal_naive() -> pd.DataFrame:
         Columns MASE and CRPS to four digits, one row a configuration, by its key.
 
     Source:
-        results/seasonal_naive/all_results.csv of the GIFT-Eval repository, columns MASE[0.5] and
-        mean_weighted_sum_quantile_loss.
+        GIFT-Eval leaderboard, columns MASE[0.5] and mean_weighted_sum_quantile_loss of Seasonal_Naive.
     """
     scores = [(row["key"], float(row["seasonal_naive_MASE"]), float(row["seasonal_naive_CRPS"])) for row in _table()]
     return pd.DataFrame(scores, columns=["key", "MASE", "CRPS"]).set_index("key")
@@ -153,8 +152,8 @@ def gift_eval(
         rows = stored[config.folder]
         _check_rows(rows, config, root)
         # the stored frequency may be anchored
-        freq = rows[0].freq or config.freq
-        sets.append(_set(rows, config.key, config.folder, freq, config.horizon, config.domain))
+        freq, source = rows[0].freq or config.freq, f"GIFT-Eval, {config.folder}"
+        sets.append(_set(rows, config.key, config.folder, freq, config.horizon, config.domain, source))
     return sets
 
 
@@ -206,7 +205,8 @@ def gift_eval_folder(
     if freq is None:
         raise InputError(f"{str(folder)!r} has no column 'freq'; give freq=…")
     horizon = horizon or gift_eval_horizon(folder.name, freq, term)
-    return [_set(rows, name or f"{folder.name}/{term}", folder.name, freq, horizon, domain)]
+    source = f"stored dataset {folder.name}, windows as in GIFT-Eval"
+    return [_set(rows, name or f"{folder.name}/{term}", folder.name, freq, horizon, domain, source)]
 
 
 def _root(path: str | Path | None) -> Path:
@@ -240,10 +240,13 @@ def _check_rows(rows: list[StoredSeries], config: GiftEvalConfig, root: Path) ->
         raise InputError(f"{root / config.folder} has {variates} variates, expected {config.variates} for {config.key}")
 
 
-def _set(rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str) -> EvaluationSet:
+def _set(
+    rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
+) -> EvaluationSet:
     """Windows of all rows."""
     stored = {row.freq for row in rows if row.freq}
-    if len({parse_frequency(each) for each in stored}) > 1:
+    # weeks may begin on different days
+    if len({parse_frequency(each)[:2] for each in stored}) > 1:
         raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(stored))}")
     windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
     needed = steps_needed(horizon, windows, horizon)
@@ -257,9 +260,7 @@ def _set(rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: i
     if not cut:
         raise InputError(f"every series of {folder!r} is shorter than {needed} steps, too few for horizon {horizon}")
     alias = stamp_frequency(freq)
-    return EvaluationSet(
-        name, tuple(cut), horizon, alias, season_of(alias), domain, f"GIFT-Eval, {folder}", tuple(notes)
-    )
+    return EvaluationSet(name, tuple(cut), horizon, alias, season_of(alias), domain, source, tuple(notes))
 
 
 def window_count(folder: str, shortest: int, horizon: int) -> int:
