@@ -83,14 +83,19 @@ class File(_Strict):
 
 
 class Dysts(_Strict):
-    """Trajectories of chaotic systems, integrated by the package dysts."""
+    """Trajectories of chaotic systems, integrated by the package dysts; see ``tsfm_lens.data.dysts_sets``."""
 
     source: Literal["dysts"]
     systems: tuple[str, ...] = ("*",)
+    path: str | None = None
     horizon: int = Field(default=512, ge=1)
-    trajectories: int = Field(default=1, ge=1)
-    length: int = Field(default=1536, ge=2)
     windows: int = Field(default=1, ge=1)
+    stride: int | None = Field(default=None, ge=1)
+    points: int = Field(default=4096, ge=2)
+    periods: float = Field(default=40, gt=0)
+    instances: int = Field(default=1, ge=1)
+    integrator: Literal["LSODA", "DOP853"] = "LSODA"
+    multivariate: bool = False
     seed: int = 0
 
 
@@ -110,9 +115,9 @@ class Layers(_Strict):
 
 
 class Ranges(_Strict):
-    """Growing ranges of layers: the first, the first two, and so on, from each start."""
+    """Growing ranges of layers: from the middle "outward", from the lowest "up", from the highest "down"."""
 
-    starts: tuple[int, ...] = (0,)
+    grow: tuple[Literal["outward", "up", "down"], ...] = ("outward",)
     parts: tuple[Part, ...] = ("heads", "mlp")
 
 
@@ -153,7 +158,15 @@ class HeadsAt(_Strict):
 
 
 class Variants(_Strict):
-    """What is ablated. ``components`` names sets of components or globs of them."""
+    """What is ablated.
+
+    Attributes:
+        layers, ranges, heads, heads_per_layer, heads_at: see there.
+        components: label -> components or globs of them.
+        recipes: names or files; each runs on the models that it is written for.
+        scale_recipes: run them on models of other sizes too: the same shares of heads at the same depths.
+        random_seeds: so many random choices of as many heads beside each recipe.
+    """
 
     layers: Layers | None = None
     ranges: Ranges | None = None
@@ -162,6 +175,7 @@ class Variants(_Strict):
     heads_at: HeadsAt | None = None
     components: dict[str, tuple[str, ...]] = {}
     recipes: tuple[str, ...] = ()
+    scale_recipes: bool = False
     random_seeds: int = Field(default=0, ge=0)
 
 
@@ -274,7 +288,7 @@ def _complaint(error: Any) -> str:
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
     """Fields of the part of a configuration at a place."""
-    classes = {
+    classes: dict[str, type[BaseModel]] = {
         "models": ModelConfig,
         "gift_eval": GiftEval,
         "bundled": Bundled,

@@ -1,0 +1,165 @@
+"""The commands of the ablation lab: run a sweep, say how far it is, report on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from tsfm_lens.cli.common import AsJson, app, show_rows
+
+if TYPE_CHECKING:
+    from tsfm_lens.sweep.run import Outcome, Standing
+
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", "-s", help="Folder of results; the configuration's name with .store if none.")
+]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of models, data and variants.")]
+
+
+class _OrRun(TyperGroup):
+    """``sweep CONFIG`` is ``sweep run CONFIG``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the name of the default command in front of what is no command."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+sweeps = typer.Typer(
+    cls=_OrRun,
+    help="Ablation sweeps over models, variants and datasets: `sweep CONFIG` runs one, `sweep report` reports on it.",
+    no_args_is_help=True,
+)
+app.add_typer(sweeps, name="sweep")
+
+
+@sweeps.command()
+def run(
+    config: ConfigArgument,
+    store: StoreOption = None,
+    engine: Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells.")] = "single",
+    workers: Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one a core or device.")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster to join; a local one is started if none.")] = None,
+    dry: Annotated[bool, typer.Option("--plan", help="Show what would run, and run nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a sweep, or go on with one: finished cells are kept, and the same command resumes."""
+    from tsfm_lens.sweep.config import read_config
+    from tsfm_lens.sweep.run import plan_sweep, run_sweep
+
+    chosen = read_config(config)
+    folder = store or config.with_suffix(".store")
+    if dry:
+        _show_standing(plan_sweep(chosen, folder), as_json)
+        return
+    with _Display() as display:
+        outcome = run_sweep(chosen, folder, engine=engine, workers=workers, address=address, progress=display.update)
+    _show_outcome(outcome, folder, as_json)
+    if outcome.cancelled:
+        raise typer.Exit(130)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@sweeps.command()
+def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
+    """Say which cells of a sweep are finished."""
+    from tsfm_lens.sweep.config import read_config
+    from tsfm_lens.sweep.run import plan_sweep
+
+    _show_standing(plan_sweep(read_config(config), store or config.with_suffix(".store")), as_json)
+
+
+@sweeps.command()
+def report(
+    store: Annotated[Path, typer.Argument(metavar="STORE|CONFIG", help="Folder of results, or the sweep's YAML file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("sweep-report"),
+    name: Annotated[str | None, typer.Option(help="Which sweep, where a store holds several.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a store into a report: every figure and table of the paper's ablation part, as HTML, CSV, LaTeX and JSON."""
+    from tsfm_lens.report.sweep import build_sweep_report
+    from tsfm_lens.sweep.results import gather
+
+    folder = store if store.is_dir() else store.with_suffix(".store")
+    found = gather(folder, name)
+    page = build_sweep_report(found.results, out, title=found.title, provenance=found.provenance, notes=found.notes)
+    if as_json:
+        typer.echo(json.dumps({"report": str(page), "results": sorted(found.results)}))
+    else:
+        typer.echo(str(page))
+
+
+def _show_standing(standing: Standing, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"finished": standing.finished, "cells": standing.cells, "parts": standing.parts}))
+        return
+    header = ["model", "family", "variants", "cells", "finished"]
+    show_rows(header, [[part[key] for key in header] for part in standing.parts])
+    typer.echo(f"{standing.finished} of {standing.cells} cells are finished{standing.later}")
+
+
+def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(outcome.as_plain()))
+        return
+    words = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
+    typer.echo(f"{words}; they are in {folder}")
+    err = Console(stderr=True)
+    for line in outcome.notes:
+        err.print(line, markup=False, highlight=False, soft_wrap=True)
+    for each in outcome.failed:
+        err.print(f"[bold red]failed:[/] {each}", markup=True, highlight=False, soft_wrap=True)
+    if outcome.cancelled:
+        err.print("cancelled; the same command goes on from here", markup=False)
+    elif not outcome.failed:
+        typer.echo(f"tsfm-lens sweep report {folder}")
+
+
+class _Display:
+    """Progress on stderr: cells, and the time left once it can be known."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description:<36}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("reading models and data", total=None, left="")
+
+    def __enter__(self) -> _Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, what: str, done: int, total: int, left: float | None) -> None:
+        """Show where the sweep stands.
+
+        Args:
+            what: the stage, in words.
+            done, total: cells, those of stages that are to come included.
+            left: seconds; None while it is unknown.
+        """
+        words = "" if left is None else f"about {_duration(left)} left"
+        self._bar.update(self._task, description=what, completed=done, total=total, left=words)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{round(seconds)} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"

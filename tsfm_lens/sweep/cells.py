@@ -1,0 +1,322 @@
+"""Cells: one model, one variant, and a chunk of windows of one dataset, forecast and scored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, load
+from tsfm_lens.models.ablating import reference_activations
+from tsfm_lens.sweep.config import ModelConfig
+from tsfm_lens.sweep.pooling import SEASONAL_NAIVE
+from tsfm_lens.sweep.scores import DISTANCES, forecast_distances, window_scores
+from tsfm_lens.sweep.spec import VariantSpec
+from tsfm_lens.sweep.tasks import GroupTask
+
+LEVELS = tuple(level / 10 for level in range(1, 10))
+# raised whenever the same cell would be given other numbers
+NUMERICS = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Windows of one dataset that are forecast together.
+
+    Attributes:
+        dataset: name of the evaluation set.
+        batch: contexts, cropped to what the model is shown.
+        truth: (series, step).
+        scale: (series,) seasonal error of the whole contexts.
+        items, windows, variates: (series,) where each series comes from.
+        fingerprint: of values and truths before cropping.
+    """
+
+    dataset: str
+    batch: SeriesBatch
+    truth: np.ndarray
+    scale: np.ndarray
+    items: tuple[str, ...]
+    windows: tuple[int, ...]
+    variates: tuple[int, ...]
+    fingerprint: str
+
+
+class ChunkSource:
+    """A chunk that is made when it is needed, and travels between processes as what was made.
+
+    Args:
+        dataset: the evaluation set.
+        indices: of its windows.
+        context_length: steps that the model is shown; all if None.
+        univariate: whether variates are forecast apart.
+    """
+
+    def __init__(
+        self, dataset: EvaluationSet, indices: Sequence[int], context_length: int | None, univariate: bool = False
+    ) -> None:
+        self._set, self._indices = dataset, tuple(indices)
+        self._context, self._univariate = context_length, univariate
+        self.dataset = dataset.name
+        self.fingerprint = dataset.fingerprint(self._indices)
+        self.series = sum(len(dataset.windows[index].label) for index in self._indices)
+        self.horizon = dataset.horizon
+
+    def load(self) -> Chunk:
+        """The chunk itself."""
+        batch, truth = self._set.batch(self._indices, self._context)
+        if self._univariate:
+            batch = _apart(batch)
+        places = [
+            (window, v) for i in self._indices for window in [self._set.windows[i]] for v in range(len(window.label))
+        ]
+        return Chunk(
+            self.dataset,
+            batch,
+            truth,
+            self._set.scales(self._indices),
+            tuple(window.item for window, _ in places),
+            tuple(window.index for window, _ in places),
+            tuple(variate for _, variate in places),
+            self.fingerprint,
+        )
+
+    def seasonal_naive(self) -> np.ndarray:
+        """(series, quantile, step) of the seasonal naive forecast of the whole contexts."""
+        return self._set.seasonal_naive(self._indices, LEVELS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Made, (self.load(), self.series, self.horizon)
+
+
+class Made:
+    """A chunk that has travelled."""
+
+    def __init__(self, chunk: Chunk, series: int, horizon: int) -> None:
+        self._chunk, self.series, self.horizon = chunk, series, horizon
+        self.dataset, self.fingerprint = chunk.dataset, chunk.fingerprint
+
+    def load(self) -> Chunk:
+        """The chunk itself."""
+        return self._chunk
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a forecast depends on besides model, variant and windows.
+
+    Attributes:
+        num_samples: sample paths of a sampling model.
+        seed: of the forecasts, the same for all variants, so that differences are the ablation's.
+        distance_steps: forecast steps that distances are taken over.
+        memory: limit in bytes; half of what is free if None. It decides nothing but speed.
+    """
+
+    num_samples: int | None = None
+    seed: int = 0
+    distance_steps: int = 64
+    memory: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class CellGroup:
+    """Cells that run side by side: some variants of one model on one chunk.
+
+    Attributes:
+        model: whose variants.
+        specs: the variants.
+        settings: of the forecasts.
+    """
+
+    model: ModelConfig
+    specs: tuple[VariantSpec, ...]
+    settings: Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the groups of one chunk share.
+
+    Attributes:
+        chunk: the windows.
+        reference: windows on which "mean" and "resample" are recorded, if they are used.
+    """
+
+    chunk: ChunkSource | Made
+    reference: ChunkSource | Made | None = None
+
+
+class Opened:
+    """Lenses that this process has opened; they stay here when it is sent to another."""
+
+    def __init__(self, lenses: Mapping[str, Lens]) -> None:
+        self.lenses = dict(lenses)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Opened, ({},)
+
+
+def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
+    """What decides a model's forecasts: weights, architecture, library versions, precision and context.
+
+    The device is no part of it: a sweep may use several.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(lens.adapter.model.state_dict().items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    package = lens.adapter.package
+    return {
+        "weights": digest.hexdigest(),
+        "architecture": lens.wiring.architecture,
+        "versions": {name: version(name) for name in sorted({package, "torch", "transformers"})},
+        "numerics": NUMERICS,
+        "dtype": config.dtype,
+        "context_length": shown_steps(lens, config),
+        "univariate": config.univariate or not lens.adapter.multivariate,
+    }
+
+
+def shown_steps(lens: Lens, config: ModelConfig) -> int:
+    """Steps of context that a model is shown."""
+    own = int(lens.adapter.context_length)
+    return own if config.context_length is None else min(own, config.context_length)
+
+
+def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
+    """Forecast and score the cells of a group, with the plain model beside them.
+
+    Args:
+        lens: the model.
+        group: the variants.
+        shared: the windows.
+        cells: key of each variant's cell.
+
+    Returns:
+        One row a cell and series: the key columns, the sums of :func:`window_scores` and the distances to the
+        plain forecast of :func:`forecast_distances`.
+    """
+    chunk = shared.chunk.load()
+    reference = _reference(lens, group, shared)
+    horizon = chunk.truth.shape[1]
+    variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in group.specs)]
+    settings = group.settings
+    found = forecast_variants(
+        lens,
+        chunk.batch,
+        horizon,
+        variants,
+        quantiles=LEVELS,
+        num_samples=settings.num_samples,
+        seed=settings.seed,
+        memory=settings.memory,
+    )
+    count = len(group.specs)
+    # all variants are scored at once: series of every variant stand one below the other
+    quantiles, samples = _stacked(found.quantiles[1:]), None if found.samples is None else _stacked(found.samples[1:])
+    scores = window_scores(
+        np.tile(chunk.truth, (count, 1)),
+        quantiles,
+        LEVELS,
+        np.tile(chunk.scale, count),
+        samples=samples,
+        mean=_stacked(found.mean[1:]),
+    )
+    middle = found.quantiles[:, :, LEVELS.index(0.5)]
+    plain = np.tile(middle[0], (count, 1))
+    scores |= forecast_distances(_stacked(middle[1:]), plain, steps=settings.distance_steps)
+    return _table(chunk, cells, group.model.title, [spec.id for spec in group.specs], scores)
+
+
+def run_naive(chunk: ChunkSource, cell: str) -> pa.Table:
+    """Score the seasonal naive forecast, whose error the errors of all models are divided by."""
+    made = chunk.load()
+    scores = window_scores(made.truth, chunk.seasonal_naive(), LEVELS, made.scale)
+    # there is no plain forecast that it could be near to
+    scores |= {name: np.full(len(made.batch), np.nan) for name in DISTANCES}
+    return _table(made, (cell,), SEASONAL_NAIVE, [SEASONAL_NAIVE], scores)
+
+
+class CellWorker:
+    """Runs groups of cells; the model asked for last stays open.
+
+    Args:
+        common: lenses that are open already.
+        device: torch device of all models; each model's own if None.
+    """
+
+    def __init__(self, common: Opened, device: str | None = None) -> None:
+        self._opened = common.lenses
+        self._open = lru_cache(maxsize=1)(lambda config: open_model(config, device))
+
+    def __call__(self, task: GroupTask) -> pa.Table:
+        """Rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`Shared`."""
+        group: CellGroup = task.payload
+        lens = self._opened.get(group.model.title) or self._open(group.model)
+        return run_cells(lens, group, task.data, task.cells)
+
+
+def open_model(config: ModelConfig, device: str | None = None) -> Lens:
+    """The lens of a model of a sweep."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return load(
+        config.source, revision=config.revision, device=device or config.device, dtype=config.dtype, check=False
+    )
+
+
+def _reference(lens: Lens, group: CellGroup, shared: Shared) -> Any:
+    hows = sorted({spec.how for spec in group.specs} & {"mean", "resample"})
+    if not hows:
+        return None
+    if shared.reference is None:
+        raise InputError(f"{' and '.join(hows)} need reference windows, and there are none")
+    chunk = shared.reference.load()
+    return reference_activations(lens, hows[0], chunk.batch, chunk.truth.shape[1])
+
+
+def _apart(batch: SeriesBatch) -> SeriesBatch:
+    """The same series, each a group of its own."""
+    return replace(batch, groups=batch.ids, variates=("",) * len(batch))
+
+
+def _stacked(values: np.ndarray) -> np.ndarray:
+    """(variant, series, …) to (variant × series, …)."""
+    return values.reshape(-1, *values.shape[2:])
+
+
+def _table(
+    chunk: Chunk, cells: Sequence[str], model: str, variants: Sequence[str], scores: Mapping[str, np.ndarray]
+) -> pa.Table:
+    count, series = len(cells), len(chunk.batch)
+
+    def words(values: Sequence[str], *, each: bool) -> pa.DictionaryArray:
+        known = {value: code for code, value in enumerate(dict.fromkeys(values))}
+        codes = np.array([known[value] for value in values], dtype=np.int32)
+        codes = np.repeat(codes, series) if each else np.tile(codes, count)
+        return pa.DictionaryArray.from_arrays(codes, list(known))
+
+    columns: dict[str, Any] = {
+        "cell": words(cells, each=True),
+        "model": words([model] * count, each=True),
+        "variant": words(variants, each=True),
+        "dataset": words([chunk.dataset] * series, each=False),
+        "item": words(chunk.items, each=False),
+        "window": np.tile(np.array(chunk.windows, dtype=np.int32), count),
+        "variate": np.tile(np.array(chunk.variates, dtype=np.int32), count),
+    }
+    columns |= {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
+    return pa.table(columns)

@@ -1,0 +1,124 @@
+"""The cells of one model: every variant on every chunk of windows, and the tasks that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.models import Lens
+from tsfm_lens.sweep.cells import CellGroup, ChunkSource, Settings, Shared, model_fingerprint, shown_steps
+from tsfm_lens.sweep.config import ModelConfig, SweepConfig
+from tsfm_lens.sweep.plan import parts_of
+from tsfm_lens.sweep.spec import VariantSpec
+from tsfm_lens.sweep.store import cell_key
+from tsfm_lens.sweep.tasks import GroupTask
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a plan.
+
+    Attributes:
+        key: of its content.
+        model, variant, dataset: names.
+        chunk: number of the chunk in its dataset.
+        series: rows that it has.
+    """
+
+    key: str
+    model: str
+    variant: str
+    dataset: str
+    chunk: int
+    series: int
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A chunk of windows, where all variants of a model run.
+
+    Attributes:
+        dataset: whose windows.
+        number: of the chunk.
+        look: of a sequential test at which it is added, 0 without one.
+        shared: the windows.
+    """
+
+    dataset: EvaluationSet
+    number: int
+    look: int
+    shared: Shared
+
+    @property
+    def steps(self) -> int:
+        """Forecast steps of all its series."""
+        return self.shared.chunk.series * self.dataset.horizon
+
+
+class ModelCells:
+    """Cells of one model: which variants on which chunks, and the tasks that compute them."""
+
+    def __init__(self, config: SweepConfig, model: ModelConfig, lens: Lens, sets: Sequence[EvaluationSet]) -> None:
+        self.config, self.model, self.lens = config, model, lens
+        self.fingerprint = model_fingerprint(lens, model)
+        apart = bool(self.fingerprint["univariate"])
+        shown = shown_steps(lens, model)
+        self.settings = Settings(model.num_samples, config.seed, config.distance_steps, config.memory)
+        uses_reference = config.how in ("mean", "resample")
+        references = {}
+        for each in sets if uses_reference else ():
+            some = each.sample(config.reference_windows, config.seed)
+            references[each.name] = ChunkSource(some, range(len(some)), shown, apart)
+        self.places = [
+            Place(each, number, look, Shared(ChunkSource(each, indices, shown, apart), references.get(each.name)))
+            for number, (each, look, indices) in enumerate(parts_of(config, sets))
+        ]
+        # work grows with parameters, series and steps
+        self.size = float(sum(parameter.numel() for parameter in lens.parameters()))
+        self.cost = self.size * sum(place.steps for place in self.places)
+        self._known: dict[tuple[str, int], Cell] = {}
+
+    def cells(self, specs: Sequence[VariantSpec], looks: int | None = None) -> list[Cell]:
+        """Cells of some variants, on the first ``looks`` looks, on all windows if None."""
+        return [self._cell(spec, place) for place in self._within(looks) for spec in specs]
+
+    def tasks(self, specs: Sequence[VariantSpec], done: set[str], looks: int | None = None) -> list[GroupTask]:
+        """What computes the cells that are not done, a block of variants a task."""
+        found = []
+        for place in self._within(looks):
+            missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in done]
+            for first in range(0, len(missing), self.config.block):
+                block = missing[first : first + self.config.block]
+                group = CellGroup(self.model, tuple(spec for spec, _ in block), self.settings)
+                keys = tuple(cell.key for _, cell in block)
+                # the plain model runs beside every group
+                cost = self.size * place.steps * (len(block) + 1)
+                label = f"{self.model.title} on {place.dataset.name}, chunk {place.number}, {len(block)} variants"
+                found.append(GroupTask(keys, group, place.shared, cost, label))
+        return found
+
+    def _within(self, looks: int | None) -> Iterator[Place]:
+        return (place for place in self.places if looks is None or place.look < looks)
+
+    def _cell(self, spec: VariantSpec, place: Place) -> Cell:
+        if (spec.id, place.number) not in self._known:
+            reference = None
+            if spec.how in ("mean", "resample") and place.shared.reference is not None:
+                reference = place.shared.reference.fingerprint
+            key = cell_key(
+                model=self.fingerprint,
+                components=list(spec.components),
+                how=spec.how,
+                spec_seed=spec.seed,
+                reference=reference,
+                dataset=place.dataset.name,
+                windows=place.shared.chunk.fingerprint,
+                num_samples=self.settings.num_samples,
+                seed=self.settings.seed,
+                distance_steps=self.settings.distance_steps,
+            )
+            series = place.shared.chunk.series
+            cell = Cell(key, self.model.title, spec.id, place.dataset.name, place.number, series)
+            self._known[spec.id, place.number] = cell
+        return self._known[spec.id, place.number]

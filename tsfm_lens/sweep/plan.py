@@ -1,0 +1,335 @@
+"""What a sweep runs for one model: first what is known beforehand, then what depends on results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens
+from tsfm_lens.sweep.config import HeadsAt, ModelConfig, SweepConfig
+from tsfm_lens.sweep.looks import Looks, plan_looks
+from tsfm_lens.sweep.orders import parse_orders, rankings
+from tsfm_lens.sweep.pooling import formula, per_series
+from tsfm_lens.sweep.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
+from tsfm_lens.sweep.search import Answer, PairedErrors, Search, better, bisection, scan, sequential
+from tsfm_lens.sweep.spec import PLAIN, Entry
+from tsfm_lens.sweep.statistics import dataset_changes
+from tsfm_lens.sweep.variants import (
+    component_entries,
+    count_entries,
+    head_entries,
+    heads_per_layer_entries,
+    layer_entries,
+    plain_entry,
+    range_entries,
+)
+
+Rows = Callable[[Sequence[Entry], int | None], pd.DataFrame]
+"""Stored rows of some entries' variants, on the first so many looks; on all windows if None."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Variants that can run without knowing more.
+
+    Attributes:
+        title: in words.
+        entries: the variants, and why they are run.
+        looks: on which windows: those of the first so many looks, all if None.
+    """
+
+    title: str
+    entries: list[Entry]
+    looks: int | None = None
+
+
+def looks_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> tuple[Looks, list[tuple[str, str]]] | None:
+    """How a sequential test deals the series of all sets out, and their (set, item); None for other searches."""
+    found = config.variants.heads_at
+    if found is None or found.search != "sequential":
+        return None
+    units = list(dict.fromkeys((each.name, window.item) for each in sets for window in each.windows))
+    return plan_looks([name for name, _ in units], seed=config.seed), units
+
+
+def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[EvaluationSet, int, tuple[int, ...]]]:
+    """Every chunk of a sweep: its set, the look that it belongs to, and the indices of its windows."""
+    dealt = looks_of(config, sets)
+    if dealt is None:
+        return [(each, 0, indices) for each in sets for indices in each.chunks(config.chunk)]
+    looks, units = dealt
+    look_of = {units[unit]: look for look, added in enumerate(looks.added) for unit in added}
+    found = []
+    for each in sets:
+        for look in range(len(looks.added)):
+            own = [i for i, window in enumerate(each.windows) if look_of[each.name, window.item] == look]
+            if own:
+                part = replace(each, windows=tuple(each.windows[i] for i in own))
+                found += [(each, look, tuple(own[i] for i in indices)) for indices in part.chunks(config.chunk)]
+    return found
+
+
+class ModelPlan:
+    """The variants of one model, stage by stage.
+
+    Args:
+        lens: the model.
+        model: its name and settings.
+        config: the sweep.
+        sets: what it is measured on.
+
+    Attributes:
+        first: what is known beforehand.
+        later: how many variants may follow, at most.
+        found: results of heads@k, one a layer and order, once its stages are over.
+        unfit: recipes that are written for other models.
+
+    Raises:
+        LensError: variants that the model does not have.
+    """
+
+    def __init__(self, lens: Lens, model: ModelConfig, config: SweepConfig, sets: Sequence[EvaluationSet]) -> None:
+        self.lens, self.name, self.config = lens, model.title, config
+        self._own: dict[str, Any] = {"how": config.how, "seed": config.seed}
+        self._dealt = looks_of(config, sets)
+        self._rankings = self._measure(sets)
+        self._searches = self._begin()
+        self.found: list[dict[str, Any]] = []
+        self.first = [plain_entry(self.name), *self._static()]
+        self.unfit: list[str] = []
+        self._recipes = self._fitting()
+        self.first += self._heavy(measured=False)
+        unknown = sum(search.of for search in self._searches.values())
+        if config.variants.heads_at is not None and config.variants.heads_at.search == "scan":
+            for (layer, order), search in self._searches.items():
+                self.first += self._counts(layer, order, [0, *(search.of - kept for kept, _ in search.requests())])
+            unknown = 0
+        measured = [recipe for recipe in self._recipes if recipe.measured]
+        if measured and not self._searches:
+            raise InputError(f"recipe {measured[0].name!r} goes by heads@k: give variants.heads_at as well")
+        self.later = unknown + len(measured) * (1 + config.variants.random_seeds)
+
+    def stages(self, rows: Rows) -> Iterator[Stage]:
+        """What to run, one stage after the other; the next begins when the rows of the last are there."""
+        yield Stage("what is known beforehand", self.first)
+        turn = 0
+        while asked := {place: search.requests() for place, search in self._searches.items() if search.requests()}:
+            turn += 1
+            yield from self._round(asked, turn)
+            self._answer(asked, rows)
+        self.found = [self._line(layer, order, search) for (layer, order), search in self._searches.items()]
+        heavy = self._heavy(measured=True)
+        if heavy:
+            yield Stage("recipes", [plain_entry(self.name), *heavy])
+
+    def kept(self) -> dict[int, tuple[str, int]]:
+        """Layer -> the best order, and the heads that it keeps."""
+        layers = dict.fromkeys(layer for layer, _ in self._searches)
+        found = {}
+        for layer in layers:
+            results = {o: s.result for (own, o), s in self._searches.items() if own == layer and s.result is not None}
+            order, best = better(results)
+            found[layer] = (order, best.kept)
+        return found
+
+    def _measure(self, sets: Sequence[EvaluationSet]) -> dict[str, dict[int, list[int]]]:
+        """Heads of every layer, by order."""
+        variants = self.config.variants
+        wanted = [*(variants.heads_at.orders if variants.heads_at else ())]
+        wanted += variants.heads_per_layer.orders if variants.heads_per_layer else ()
+        orders = parse_orders(wanted)
+        if not orders:
+            return {}
+        series, horizon = None, None
+        if any(order.needs_series for order in orders):
+            count = variants.heads_at.windows_for_orders if variants.heads_at else 16
+            series, horizon = _windows_for_orders(self.lens, sets, count, self.config.seed)
+        return rankings(self.lens, orders, series, horizon, seed=self.config.seed)
+
+    def _begin(self) -> dict[tuple[int, str], Search]:
+        chosen = self.config.variants.heads_at
+        if chosen is None:
+            return {}
+        found: dict[tuple[int, str], Search] = {}
+        for order in map(str, parse_orders(chosen.orders)):
+            for layer, heads in self._rankings[order].items():
+                if chosen.layers is None or layer in chosen.layers:
+                    found[layer, order] = self._search(chosen, len(heads))
+        missing = set(chosen.layers or ()) - {layer for layer, _ in found}
+        if missing:
+            known = sorted(next(iter(self._rankings.values())))
+            raise InputError(f"heads_at.layers has layer {min(missing)}, and {self.name} has {known[0]} to {known[-1]}")
+        return found
+
+    def _search(self, chosen: HeadsAt, of: int) -> Search:
+        if chosen.search == "sequential":
+            assert self._dealt is not None
+            return sequential(of, self._dealt[0], chosen.tolerance, alpha=chosen.alpha)
+        return scan(of, chosen.tolerance) if chosen.search == "scan" else bisection(of, chosen.tolerance)
+
+    def _static(self) -> list[Entry]:
+        chosen, lens, name, own = self.config.variants, self.lens, self.name, self._own
+        found: list[Entry] = []
+        if chosen.layers:
+            found += layer_entries(lens, name, parts=chosen.layers.parts, sizes=chosen.layers.sizes, **own)
+        if chosen.ranges:
+            for grow in chosen.ranges.grow:
+                found += range_entries(lens, name, parts=chosen.ranges.parts, grow=grow, **own)
+        if chosen.heads:
+            found += head_entries(lens, name, paired=chosen.heads.paired, kind=chosen.heads.kind, **own)
+        if chosen.heads_per_layer:
+            for order in map(str, parse_orders(chosen.heads_per_layer.orders)):
+                counts = chosen.heads_per_layer.counts
+                found += heads_per_layer_entries(lens, name, order, self._rankings[order], counts=counts, **own)
+        return found + component_entries(lens, name, chosen.components, **own)
+
+    def _fitting(self) -> list[Recipe]:
+        """The recipes that this model can run."""
+        found = []
+        for source in self.config.variants.recipes:
+            recipe = read_recipe(source)
+            if is_for(recipe, self.lens) or self._scaled(recipe):
+                found.append(recipe)
+            else:
+                self.unfit.append(source)
+        return found
+
+    def _scaled(self, recipe: Recipe) -> bool:
+        return recipe.scale or self.config.variants.scale_recipes
+
+    def _heavy(self, *, measured: bool) -> list[Entry]:
+        """Recipes with as many heads at random, those that go by heads@k or the others."""
+        kept = self.kept() if measured else {}
+        going = {layer: self._rankings[order][layer] for layer, (order, _) in kept.items()}
+        taken = {layer: heads[: len(heads) - kept[layer][1]] for layer, heads in going.items()}
+        found: list[Entry] = []
+        for recipe in self._recipes:
+            if recipe.measured != measured:
+                continue
+            if measured and not self._takes(recipe, taken):
+                # every head of its layers is needed, so that it would be the plain model
+                continue
+            found += to_entries(
+                recipe,
+                self.lens,
+                self.name,
+                measured=taken,
+                random_seeds=range(self.config.variants.random_seeds),
+                scale=self._scaled(recipe),
+                **self._own,
+            )
+        return found
+
+    def _takes(self, recipe: Recipe, taken: dict[int, list[int]]) -> bool:
+        heads, mlps = heads_of(recipe, self.lens, measured=taken, scale=self._scaled(recipe))
+        return bool(heads or mlps)
+
+    def _counts(self, layer: int, order: str, counts: Sequence[int]) -> list[Entry]:
+        return count_entries(
+            self.lens, self.name, layer, order, self._rankings[order][layer], counts=list(counts), **self._own
+        )
+
+    def _round(self, asked: dict[tuple[int, str], list[tuple[int, int]]], turn: int) -> Iterator[Stage]:
+        """The stages of one round of all searches: one a look."""
+        if turn == 1 and self.config.variants.heads_at is not None and self.config.variants.heads_at.search == "scan":
+            # these ran with what is known beforehand
+            return
+        looks: dict[int, list[Entry]] = {}
+        for (layer, order), requests in asked.items():
+            of = self._searches[layer, order].of
+            for kept, look in requests:
+                looks.setdefault(look, []).extend(self._counts(layer, order, [of - kept]))
+        for look, entries in sorted(looks.items()):
+            partial = self._dealt is not None and look + 1 < len(self._dealt[0].added)
+            # the plain model is what they are compared with
+            some = [plain_entry(self.name), *entries]
+            yield Stage(f"heads@k, round {turn}", some, look + 1 if partial else None)
+
+    def _answer(self, asked: dict[tuple[int, str], list[tuple[int, int]]], rows: Rows) -> None:
+        """Hand every search what it asked for."""
+        wanted: dict[int, list[Entry]] = {}
+        variant: dict[tuple[int, str, int], str] = {}
+        for (layer, order), requests in asked.items():
+            of = self._searches[layer, order].of
+            for kept, look in requests:
+                (entry,) = self._counts(layer, order, [of - kept])
+                variant[layer, order, kept] = entry.spec.id
+                wanted.setdefault(look, []).append(entry)
+        judged = {look: self._judge(entries, look, rows) for look, entries in wanted.items()}
+        for (layer, order), requests in asked.items():
+            own = {(kept, look): judged[look](variant[layer, order, kept]) for kept, look in requests}
+            self._searches[layer, order].answer(own)
+
+    def _judge(self, entries: Sequence[Entry], look: int, rows: Rows) -> Callable[[str], Answer]:
+        """What a search is told of a variant."""
+        if self._dealt is None:
+            moved = self._changes(rows([plain_entry(self.name), *entries], None))
+            # the plain model's change is 0
+            return lambda variant: float(moved.get(variant, 0.0))
+        errors = self._errors(rows([plain_entry(self.name), *entries], look + 1))
+        return lambda variant: self._paired(errors, variant, look)
+
+    def _changes(self, rows: pd.DataFrame) -> pd.Series:
+        """Relative change of the geometric mean over datasets, by variant."""
+        assert self.config.variants.heads_at is not None
+        if set(rows["variant"]) <= {PLAIN}:
+            return pd.Series(dtype=float)
+        table = dataset_changes(rows, metric=self.config.variants.heads_at.metric)
+        return np.expm1(np.log1p(table["change"]).groupby(table["variant"]).mean())
+
+    def _errors(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """(dataset, item) × variant: sums of the error of each series."""
+        assert self.config.variants.heads_at is not None
+        metric = self.config.variants.heads_at.metric
+        columns, _ = formula(metric)
+        if len(columns) != 2 or metric in ("MSE", "MSE[0.5]", "RMSE"):
+            raise InputError(f"a sequential test needs a metric that is a mean of errors, such as MASE; not {metric}")
+        sums = per_series(rows, [metric])
+        return sums.pivot(index=["dataset", "item"], columns="variant", values=columns[0])
+
+    def _paired(self, errors: pd.DataFrame, variant: str, look: int) -> PairedErrors:
+        assert self._dealt is not None
+        looks, units = self._dealt
+        own = errors.loc[[units[unit] for unit in looks.added[look]]]
+        return PairedErrors(own[variant].to_numpy(), own[PLAIN].to_numpy())
+
+    def _line(self, layer: int, order: str, search: Search) -> dict[str, Any]:
+        result = search.result
+        assert result is not None
+        return {
+            "model": self.name,
+            "layer": layer,
+            "order": order,
+            "of": result.of,
+            "kept": result.kept,
+            "change": float(result.change),
+            "evaluations": float(result.evaluations),
+            "total": result.of,
+            "exact": bool(result.exact),
+        }
+
+
+def _windows_for_orders(lens: Lens, sets: Sequence[EvaluationSet], count: int, seed: int) -> tuple[SeriesBatch, int]:
+    """Some windows of all sets, for scores of heads that are measured on data, and a horizon of one pass."""
+    share = max(1, count // len(sets))
+    batches = []
+    for each in list(sets)[:count]:
+        some = each.sample(share, seed)
+        batch, _ = some.batch(range(len(some)), int(lens.adapter.context_length))
+        # names are unique within a set only
+        batches.append(
+            replace(
+                batch,
+                ids=tuple(f"{each.name}:{name}" for name in batch.ids),
+                groups=tuple(f"{each.name}:{name}" for name in batch.groups),
+            )
+        )
+    horizon = min(min(each.horizon for each in sets), lens.adapter.longest_pass)
+    return SeriesBatch.concat(batches), horizon

@@ -1,0 +1,306 @@
+"""A sweep from its configuration to a full store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.cells import CellWorker, ChunkSource, Opened, open_model, run_naive
+from tsfm_lens.sweep.config import SweepConfig
+from tsfm_lens.sweep.engines import run_groups
+from tsfm_lens.sweep.grid import Cell, ModelCells
+from tsfm_lens.sweep.ledger import Ledger, Progress
+from tsfm_lens.sweep.plan import ModelPlan
+from tsfm_lens.sweep.pooling import SEASONAL_NAIVE
+from tsfm_lens.sweep.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.sources import evaluation_sets
+from tsfm_lens.sweep.spec import Entry, VariantSpec, plan_frame
+from tsfm_lens.sweep.store import Store, cell_key
+from tsfm_lens.sweep.tasks import GroupDone, GroupTask, cores
+
+
+@dataclass
+class Outcome:
+    """The end of a run.
+
+    Attributes:
+        cells: of the whole plan; of what is known of it, if the run ended early.
+        finished, resumed: cells in the store, and those of them that were there before.
+        failed: what could not be computed, a line each.
+        cancelled: whether it was interrupted.
+        notes: what a reader should know, such as damaged files.
+    """
+
+    cells: int = 0
+    finished: int = 0
+    resumed: int = 0
+    failed: list[str] = field(default_factory=list)
+    cancelled: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a sweep is.
+
+    Attributes:
+        cells, finished: of what is known before results are.
+        parts: a row a model and family.
+        later: words on what depends on results.
+    """
+
+    cells: int
+    finished: int
+    parts: list[dict[str, Any]]
+    later: str = ""
+
+
+class Sweep:
+    """A sweep under way.
+
+    Args:
+        config: what is swept over.
+        folder: of the store.
+    """
+
+    def __init__(self, config: SweepConfig, folder: str | Path) -> None:
+        self.config = config
+        # what is wrong with data, models or variants shows before anything is written
+        self.sets = evaluation_sets(config)
+        self.lenses = {model.title: open_model(model) for model in config.models}
+        self.models = {
+            model.title: ModelCells(config, model, self.lenses[model.title], self.sets) for model in config.models
+        }
+        self.plans = {
+            model.title: ModelPlan(self.lenses[model.title], model, config, self.sets) for model in config.models
+        }
+        for source in config.variants.recipes:
+            if all(source in plan.unfit for plan in self.plans.values()):
+                raise InputError(
+                    f"recipe {source!r} is written for another model than {', '.join(self.plans)}; set "
+                    "variants.scale_recipes: true to take the same shares of heads at the same depths"
+                )
+        self.folder = Path(folder)
+        self.entries: list[Entry] = []
+        self.cells: dict[str, Cell] = {}
+        self.found: list[dict[str, Any]] = []
+
+    def naive(self) -> list[tuple[Cell, ChunkSource]]:
+        """Cells of the seasonal naive forecast."""
+        made = []
+        for each in self.sets:
+            for number, indices in enumerate(each.chunks(self.config.chunk)):
+                chunk = ChunkSource(each, indices, None)
+                key = cell_key(variant=SEASONAL_NAIVE, dataset=each.name, windows=chunk.fingerprint)
+                made.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, each.name, number, chunk.series), chunk))
+        return made
+
+    def standing(self) -> Standing:
+        """What is finished of what is known beforehand."""
+        done = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
+        parts, keys = [], set()
+        for title, plan in self.plans.items():
+            families: dict[str, list[VariantSpec]] = {}
+            for entry in plan.first:
+                families.setdefault(entry.family, []).append(entry.spec)
+            for family, specs in families.items():
+                own = {cell.key for cell in self.models[title].cells(_unique(specs))}
+                keys |= own
+                row = {"model": title, "family": family, "variants": len(_unique(specs))}
+                parts.append({**row, "cells": len(own), "finished": len(own & done)})
+        later = sum(plan.later for plan in self.plans.values())
+        words = f"; up to {later} further variants depend on results" if later else ""
+        return Standing(len(keys), len(keys & done), parts, words)
+
+    def save(self, store: Store, *, complete: bool) -> None:
+        """Write what was planned so far, for reports."""
+        name = plan_name(self.config)
+        store.write_plan(f"{name}.entries", plan_frame(self.entries))
+        store.write_plan(f"{name}.cells", pd.DataFrame([asdict(cell) for cell in self.cells.values()]))
+        store.write_plan(
+            f"{name}.about",
+            {
+                "config": self.config.model_dump(mode="json"),
+                "complete": complete,
+                "models": {title: self._about(title) for title in self.models},
+                "datasets": [
+                    {
+                        "name": each.name,
+                        "domain": each.domain,
+                        "source": each.source,
+                        "horizon": each.horizon,
+                        "seasonality": each.seasonality,
+                        "freq": each.freq,
+                        "windows": len(each),
+                        "series": each.n_series,
+                        "notes": list(each.notes),
+                    }
+                    for each in self.sets
+                ],
+                "heads_at": self.found,
+            },
+        )
+
+    def _about(self, title: str) -> dict[str, Any]:
+        stack = self.lenses[title].wiring.output_stack
+        own = self.lenses[title].provenance()
+        return {**self.models[title].fingerprint, **own, "layers": stack.n_layers, "heads": stack.n_heads}
+
+
+def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
+    """How far a sweep is, without running anything.
+
+    Raises:
+        LensError: a model, dataset or variant of the configuration cannot be used.
+    """
+    return Sweep(config, folder).standing()
+
+
+def run_sweep(
+    config: SweepConfig,
+    folder: str | Path,
+    *,
+    engine: str = "single",
+    workers: int | None = None,
+    address: str | None = None,
+    shared_store: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a sweep, or go on with one.
+
+    Args:
+        config: what is swept over.
+        folder: of the store; made if it is not there.
+        engine: "single", "processes" or "ray".
+        workers: of the engine; one a device or core if None.
+        address: of a Ray cluster.
+        shared_store: Ray workers see the store's folder and write themselves.
+        progress: see :data:`Progress`.
+
+    Returns:
+        What became of it; a cancelled run and groups that failed are no exceptions, so that what is finished is told.
+
+    Raises:
+        StoreError: the store cannot be written.
+        LensError: a model, dataset or variant of the configuration cannot be used.
+    """
+    sweep = Sweep(config, folder)
+    store = Store(folder, values=[*SUMS, *DISTANCES])
+    outcome = Outcome(notes=[f"damaged, and set aside: {each}" for each in store.damaged(move=True)])
+    before = store.done()
+    own = workers or (1 if engine == "single" else len(config.devices) or cores())
+    options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
+    runner = _Runner(sweep, store, options, Ledger(progress, own), outcome)
+    try:
+        runner.run()
+    except KeyboardInterrupt:
+        outcome.cancelled = True
+    sweep.save(store, complete=not outcome.cancelled and not outcome.failed)
+    done = store.done()
+    outcome.cells = len(sweep.cells)
+    outcome.finished = len(done & sweep.cells.keys())
+    outcome.resumed = len(before & sweep.cells.keys())
+    return outcome
+
+
+@dataclass
+class _Runner:
+    """Runs the stages of every model, one after the other."""
+
+    sweep: Sweep
+    store: Store
+    options: dict[str, Any]
+    ledger: Ledger
+    outcome: Outcome
+
+    def run(self) -> None:
+        """The whole sweep."""
+        self._naive()
+        done = self.store.done()
+        for title, plan in self.sweep.plans.items():
+            tasks = self.sweep.models[title].tasks(_unique([entry.spec for entry in plan.first]), done)
+            self._expect(title, plan.later, tasks)
+        for title in self.sweep.models:
+            try:
+                self._model(title)
+            except _WaitingError:
+                self.outcome.notes.append(f"{title}: heads@k and recipes wait for the cells that failed")
+            self.sweep.save(self.store, complete=False)
+
+    def _naive(self) -> None:
+        """Score the seasonal naive forecast here: it takes no model."""
+        done = self.store.done()
+        for cell, chunk in self.sweep.naive():
+            self.sweep.cells[cell.key] = cell
+            if cell.key not in done:
+                self.store.write(run_naive(chunk, cell.key), [cell.key])
+
+    def _model(self, title: str) -> None:
+        plan, own = self.sweep.plans[title], self.sweep.models[title]
+        seen: set[str] = set()
+        later = plan.later
+        for stage in plan.stages(lambda entries, looks: self._rows(own, entries, looks)):
+            specs = _unique([entry.spec for entry in stage.entries])
+            cells = own.cells(specs, stage.looks)
+            self.sweep.entries += stage.entries
+            self.sweep.cells |= {cell.key: cell for cell in cells}
+            tasks = own.tasks(specs, self.store.done(), stage.looks)
+            later -= len(specs) if seen else 0
+            self._expect(title, max(0, later), [])
+            pending = {key for task in tasks for key in task.cells}
+            fresh = {cell.key for cell in cells} - seen
+            self.ledger.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
+            self._groups(tasks)
+            seen |= fresh
+        self.ledger.expect(title, 0, 0.0)
+        self.sweep.found += plan.found
+
+    def _expect(self, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
+        own = self.sweep.models[title]
+        cells = variants * len(own.places) + sum(len(task.cells) for task in tasks)
+        self.ledger.expect(title, cells, variants * own.cost + sum(task.cost for task in tasks))
+
+    def _groups(self, tasks: Sequence[GroupTask]) -> None:
+        opened = Opened(self.sweep.lenses if self.options["engine"] == "single" else {})
+        devices = self.sweep.config.devices
+
+        def on_done(done: GroupDone) -> None:
+            if done.how == "failed":
+                self.outcome.failed.append(f"{done.task}: {done.error}")
+            self.ledger.done(done)
+
+        run_groups(tasks, CellWorker, opened, self.store, devices=devices, on_done=on_done, **self.options)
+
+    def _rows(self, own: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
+        """Rows of some variants, for what a plan decides on.
+
+        Raises:
+            _WaitingError: cells are missing because their group failed.
+        """
+        cells = [cell.key for cell in own.cells(_unique([entry.spec for entry in entries]), looks)]
+        if self.outcome.failed and not self.store.done().issuperset(cells):
+            raise _WaitingError
+        return self.store.read(cells).to_pandas()
+
+
+class _WaitingError(Exception):
+    """What depends on results cannot be planned without them."""
+
+
+def plan_name(config: SweepConfig) -> str:
+    """Name of a sweep's plan in a store: its own, as far as a file can have it."""
+    return re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
+
+
+def _unique(specs: Sequence[VariantSpec]) -> list[VariantSpec]:
+    return list({spec.id: spec for spec in specs}.values())

@@ -1,0 +1,50 @@
+"""The evaluation sets that a configuration names."""
+
+from __future__ import annotations
+
+from tsfm_lens.data.bundled import bundled_names
+from tsfm_lens.data.dysts_sets import dysts_sets
+from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.data.evaluation_sources import holdout_sets
+from tsfm_lens.data.gift_eval import gift_eval
+from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.config import Bundled, Dysts, File, GiftEval, Source, SweepConfig
+
+
+def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
+    """All sets of a sweep, with its number of windows drawn from each.
+
+    Raises:
+        InputError: a source cannot be read, or two sets have one name.
+        UnknownNameError: no such dataset.
+    """
+    found = [each for source in config.data for each in _read(source)]
+    names = [each.name for each in found]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise InputError(f"dataset {repeated[0]!r} is in the configuration more than once")
+    return [each.sample(config.windows, config.seed) for each in found]
+
+
+def _read(source: Source) -> list[EvaluationSet]:
+    if isinstance(source, GiftEval):
+        return gift_eval(source.path, source.configs, missing=source.missing)
+    if isinstance(source, Bundled):
+        names = list(source.names or bundled_names())
+        return holdout_sets(names, source.horizon, source.windows, source.stride)
+    if isinstance(source, File):
+        return holdout_sets(source.path, source.horizon, source.windows, source.stride, source.name or None)
+    assert isinstance(source, Dysts)
+    return dysts_sets(
+        source.systems,
+        source.horizon,
+        source.windows,
+        source.stride,
+        points=source.points,
+        periods=source.periods,
+        instances=source.instances,
+        seed=source.seed,
+        integrator=source.integrator,
+        multivariate=source.multivariate,
+        path=source.path,
+    )
