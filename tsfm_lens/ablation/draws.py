@@ -8,6 +8,7 @@ block has a random state of its own that begins at the same seed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,27 +57,46 @@ class BlockDraws(TorchDispatchMode):
         device = next(
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
-        parts = []
+        if name == "multinomial" and self._in_step(device) and args[1] == 1 and args[0].ndim == 2:
+            return self._indices(func, device, args)
+        states, parts = self._at(device), []
         for block in range(self._copies):
             own = tuple(self._part(arg, shape, axis, block) for arg in args)
-            parts.append(self._with_state(device, block, lambda own=own: func(*own, **kwargs)))
+            part, states[block] = _drawn(device, states[block], partial(func, *own, **kwargs))
+            parts.append(part)
         together = self._joined(parts, axis)
         # an operation in place hands its first argument back
         return args[0].copy_(together) if name.endswith("_") else together
 
-    def _with_state(self, device: torch.device, block: int, draw: Callable[[], Tensor]) -> Tensor:
-        on_gpu = device.type == "cuda"
+    def _at(self, device: torch.device) -> list[Tensor]:
+        """The random state at which each block stands."""
         if device not in self._states:
             start = torch.Generator(device).manual_seed(self._seed).get_state()
             self._states[device] = [start] * self._copies
-        states = self._states[device]
-        if on_gpu:
-            torch.cuda.set_rng_state(states[block], device)
+        return self._states[device]
+
+    def _in_step(self, device: torch.device) -> bool:
+        """Whether all blocks stand at the same random state, because all have drawn together so far."""
+        states = self._at(device)
+        return all(state is states[0] for state in states)
+
+    def _indices(self, func: Any, device: torch.device, args: tuple[Any, ...]) -> Tensor:
+        """One index a row, from exponential variates that blocks in step have in common.
+
+        An index is drawn as the largest ratio of a probability to such a variate. That this is so, and uses up as
+        many random numbers, is checked on the first block of every draw.
+        """
+        parts = [self._part(args[0], args[0].shape, 0, block) for block in range(self._copies)]
+        state = self._at(device)[0]
+        real, after = _drawn(device, state, partial(func, parts[0], *args[1:]))
+        variates, at = _drawn(device, state, torch.empty_like(parts[0]).exponential_)
+        found = [(part / variates).argmax(dim=-1, keepdim=True) for part in parts]
+        if torch.equal(found[0], real) and torch.equal(at, after):
+            self._states[device] = [after] * self._copies
         else:
-            torch.set_rng_state(states[block])
-        drawn = draw()
-        states[block] = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
-        return drawn
+            drawn = [_drawn(device, state, partial(func, part, *args[1:])) for part in parts]
+            found, self._states[device] = [index for index, _ in drawn], [each for _, each in drawn]
+        return self._joined(found, 0)
 
     def _part(self, arg: Any, shape: tuple[int, ...], axis: int, block: int) -> Any:
         """The rows of one block of an argument, in the order in which they stand alone."""
@@ -95,6 +115,15 @@ class BlockDraws(TorchDispatchMode):
     def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
         split = [part.unflatten(axis, (self._outer, 1, -1)) for part in parts]
         return torch.cat(split, dim=axis + 1).flatten(axis, axis + 2)
+
+
+def _drawn(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """A draw from a random state, and the state after it."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+        return draw(), torch.cuda.get_rng_state(device)
+    torch.set_rng_state(state)
+    return draw(), torch.get_rng_state()
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:

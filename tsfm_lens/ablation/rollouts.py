@@ -13,6 +13,7 @@ import torch
 from tsfm_lens.ablation.draws import BlockDraws, Unsplittable
 from tsfm_lens.ablation.engine import Variant, on_block
 from tsfm_lens.ablation.sharing import SharedSource
+from tsfm_lens.ablation.skipping import skipped
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
@@ -188,7 +189,7 @@ class Fan:
             for block, variant in enumerate(variants)
             for intervention in variant.interventions
         ]
-        with self._running(variants), lens.edit(*placed):
+        with torch.no_grad(), self._running(variants), skipped(lens.registry, variants), lens.edit(*placed):
             found = lens.adapter.predict(
                 repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
             )

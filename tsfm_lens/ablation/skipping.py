@@ -1,0 +1,124 @@
+"""Skip: matrix products whose result is set to zero are not computed.
+
+A branch that a variant zeroes as a whole would be computed for its rows and then thrown away. While
+:func:`skipped` is open, the linear layers of that branch leave those rows out and give zeros for them; every tensor
+keeps its shape, so that hooks and caches see the rows that they expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.hooks.edit import resolve
+from tsfm_lens.hooks.interventions import Zero
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.wiring import Attention, Stack, Writer
+
+
+@contextmanager
+def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Iterator[None]:
+    """Leave out what is zeroed while the block runs; each variant is a block of rows.
+
+    Args:
+        registry: of the model.
+        variants: in the order of their blocks.
+    """
+    dead: dict[str, set[int]] = {}
+    for block, variant in enumerate(variants):
+        for path in idle_layers(registry, variant):
+            dead.setdefault(path, set()).add(block)
+    modules = {path: registry.model.get_submodule(path) for path in dead}
+    linear = {path: module for path, module in modules.items() if type(module) is nn.Linear}
+    before = {path: module.__dict__.get("forward") for path, module in linear.items()}
+    try:
+        for path, module in linear.items():
+            module.__dict__["forward"] = _sparse(module, module.forward, len(variants), dead[path])
+        yield
+    finally:
+        for path, module in linear.items():
+            module.__dict__.pop("forward", None)
+            if before[path] is not None:
+                module.__dict__["forward"] = before[path]
+
+
+def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
+    """Paths of the layers whose output a variant throws away for all of its rows."""
+    zeroed: set[str] = set()
+    heads: dict[str, set[int]] = {}
+    others: set[tuple[str, int]] = set()
+    for intervention in variant.interventions:
+        whole = type(intervention) is Zero and intervention.rows is None and intervention.positions is None
+        for name, head in resolve(registry, intervention):
+            point = registry.points[name]
+            if whole and name.endswith("hook_out") and point.kind:
+                zeroed.add(name)
+            elif whole and head is not None and name.endswith("hook_z"):
+                heads.setdefault(name, set()).add(head)
+            else:
+                # what is edited in a layer may be carried around its branches
+                others.add((point.stack, point.layer))
+    paths: set[str] = set()
+    for name in (*zeroed, *heads):
+        point = registry.points[name]
+        stack = registry.wiring.stack(point.stack)
+        row = stack.writer(point.kind, point.layer)
+        everything = name in zeroed
+        if (point.stack, point.layer) in others or not _rows_lead(registry, row):
+            continue
+        if everything or len(heads[name]) == stack.n_heads:
+            paths |= {f"{stack.block(point.layer)}.{path}" for path in _layers(row, stack, writes=everything)}
+    return paths
+
+
+def _layers(row: Writer, stack: Stack, *, writes: bool) -> set[str]:
+    if isinstance(row, Attention):
+        # keys and values of another stack have rows of their own
+        own = (row.q,) if row.keys_from else (row.q, row.k, row.v)
+        return {part.module for part in own} | ({row.o.module} if writes else set())
+    return {row.i.module, row.o} | ({row.gate.module} if row.gate is not None else set())
+
+
+def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
+    """Whether the variants are contiguous blocks along the first axis of everything in a branch."""
+    layouts = (row.stream_layout, row.z_layout, row.qkv_layout) if isinstance(row, Attention) else (row.pre.layout,)
+    return not registry.wiring.sample_major and all(layout.startswith("batch ") for layout in layouts)
+
+
+def _sparse(
+    module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, dead: set[int]
+) -> Callable[[Tensor], Tensor]:
+    """A linear layer that computes some blocks of rows only."""
+    live = _segments([block for block in range(copies) if block not in dead])
+
+    def sparse(x: Tensor) -> Tensor:
+        if len(x) % copies or torch.is_grad_enabled():
+            return forward(x)
+        each = len(x) // copies * prod(x.shape[1:-1])
+        flat = x.reshape(-1, x.shape[-1])
+        out = x.new_zeros(len(flat), module.out_features)
+        for first, stop in live:
+            rows = slice(first * each, stop * each)
+            if module.bias is None:
+                torch.mm(flat[rows], module.weight.t(), out=out[rows])
+            else:
+                torch.addmm(module.bias, flat[rows], module.weight.t(), out=out[rows])
+        return out.reshape(*x.shape[:-1], -1)
+
+    return sparse
+
+
+def _segments(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of neighbouring blocks, as first and one past the last."""
+    found: list[tuple[int, int]] = []
+    for block in blocks:
+        if found and found[-1][1] == block:
+            found[-1] = found[-1][0], block + 1
+        else:
+            found.append((block, block + 1))
+    return found
