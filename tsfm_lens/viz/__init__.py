@@ -37,6 +37,10 @@ from tsfm_lens.viz.structure import (
     spectrum_lines,
     stable_rank_map,
 )
+from tsfm_lens.viz.sweep_datasets import dataset_heatmap
+from tsfm_lens.viz.sweep_heads import head_curves, heads_at_layers
+from tsfm_lens.viz.sweep_layers import component_errors, layer_distances, range_curves
+from tsfm_lens.viz.sweep_recipes import recipe_changes, recipe_table, selection_comparison
 from tsfm_lens.viz.thought import thought_counts, thought_lines
 
 __all__ = [
@@ -51,19 +55,24 @@ __all__ = [
     "circuit_curve",
     "circuit_forecasts",
     "circuit_graph",
+    "component_errors",
     "concentration_bound_plot",
+    "dataset_heatmap",
     "effects_scatter",
     "entropic_rank_line",
     "explore_figure",
     "for_print",
     "forecast_fan",
+    "head_curves",
     "head_entropy_map",
     "head_parroting_map",
     "head_similarity_map",
+    "heads_at_layers",
     "induction_corner",
     "induction_maps",
     "kernel_bandwidths",
     "lag_attention_map",
+    "layer_distances",
     "layer_entropy",
     "layer_gain",
     "lens_forecast",
@@ -76,12 +85,16 @@ __all__ = [
     "patched_forecasts",
     "patching_map",
     "path_map",
+    "range_curves",
+    "recipe_changes",
     "recipe_forecasts",
+    "recipe_table",
     "repeated_motif_map",
     "rollout_panels",
     "save",
     "season_amplitudes",
     "selected_patch",
+    "selection_comparison",
     "self_repair_bars",
     "similarity_map",
     "spectrum_lines",

@@ -46,7 +46,15 @@ DRAWN_BY = {
     "seasonality": "season_amplitudes",
     "spectra": "stable_rank_map or spectrum_lines",
     "stream_shares": "stream_scheme",
+    "sweep_curves": "head_curves",
+    "sweep_datasets": "dataset_heatmap",
+    "sweep_effects": "layer_distances, component_errors or range_curves",
+    "sweep_heads_at": "heads_at_layers",
+    "sweep_recipes": "recipe_changes or recipe_table",
+    "sweep_selection": "selection_comparison",
 }
+# results of many runs, which no single lens and series can make
+SWEEP_KINDS = tuple(kind for kind in DRAWN_BY if kind.startswith("sweep_"))
 
 
 def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
