@@ -7,6 +7,7 @@ so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -31,6 +32,7 @@ MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", 
 DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 
 
+@lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
     """Multiple, letter and last month or day of a frequency: "15T" -> (15, "T", ""), "W-WED" -> (1, "W", "WED").
 
@@ -65,6 +67,7 @@ def stamp_frequency(freq: str) -> str:
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
+@lru_cache(maxsize=10_000)  # the series of a dataset share few dates
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
     """Beginning of the period that a series starts with; None if it is unknown or no date that pandas can hold.
 
