@@ -24,32 +24,33 @@ from tsfm_lens.sweep import ray_engine  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A cluster of this machine: a head without CPUs, so that workers live on the nodes that tests add."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two nodes of one CPU each, on this machine."""
+    extra = tmp_path_factory.mktemp("path")
+    # jsonschema, if this is there, spends seconds on a grammar in each process of the cluster, and needs it for nothing
+    (extra / "rfc3987_syntax.py").write_text("raise ImportError('not in tests')")
+    # workers of any node import the toy worker
+    path = [str(extra), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
-        # workers of any node import the toy worker
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        made = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20},
-        )
+        made = start_cluster()
+        made.add_node(**NODE)
+        made.wait_for_nodes()
         yield made
         ray.shutdown()
         made.shutdown()
 
 
-@pytest.fixture
-def nodes(cluster: Any) -> Iterator[list[Any]]:
-    """Two nodes of one CPU each."""
-    added = [cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20) for _ in range(2)]
-    cluster.wait_for_nodes()
-    yield added
-    ray.shutdown()
-    for node in added:
-        if node in cluster.worker_nodes:
-            cluster.remove_node(node)
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_log_monitor": False, "no_monitor": True}
+
+
+def start_cluster() -> Any:
+    # Ray gives its own processes 15 seconds to start, which a machine that is busy does not always keep
+    try:
+        return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    except Exception:
+        return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
 
 
 def run(path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **options: Any) -> Any:
@@ -58,7 +59,7 @@ def run(path: Path, tasks: list[Any], common: dict[str, Any], cluster: Any, **op
 
 
 def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
-    tmp_path: Path, cluster: Any, nodes: list[Any], table_of: Callable[..., pd.DataFrame]
+    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
 ) -> None:
     tasks = toys.toy_tasks(40, data=toys.Counted(tmp_path))
     common = {"notes": tmp_path, "seconds": 0.1}
@@ -69,10 +70,12 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
         if not workers_then and len(pids) == 2:
             workers_then.append(pids)
             # at once, its raylet and its worker with it
-            cluster.remove_node(nodes[1], allow_graceful=False)
+            (node,) = cluster.worker_nodes
+            cluster.remove_node(node, allow_graceful=False)
 
     summary = run(tmp_path / "ray", tasks, common, cluster, on_done=kill_a_node)
     assert (summary.finished, summary.failed) == (40, [])
+    assert not cluster.worker_nodes
     # both nodes took part, and what the dead one had in hand was computed again
     assert len(workers_then) == 1
     computed = Counter(key for key, *_ in toys.notes_of(tmp_path, "computed"))
@@ -84,7 +87,7 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
 
 
 def test_workers_that_die_and_groups_that_fail_are_told(
-    tmp_path: Path, cluster: Any, nodes: list[Any], table_of: Callable[..., pd.DataFrame]
+    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
 ) -> None:
     common = {"notes": tmp_path}
     tasks = [*toys.toy_tasks(8, misbehave="die once", which=3), *toys.toy_tasks(11, misbehave="raise", which=9)[8:]]

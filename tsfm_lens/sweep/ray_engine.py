@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
 from tsfm_lens.sweep.store import Store
 from tsfm_lens.sweep.tasks import (
     GroupTask,
@@ -57,6 +57,7 @@ def connect(address: str | None = None) -> bool:
     Raises:
         MissingExtraError: Ray is not installed.
         InputError: nothing answers at the address.
+        SweepFailedError: Ray cannot start on this machine.
     """
     ray = _ray()
     if ray.is_initialized():
@@ -64,7 +65,14 @@ def connect(address: str | None = None) -> bool:
     address = address or os.environ.get("RAY_ADDRESS") or None
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address in (None, "local"):
-        ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+        try:
+            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+        except Exception as error:
+            # Ray's own exception here is of no class of its own
+            raise SweepFailedError(
+                f"Ray could not start on this machine: {error} Its logs are in /tmp/ray/session_latest/logs. On one "
+                "machine --engine processes does the same without it."
+            ) from error
         return True
     _knock(str(address))
     try:
