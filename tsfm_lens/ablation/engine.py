@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
-from tsfm_lens.hooks.replay import recorded_inputs, recorded_outputs, replayed
+from tsfm_lens.hooks.replay import map_tensors, recorded_inputs, recorded_outputs, replayed
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -85,6 +85,30 @@ def run_variants(
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not isinstance(encoded, Encoded):
         encoded = lens.encode(encoded)
+    found = sweep(lens, encoded, variants, max_rows=max_rows, replay=replay, read=read)
+    assert found is not None
+    return found
+
+
+def sweep(
+    lens: Lens,
+    encoded: Encoded,
+    variants: Sequence[Variant],
+    *,
+    max_rows: int | Callable[[int], int],
+    replay: bool = True,
+    read: Callable[[Tensor], Tensor] | None = None,
+    accept: Callable[[Tensor], bool] = lambda _plain: True,
+    done: Callable[[int], None] = lambda _count: None,
+) -> Tensor | None:
+    """:func:`run_variants`, which shows the plain output first and goes on only if that is accepted.
+
+    Args:
+        lens, encoded, variants, replay, read: as there.
+        max_rows: as there, or a function of the bytes that are held for replay; 0 rows end the run with None.
+        accept: called with the plain output, read; False ends the run with None.
+        done: called with the number of variants that ran side by side, after them.
+    """
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them can run side by side
@@ -96,9 +120,14 @@ def run_variants(
     with torch.no_grad():
         with recorded_outputs(model, everything) as stored, recorded_inputs(model, {o for _, o in heads}) as z:
             plain = lens.forward(encoded) if read is None else read(lens.forward(encoded))
+        if not accept(plain):
+            return None
         outputs = plain.new_empty(len(variants), *plain.shape)
         rows = len(encoded.rows)
-        abreast = max(1, max_rows // rows)
+        side = max_rows if isinstance(max_rows, int) else max_rows(_held(stored, z))
+        if side < 1:
+            return None
+        abreast = max(1, side // rows)
         for start, members in sorted(groups.items()):
             kept = {path: stored[path] for path in paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None
@@ -107,7 +136,22 @@ def run_variants(
                 chunk = members[first : first + abreast]
                 found = _side_by_side(lens, encoded, [variants[i] for i in chunk], kept, resumed)
                 outputs[chunk] = found if read is None else read(found)
+                done(len(chunk))
     return outputs
+
+
+def _held(*records: Mapping[str, Any]) -> int:
+    """Bytes of all tensors in what was recorded."""
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for record in records:
+        for value in record.values():
+            map_tensors(value, note)
+    return sum(storages.values())
 
 
 def _side_by_side(

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tsfm_lens.ablation.draws import BlockDraws, Unsplittable
-from tsfm_lens.ablation.engine import Variant, on_block
-from tsfm_lens.ablation.sharing import SharedSource
-from tsfm_lens.ablation.skipping import skipped
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.ablation.engine import Variant, sweep
+from tsfm_lens.ablation.fanout import Request, Sizes, fanned_out
+from tsfm_lens.ablation.memory import fitting, measured, out_of_memory
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
-from tsfm_lens.hooks.names import Point
-from tsfm_lens.models.adapter import DECILES
-from tsfm_lens.models.architecture import Prediction, rows_of
+from tsfm_lens.models.adapter import DECILES, at_levels
 from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
 from tsfm_lens.models.lens import Lens
+
+# variants below which comparing the forward with the forecast costs more than replay spares
+_FEW = 3
+# tokens that run side by side in single forwards
+_TOKENS = 2**15
+# single precision, and how many times it a forward and a forecast of one model may differ
+_EPS, _SAME = 2.0**-23, 40
 
 Progress = Callable[[int, int], None]
 
@@ -41,30 +45,6 @@ class VariantForecasts:
     levels: tuple[float, ...]
     mean: np.ndarray
     samples: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is forecast: the arguments of ``lens.forecast``, checked."""
-
-    lens: Lens
-    batch: SeriesBatch
-    horizon: int
-    levels: tuple[float, ...]
-    num_samples: int | None
-    seed: int
-
-    @property
-    def rows(self) -> int:
-        """Rows that hooks see of one variant."""
-        return len(rows_of(self.batch, self.lens.adapter.packed))
-
-    def alone(self, variant: Variant) -> Forecast:
-        """The forecast of one variant by itself."""
-        with self.lens.edit(*variant.interventions):
-            return self.lens.forecast(
-                self.batch, self.horizon, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed
-            )
 
 
 def forecast_variants(
@@ -113,21 +93,30 @@ def forecast_variants(
     for variant in variants:
         for intervention in variant.interventions:
             resolve(lens.registry, intervention)
-    done = _Done(len(variants), progress)
-    if not economy or not _fans_out(lens) or len(variants) == 1:
-        return _collected([done.one(request.alone(variant)) for variant in variants], levels)
-    abreast = max(1, (256 if max_rows is None else max_rows) // len(request.batch))
-    fan = Fan(request)
-    found: dict[int, Forecast] = {}
-    for members in fan.groups(variants):
-        for first in range(0, len(members), abreast):
-            chunk = members[first : first + abreast]
-            try:
-                forecasts = fan.side_by_side([variants[index] for index in chunk])
-            except Unsplittable:
-                forecasts = [request.alone(variants[index]) for index in chunk]
-            found |= {index: done.one(forecast) for index, forecast in zip(chunk, forecasts, strict=True)}
-    return _collected([found[index] for index in range(len(variants))], levels)
+    finished = 0
+
+    def done(count: int) -> None:
+        nonlocal finished
+        finished += count
+        if progress is not None:
+            progress(finished, len(variants))
+
+    if not economy or not _fans_out(lens):
+        return _collected(_one_by_one(request, variants, done), levels)
+    sizes = Sizes(request, max_rows, memory)
+    found = single_passes(request, variants, sizes, done)
+    if found is None:
+        finished = 0
+        found = fanned_out(request, variants, sizes, done)
+    return _collected(found, levels)
+
+
+def _one_by_one(request: Request, variants: Sequence[Variant], done: Callable[[int], None]) -> list[Forecast]:
+    found = []
+    for variant in variants:
+        found.append(request.alone(variant))
+        done(1)
+    return found
 
 
 def _fans_out(lens: Lens) -> bool:
@@ -136,116 +125,55 @@ def _fans_out(lens: Lens) -> bool:
     return not in_use and (lens.adapter.readout == "quantile" or getattr(lens.adapter, "draw_axis", None) is not None)
 
 
-class _Done:
-    """Counts what is done."""
+def single_passes(
+    request: Request, variants: Sequence[Variant], sizes: Sizes, done: Callable[[int], None]
+) -> list[Forecast] | None:
+    """Forecasts read off single forwards with replay, None where these are not what the library forecasts.
 
-    def __init__(self, of: int, progress: Progress | None) -> None:
-        self._of, self._progress, self._count = of, progress, 0
-
-    def one(self, forecast: Forecast) -> Forecast:
-        """One more."""
-        self._count += 1
-        if self._progress is not None:
-            self._progress(self._count, self._of)
-        return forecast
-
-
-class Fan:
-    """Runs variants as blocks of rows of one native batch.
-
-    Args:
-        request: what is forecast.
+    A model's forecast may be more than its forward: means of its own, levels past those that it emits, rules for
+    positive series. So the forward of the plain model is compared with its forecast on this very batch first.
     """
+    lens, adapter = request.lens, request.lens.adapter
+    if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
+        return None
+    peaks, nothing = sizes.peaks("forward"), Variant("plain", ())
+    if sizes.watched and not peaks:
+        plain, peaks[1] = measured(lambda: request.alone(nothing), sizes.device)
+    else:
+        plain = request.alone(nothing)
+    encoded = lens.encode(request.batch, horizon=request.horizon)
+    known: tuple[float, ...] = adapter.levels  # type: ignore[attr-defined]
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        wiring, model = request.lens.wiring, request.lens.adapter.model
-        crossing = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
-        self._encoder = crossing[0] if crossing else ""
-        entry = wiring.stack(self._encoder).entry if crossing else ""
-        self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
+    def read(output: Tensor) -> Tensor:
+        steps = output[..., : request.horizon].float().transpose(-1, -2)
+        levels = at_levels(steps, known, (*request.levels, 0.5))
+        return levels.transpose(-1, -2)
 
-    def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
-        """Variants that may run together: those that change the encoder, and those that share it."""
-        touching = [self._touches_encoder(variant) for variant in variants]
-        groups = [[index for index, each in enumerate(touching) if each is kind] for kind in (False, True)]
-        return [group for group in groups if group]
+    def accept(output: Tensor) -> bool:
+        own = np.concatenate([plain.quantiles, plain.mean[:, None]], axis=1)
+        bound = _SAME * max(float(torch.finfo(next(lens.parameters()).dtype).eps), _EPS) * np.abs(own).max()
+        return bool(np.abs(output.cpu().double().numpy() - own).max() <= bound)
 
-    def _points(self, variant: Variant) -> Iterator[Point]:
-        registry = self._request.lens.registry
-        for intervention in variant.interventions:
-            for name, _head in resolve(registry, intervention):
-                yield registry.points[name]
+    def rows(held: int) -> int:
+        longest = max(len(spans) for spans in encoded.spans.values())
+        most = max(1, _TOKENS // longest // len(encoded.rows)) if sizes.given is None else sizes.most
+        fit = (sizes.limit - held) // max(peaks[1], 1) if sizes.watched else most
+        return min(most, fit) * len(encoded.rows)
 
-    def _touches_encoder(self, variant: Variant) -> bool:
-        return bool(self._encoder) and any(point.stack == self._encoder for point in self._points(variant))
-
-    def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """The forecasts of variants that run together."""
-        request, copies = self._request, len(variants)
-        lens, rows = request.lens, request.rows
-        placed = [
-            on_block(intervention, block, rows)
-            for block, variant in enumerate(variants)
-            for intervention in variant.interventions
-        ]
-        with torch.no_grad(), self._running(variants), skipped(lens.registry, variants), lens.edit(*placed):
-            found = lens.adapter.predict(
-                repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
-            )
-        return [_forecast(request, found, block) for block in range(copies)]
-
-    @contextmanager
-    def _running(self, variants: Sequence[Variant]) -> Iterator[None]:
-        """One run of the lens's own over several blocks of rows; the random state is left as it was."""
-        request, copies = self._request, len(variants)
-        lens, state = request.lens, request.lens.registry.state
-        devices = [lens.device] if lens.device.type == "cuda" else []
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            torch.manual_seed(request.seed)
-            if lens.adapter.readout != "quantile":
-                outer = (request.num_samples or lens.adapter.samples) if lens.wiring.sample_major else 1
-                stack.enter_context(BlockDraws(copies, request.seed, axis=lens.adapter.draw_axis, outer=outer))
-            if self._source is not None:
-                shared = not any(map(self._touches_encoder, variants))
-                stack.enter_context(self._source.serving(copies, shared=shared, fold=self._folds(variants)))
-            stack.callback(state.restart)
-            state.restart(request.rows * copies, block_rows=request.rows)
-            yield
-
-    def _folds(self, variants: Sequence[Variant]) -> bool:
-        """Whether keys and values may be held once a series: a decoder that samples, whose keys nobody looks at."""
-        looked_at = {point.how for variant in variants for point in self._points(variant)}
-        return self._request.lens.adapter.rollout == "tokens" and not looked_at & {"k", "v", "scores", "pattern"}
+    if sizes.watched:
+        fitting(peaks, sizes.limit)
+    try:
+        outputs = sweep(lens, encoded, variants, max_rows=rows, read=read, accept=accept, done=done)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        outputs = None
+    return None if outputs is None else [_read_out(request, output) for output in outputs]
 
 
-def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
-    """The series once a variant, variant-major; groups of different copies stay apart."""
-
-    def named(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
-
-    columns = {name: getattr(batch, name) * copies for name in ("values", "starts", "units", "freqs")}
-    return replace(
-        batch,
-        **columns,
-        ids=named(batch.ids),
-        groups=named(batch.groups),
-        seasonalities=batch.seasonalities * copies,
-        variates=batch.variates * copies,
-    )
-
-
-def _forecast(request: Request, found: Prediction, block: int) -> Forecast:
-    own = slice(block * len(request.batch), (block + 1) * len(request.batch))
-    forecast = Forecast(
-        found.quantiles[own].permute(0, 2, 1).numpy().astype(float),
-        request.levels,
-        found.mean[own].numpy().astype(float),
-        None if found.samples is None else found.samples[own].numpy().astype(float),
-        request.batch,
-    )
+def _read_out(request: Request, output: Tensor) -> Forecast:
+    values = output.cpu().double().numpy()
+    forecast = Forecast(values[:, :-1], request.levels, values[:, -1], None, request.batch)
     refuse_non_finite(forecast, request.lens.wiring.architecture)
     return forecast
 

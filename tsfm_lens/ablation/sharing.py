@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tsfm_lens.hooks.replay import map_tensors, repeat_rows
 
@@ -72,7 +72,7 @@ class SharedSource(TorchFunctionMode):
                 copies = self._copies if alike else 1
                 return map_tensors(output, lambda tensor: repeat_rows(tensor, self._rows, copies))
             self._single += [(tensor, self._first(tensor) if alike else tensor) for tensor in tensors]
-            map_tensors(output, lambda tensor: self._single.append((tensor, tensor)))
+            self._single += [(leaf, leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             return output
 
         return encode

@@ -1,0 +1,256 @@
+"""Fan-out of the library's own forecast: variants as blocks of rows of one native batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+
+from tsfm_lens.ablation.draws import BlockDraws, Unsplittable
+from tsfm_lens.ablation.engine import Variant, on_block
+from tsfm_lens.ablation.memory import fitting, limit_of, measured, out_of_memory
+from tsfm_lens.ablation.sharing import SharedSource
+from tsfm_lens.ablation.skipping import skipped
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.edit import resolve
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.models.architecture import Prediction, rows_of
+from tsfm_lens.models.forecast import Forecast, refuse_non_finite
+from tsfm_lens.models.lens import Lens
+
+# what runs have needed, so that the next batch of the same shape need not be measured
+_MEASURED: WeakKeyDictionary[Lens, dict[tuple[object, ...], dict[int, int]]] = WeakKeyDictionary()
+# rows, paths included, beyond which a larger batch makes no product faster
+_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is forecast: the arguments of ``lens.forecast``, checked."""
+
+    lens: Lens
+    batch: SeriesBatch
+    horizon: int
+    levels: tuple[float, ...]
+    num_samples: int | None
+    seed: int
+
+    @property
+    def rows(self) -> int:
+        """Rows that hooks see of one variant."""
+        return len(rows_of(self.batch, self.lens.adapter.packed))
+
+    def alone(self, variant: Variant) -> Forecast:
+        """The forecast of one variant by itself."""
+        with self.lens.edit(*variant.interventions):
+            return self.lens.forecast(
+                self.batch, self.horizon, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed
+            )
+
+
+class Sizes:
+    """How many variants run side by side.
+
+    Args:
+        request: what is forecast.
+        max_rows: series times variants that run side by side; None leaves it to the memory and to what pays.
+        memory: bytes; half of what is free if None.
+
+    Raises:
+        InputError: memory is no number of bytes.
+    """
+
+    def __init__(self, request: Request, max_rows: int | None, memory: int | None) -> None:
+        self._request, self.device = request, request.lens.device
+        self.limit = limit_of(memory, self.device)
+        # whoever gives rows alone has said what fits
+        self.watched = memory is not None or max_rows is None
+        rows = len(request.batch)
+        self.most = max(1, _ROWS // (rows * _paths(request)) if max_rows is None else max_rows // rows)
+        self.given = max_rows
+
+    def of(self, peaks: dict[int, int], left: int) -> int:
+        """Size of the next chunk, given the peaks measured so far by size and the variants that are left."""
+        fit = self.most
+        if self.watched:
+            if not peaks:
+                return 1
+            fit = min(self.most, fitting(peaks, self.limit))
+            if fit < min(self.most, left) and fit > 1 and 2 not in peaks:
+                return 2
+        # chunks of equal size waste the least
+        return -(-left // -(-left // fit))
+
+    def peaks(self, kind: str) -> dict[int, int]:
+        """Bytes by number of variants, measured so far on batches of this shape; the dictionary is kept."""
+        request = self._request
+        shape = (len(request.batch), len(set(request.batch.groups)), max(request.batch.lengths), request.horizon)
+        key = (kind, *shape, _paths(request), next(request.lens.parameters()).dtype, self.device)
+        return _MEASURED.setdefault(request.lens, {}).setdefault(key, {})
+
+    def shrink(self, tried: int, error: BaseException) -> None:
+        """Take half of a size that ran out of memory.
+
+        Raises:
+            InputError: it was a single variant.
+        """
+        if tried == 1:
+            raise InputError(
+                "one variant of this batch runs out of memory; forecast fewer series or sample paths at once"
+            ) from error
+        self.most = tried // 2
+
+
+def _paths(request: Request) -> int:
+    """Rows that a series has in the widest pass of a rollout."""
+    adapter = request.lens.adapter
+    if adapter.readout != "quantile":
+        return request.num_samples or int(getattr(adapter, "samples", 20))
+    return len(getattr(adapter, "levels", ())) or 1 if request.horizon > adapter.longest_pass else 1
+
+
+def fanned_out(
+    request: Request, variants: Sequence[Variant], sizes: Sizes, done: Callable[[int], None]
+) -> list[Forecast]:
+    """The forecast of every variant, as many side by side as fit.
+
+    Args:
+        request: what is forecast.
+        variants: what to change in each.
+        sizes: how many.
+        done: called with the number of variants that have come to their end.
+
+    Raises:
+        InputError: one variant needs more memory than there may be, or a forecast is not finite.
+    """
+    fan, found = Fan(request), dict[int, Forecast]()
+    for left in fan.groups(variants):
+        peaks = sizes.peaks("encoder" if fan.touches_encoder(variants[left[0]]) else "decoder")
+        while left:
+            copies = sizes.of(peaks, len(left))
+            chunk = [variants[index] for index in left[:copies]]
+            try:
+                if sizes.watched and copies <= 2 and copies not in peaks:
+                    forecasts, peaks[copies] = measured(partial(fan.side_by_side, chunk), sizes.device)
+                    # refuses a limit that not even this fits
+                    fitting(peaks, sizes.limit)
+                else:
+                    forecasts = fan.side_by_side(chunk)
+            except Unsplittable:
+                forecasts = [request.alone(variant) for variant in chunk]
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                sizes.shrink(copies, error)
+                continue
+            found |= dict(zip(left, forecasts, strict=False))
+            left = left[copies:]
+            done(copies)
+    return [found[index] for index in range(len(variants))]
+
+
+class Fan:
+    """Runs variants as blocks of rows of one native batch.
+
+    Args:
+        request: what is forecast.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        wiring, model = request.lens.wiring, request.lens.adapter.model
+        crossing = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
+        self._encoder = crossing[0] if crossing else ""
+        entry = wiring.stack(self._encoder).entry if crossing else ""
+        self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
+
+    def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
+        """Variants that may run together: those that change the encoder, and those that share it."""
+        touching = [self.touches_encoder(variant) for variant in variants]
+        groups = [[index for index, each in enumerate(touching) if each is kind] for kind in (False, True)]
+        return [group for group in groups if group]
+
+    def _points(self, variant: Variant) -> Iterator[Point]:
+        registry = self._request.lens.registry
+        for intervention in variant.interventions:
+            for name, _head in resolve(registry, intervention):
+                yield registry.points[name]
+
+    def touches_encoder(self, variant: Variant) -> bool:
+        """Whether a variant changes what a decoder takes its keys from."""
+        return bool(self._encoder) and any(point.stack == self._encoder for point in self._points(variant))
+
+    def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """The forecasts of variants that run together."""
+        request, copies = self._request, len(variants)
+        lens, rows = request.lens, request.rows
+        placed = [
+            on_block(intervention, block, rows)
+            for block, variant in enumerate(variants)
+            for intervention in variant.interventions
+        ]
+        with torch.no_grad(), self._running(variants), skipped(lens.registry, variants), lens.edit(*placed):
+            found = lens.adapter.predict(
+                repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
+            )
+        return [_forecast(request, found, block) for block in range(copies)]
+
+    @contextmanager
+    def _running(self, variants: Sequence[Variant]) -> Iterator[None]:
+        """One run of the lens's own over several blocks of rows; the random state is left as it was."""
+        request, copies = self._request, len(variants)
+        lens, state = request.lens, request.lens.registry.state
+        devices = [lens.device] if lens.device.type == "cuda" else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            torch.manual_seed(request.seed)
+            if lens.adapter.readout != "quantile":
+                outer = _paths(request) if lens.wiring.sample_major else 1
+                axis: int = lens.adapter.draw_axis  # type: ignore[attr-defined]
+                stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer))
+            if self._source is not None:
+                shared = not any(map(self.touches_encoder, variants))
+                stack.enter_context(self._source.serving(copies, shared=shared, fold=self._folds(variants)))
+            stack.callback(state.restart)
+            state.restart(request.rows * copies, block_rows=request.rows)
+            yield
+
+    def _folds(self, variants: Sequence[Variant]) -> bool:
+        """Whether keys and values may be held once a series: a decoder that samples, whose keys nobody looks at."""
+        looked_at = {point.how for variant in variants for point in self._points(variant)}
+        return self._request.lens.adapter.rollout == "tokens" and not looked_at & {"k", "v", "scores", "pattern"}
+
+
+def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
+    """The series once a variant, variant-major; groups of different copies stay apart."""
+
+    def named(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
+
+    columns = {name: getattr(batch, name) * copies for name in ("values", "starts", "units", "freqs")}
+    return replace(
+        batch,
+        **columns,
+        ids=named(batch.ids),
+        groups=named(batch.groups),
+        seasonalities=batch.seasonalities * copies,
+        variates=batch.variates * copies,
+    )
+
+
+def _forecast(request: Request, found: Prediction, block: int) -> Forecast:
+    own = slice(block * len(request.batch), (block + 1) * len(request.batch))
+    forecast = Forecast(
+        found.quantiles[own].permute(0, 2, 1).numpy().astype(float),
+        request.levels,
+        found.mean[own].numpy().astype(float),
+        None if found.samples is None else found.samples[own].numpy().astype(float),
+        request.batch,
+    )
+    refuse_non_finite(forecast, request.lens.wiring.architecture)
+    return forecast
