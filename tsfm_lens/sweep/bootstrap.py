@@ -87,7 +87,9 @@ def replicates_of(
                 found = np.where(undefined, 0.0, found)
             total += belongs @ found
     count = n - missing
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
+    mean = np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
+    # equal forecasts differ by rounding, both sides being added up in different order
+    return np.where(np.abs(mean) < 1e-12, 0.0, mean)
 
 
 def _shared(column: np.ndarray) -> np.ndarray:
@@ -112,7 +114,7 @@ def _measured(sums: Sums, measure: Callable[..., np.ndarray], part: slice, weigh
 
 
 def widened(share: float, units: int) -> float:
-    """The tail of a bootstrap distribution that stands for a tail of this share, with few units resampled.
+    """How many standard deviations out the tail of this share begins, with few units resampled; negative.
 
     A bootstrap of n units has their variance with n for n - 1, and percentiles of a normal where those of Student's t
     are due; both are put right by going further out.
@@ -120,7 +122,7 @@ def widened(share: float, units: int) -> float:
     Source:
         Hesterberg 2015, What teachers should know about the bootstrap, section on expanded percentile intervals.
     """
-    return float(norm.cdf(t.ppf(share, units - 1) * np.sqrt(units / (units - 1))))
+    return float(t.ppf(share, units - 1) * np.sqrt(units / (units - 1)))
 
 
 def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
@@ -148,6 +150,15 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
 
 
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:
-    """Lower and upper end, (2, variant), of the widened percentile interval."""
-    tail = widened((1 - confidence) / 2, units)
-    return np.quantile(distribution, [tail, 1 - tail], axis=0)
+    """Lower and upper end, (2, variant), of the widened percentile interval.
+
+    Where so few units are resampled that the ends lie beyond what so many replicates can show, they are Student's, of
+    mean and standard deviation of the replicates, if those are further out.
+    """
+    z = widened((1 - confidence) / 2, units)
+    tail = float(norm.cdf(z))
+    ends = np.quantile(distribution, [tail, 1 - tail], axis=0)
+    if tail * (len(distribution) + 1) >= 1:
+        return ends
+    middle, reach = distribution.mean(axis=0), -z * distribution.std(axis=0, ddof=1)
+    return np.stack([np.minimum(ends[0], middle - reach), np.maximum(ends[1], middle + reach)])

@@ -26,7 +26,7 @@ class Group:
         datasets: names.
         left_out: names of datasets on which there is no comparison: a metric of either side is undefined, infinite
             or not positive, or there is no series that both sides have.
-        unpaired: how many series of the plain model the variant lacks, or has in part.
+        unpaired: how many series of the plain model a variant lacks, or has in part.
     """
 
     variants: list[str]
@@ -75,14 +75,14 @@ class Pairs:
             series = np.flatnonzero(pattern)
             present, starts = np.unique(self.dataset[series], return_index=True)
             gone = {*range(len(self.datasets))} - {*present.tolist()}
-            for some in self._by_unpaired(rows):
+            for some in [rows] if together else self._by_unpaired(rows):
                 yield Group(
                     [self.variants[row] for row in some],
                     Sums(tuple(column[np.ix_(some, series)] for column in self.columns), starts),
                     Sums(tuple(column[:, series] for column in self.plain), starts),
                     [self.datasets[d] for d in present],
                     [self.datasets[d] for d in sorted(gone)],
-                    int((~self.whole[some[0]]).sum()),
+                    int((~self.whole[some]).sum(axis=1).max()),
                 )
 
     def _by_unpaired(self, rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -36,6 +36,8 @@ _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 }
 METRICS = tuple(_FORMULAS)
 MEASURES = (*METRICS, *DISTANCES)
+# the largest value of a distance; none is negative
+LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:

@@ -16,6 +16,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.sweep import bootstrap
 from tsfm_lens.sweep.pairing import Group, on_log_scale, pair
 from tsfm_lens.sweep.pooling import (
+    LARGEST,
     METRICS,
     as_series_sums,
     dataset_metrics,
@@ -166,8 +167,7 @@ def _compare(
     if units >= 2:
         found = _distribution(group, metric, replicates, seed, datasets)
         ends, p = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
-    if log:
-        ends = np.exp(ends) - 1
+    ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
     shared = {
         "metric": metric,
         "n_datasets": len(group.datasets),

@@ -1,0 +1,294 @@
+"""Sums against gluonts's own evaluation of all windows at once; distances against scipy one pair at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from gluonts.dataset.split import split
+from gluonts.ev import metrics as ev
+from gluonts.ev.ts_stats import seasonal_error
+from gluonts.model.evaluation import evaluate_forecasts
+from gluonts.model.forecast import QuantileForecast, SampleForecast
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.scores import DISTANCES, SUMS, forecast_distances, window_scores
+from tsfm_lens.sweep.statistics import METRICS, pooled
+
+DECILES = tuple(k / 10 for k in range(1, 10))
+LEVELS = (DECILES, (0.1, 0.5, 0.9), (0.05, 0.2, 0.45, 0.7, 0.95), (0.025, 0.1, 0.5, 0.9, 0.975), (0.3, 0.1 + 0.2 + 0.5))
+# our name, gluonts's name and definition
+DEFINITIONS = {
+    "MASE": ("MASE[0.5]", ev.MASE()),
+    "sMAPE": ("sMAPE[0.5]", ev.SMAPE()),
+    "MSE": ("MSE[mean]", ev.MSE()),
+    "MSE[0.5]": ("MSE[0.5]", ev.MSE(forecast_type="0.5")),
+    "RMSE": ("RMSE[mean]", ev.RMSE()),
+    "NRMSE": ("NRMSE[mean]", ev.NRMSE()),
+    "ND": ("ND[0.5]", ev.ND()),
+    "MAE": ("MAE[0.5]", ev.MAE()),
+    "MAPE": ("MAPE[0.5]", ev.MAPE()),
+    "MSIS": ("MSIS", ev.MSIS()),
+    "CRPS": ("mean_weighted_sum_quantile_loss", ev.MeanWeightedSumQuantileLoss(DECILES)),
+}
+
+
+def drawn(rng: np.random.Generator, n: int, horizon: int) -> dict[str, Any]:
+    """Windows with everything that goes wrong in a benchmark: gaps, zeros, constant and empty contexts."""
+    context = rng.normal(size=(n, 20)) * 10.0 ** rng.integers(-3, 4, size=(n, 1))
+    context[rng.random(context.shape) < 0.1] = np.nan
+    label = rng.normal(size=(n, horizon)) + rng.integers(-2, 3, size=(n, 1))
+    label[rng.random(label.shape) < 0.2] = np.nan
+    label[rng.random(label.shape) < 0.2] = 0.0
+    if n > 3:
+        context[1], context[2], label[3] = 5.0, np.nan, np.nan
+    context[0, :4] = 1.0, 2.0, 4.0, 8.0
+    label[0, 0] = 3.0
+    return {"context": context, "label": label}
+
+
+def gluonts_metrics(windows: dict[str, Any], forecasts: list[Any], season: int) -> dict[str, float]:
+    horizon = windows["label"].shape[1]
+    start = pd.Period("2020-01-01", freq="D")
+    rows = [
+        {"start": start, "target": np.concatenate(pair)}
+        for pair in zip(windows["context"], windows["label"], strict=True)
+    ]
+    _, template = split(rows, offset=-horizon)
+    table = evaluate_forecasts(
+        forecasts,
+        test_data=template.generate_instances(prediction_length=horizon),
+        metrics=[definition for _, definition in DEFINITIONS.values()],
+        axis=None,
+        mask_invalid_label=True,
+        seasonality=season,
+    )
+    return {ours: float(table[theirs].iloc[0]) for ours, (theirs, _) in DEFINITIONS.items()}
+
+
+def scales(context: np.ndarray, season: int) -> np.ndarray:
+    rows = [seasonal_error(np.ma.masked_invalid(row), season) for row in context]
+    return np.array([float(np.ma.filled(row, np.nan)[0]) for row in rows])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 12),
+    horizon=st.integers(1, 7),
+    kind=st.sampled_from([*LEVELS, "samples", "one sample"]),
+    with_mean=st.booleans(),
+    cuts=st.lists(st.integers(0, 12), max_size=4),
+)
+def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
+    seed: int, n: int, horizon: int, kind: Any, with_mean: bool, cuts: list[int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    windows, season, start = drawn(rng, n, horizon), int(rng.integers(1, 4)), pd.Period("2020-01-21", freq="D")
+    scale = scales(windows["context"], season)
+    given: dict[str, Any] = {}
+    if isinstance(kind, str):
+        levels: tuple[float, ...] = DECILES
+        quantiles = np.zeros((n, 9, horizon))
+        samples = rng.normal(size=(n, 1 if kind == "one sample" else int(rng.integers(2, 24)), horizon)).round(1)
+        forecasts = [SampleForecast(sample, start) for sample in samples]
+        given["samples"] = samples
+    else:
+        levels = kind
+        quantiles = np.sort(rng.normal(size=(n, len(levels), horizon)).round(1), axis=1)
+        names = [str(round(level, 10)) for level in levels]
+        means = rng.normal(size=(n, 1, horizon))
+        if with_mean:
+            forecasts = [
+                QuantileForecast(np.concatenate(pair), start, [*names, "mean"])
+                for pair in zip(quantiles, means, strict=True)
+            ]
+            given["mean"] = means[:, 0]
+        else:
+            forecasts = [QuantileForecast(rows, start, names) for rows in quantiles]
+    want = gluonts_metrics(windows, forecasts, season)
+
+    total = dict.fromkeys(SUMS, 0.0)
+    edges = sorted({0, n, *(cut for cut in cuts if cut < n)})
+    for first, last in pairwise(edges):
+        part = slice(first, last)
+        some = {name: array[part] for name, array in given.items()}
+        sums = window_scores(windows["label"][part], quantiles[part], levels, scale[part], **some)
+        assert {name: array.shape for name, array in sums.items()} == dict.fromkeys(SUMS, (last - first,))
+        total = {name: total[name] + sums[name].sum() for name in SUMS}
+    got = pooled(total)
+    assert set(got) == set(METRICS) == set(want)
+    for name, value in want.items():
+        assert got[name] == pytest.approx(value, rel=1e-10, nan_ok=True), name
+
+
+def test_metrics_of_one_window_by_hand() -> None:
+    truth = np.array([[2.0, np.nan, 0.0, -4.0]])
+    quantiles = np.stack([np.full((1, 4), value) for value in np.arange(1.0, 10.0)], axis=1)
+    sums = {name: float(value[0]) for name, value in window_scores(truth, quantiles, DECILES, np.array([2.0])).items()}
+    # the median is 5, so that the errors are 3, 5 and 9
+    assert (sums["n"], sums["n_scaled"], sums["n_percentage"], sums["n_symmetric"]) == (3, 3, 2, 3)
+    got = pooled(sums)
+    assert got["MASE"] == pytest.approx(17 / 3 / 2)
+    assert got["MAPE"] == pytest.approx((3 / 2 + 9 / 4) / 2)
+    assert got["sMAPE"] == pytest.approx((2 * 3 / 7 + 2 * 5 / 5 + 2 * 9 / 9) / 3)
+    assert got["MSE"] == got["MSE[0.5]"] == pytest.approx(115 / 3)
+    assert got["NRMSE"] == pytest.approx(np.sqrt(115 / 3) / 2)
+    assert got["ND"] == pytest.approx(17 / 6)
+    loss = sum(2 * abs((y - q) * ((q >= y) - 0.1 * q)) for y in (2, 0, -4) for q in range(1, 10))
+    assert got["CRPS"] == pytest.approx(loss / 9 / 6)
+
+
+def test_a_sample_quantile_is_a_sample() -> None:
+    samples = np.array([40.0, 10.0, 30.0, 20.0])[None, :, None]
+    sums = window_scores(np.zeros((1, 1)), np.zeros((1, 1, 1)), (0.5,), np.ones(1), samples=samples)
+    # number round(3 · 0.5) = 2 in order from 0, and not the middle of two; the mean is the mean
+    assert sums["abs_error"][0] == 30.0
+    assert sums["squared_error_mean"][0] == 25.0**2
+    # outermost samples are the interval
+    assert sums["interval_score"][0] == pytest.approx(40 - 10 + 40 * 10)
+
+
+def test_series_without_a_scale_are_in_the_other_metrics_only() -> None:
+    truth, quantiles = np.ones((3, 2)), np.full((3, 9, 2), 3.0)
+    sums = window_scores(truth, quantiles, DECILES, np.array([0.0, np.nan, 4.0]))
+    assert sums["n_scaled"].tolist() == sums["n_interval"].tolist() == [0, 0, 2]
+    assert sums["abs_error"].tolist() == [4.0, 4.0, 4.0]
+    assert pooled({name: value.sum() for name, value in sums.items()})["MASE"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["quantiles", "mean", "samples"])
+def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(bad: float, where: str) -> None:
+    truth = np.array([[1.0, np.nan], [1.0, np.nan]])
+    arrays = {"quantiles": np.ones((2, 9, 2)), "mean": np.ones((2, 2)), "samples": np.ones((2, 5, 2))}
+    arrays[where][1, ..., 0] = bad  # where the label is known
+    arrays[where][:, ..., 1] = bad  # where it is not
+    given = {name: array for name, array in arrays.items() if name in {"quantiles", where}}
+    sums = window_scores(truth, given.pop("quantiles"), DECILES, np.ones(2), **given)
+    assert sums["n_invalid"].tolist() == [0, 1]
+    assert all(np.isfinite(value).all() for value in sums.values())
+    one, both = ({name: value[:k].sum() for name, value in sums.items()} for k in (1, 2))
+    assert all(np.isfinite(pooled(one)[name]) for name in ("MASE", "CRPS", "MSIS", "MSE"))
+    assert all(np.isnan(value) for value in pooled(both).values())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    truth, quantiles = np.zeros((2, 4)), np.zeros((2, 9, 4))
+    with pytest.raises(InputError, match=r"quantiles must have the shape \(2, 3, 4\)"):
+        window_scores(truth, quantiles, (0.1, 0.5, 0.9), np.ones(2))
+    with pytest.raises(InputError, match="one value a series, 2"):
+        window_scores(truth, quantiles, DECILES, np.ones(3))
+    with pytest.raises(InputError, match=r"\(2, samples, 4\)"):
+        window_scores(truth, quantiles, DECILES, np.ones(2), samples=np.zeros((2, 4)))
+    with pytest.raises(InputError, match="2 quantile levels"):
+        window_scores(truth, quantiles[:, :1], (0.5,), np.ones(2))
+    with pytest.raises(InputError, match="series, step"):
+        window_scores(truth[0], quantiles, DECILES, np.ones(2))
+    with pytest.raises(InputError, match="of one shape"):
+        forecast_distances(truth, truth[:1])
+    with pytest.raises(InputError, match="at least 1 step"):
+        forecast_distances(truth, truth, steps=0)
+
+
+def sbd(x: np.ndarray, y: np.ndarray) -> float:
+    """Shape-based distance by sliding one series over the other."""
+    x, y = x - x.mean(), y - y.mean()
+    best = -np.inf
+    for shift in range(-len(x) + 1, len(x)):
+        pairs = [(x[k + shift], y[k]) for k in range(len(y)) if 0 <= k + shift < len(x)]
+        best = max(best, sum(a * b for a, b in pairs))
+    return 1 - best / np.sqrt((x**2).sum() * (y**2).sum())
+
+
+def hellinger(x: np.ndarray, y: np.ndarray) -> float:
+    """Hellinger distance of the spectra by a sum over frequencies, each folded as a real signal's."""
+
+    def share(z: np.ndarray) -> np.ndarray:
+        n = len(z)
+        angles = 2 * np.pi * np.outer(np.arange(1, n), np.arange(n)) / n
+        power = (np.cos(angles) @ z) ** 2 + (np.sin(angles) @ z) ** 2
+        folded = np.zeros(n // 2 + 1)
+        for k in range(1, n):
+            folded[min(k, n - k)] += power[k - 1]
+        return folded / folded.sum()
+
+    return float(np.sqrt(max(0.0, 1 - np.sqrt(share(x) * share(y)).sum())))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), steps=st.integers(3, 20), digits=st.integers(0, 3), power=st.integers(-100, 100))
+def test_distances_of_many_rows_are_those_of_each(seed: int, steps: int, digits: int, power: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, 5, steps)).round(digits)
+    a[:, 0], b[:, 0] = 7.0, -7.0  # no constant row
+    found = forecast_distances(a * 10.0**power, b * 10.0**power)
+    assert tuple(found) == DISTANCES
+    for row, (x, y) in enumerate(zip(a, b, strict=True)):
+        want = {
+            "spearman_distance": 1 - spearmanr(x, y).statistic,
+            "pearson_distance": 1 - pearsonr(x, y).statistic,
+            "spectral_distance": hellinger(x, y),
+            "shape_distance": sbd(x, y),
+            "slope_disagreement": np.mean(np.sign(np.diff(x)) != np.sign(np.diff(y))),
+            "mean_shift": sum(abs(x - y)) / steps * 10.0**power,
+        }
+        for name, value in want.items():
+            near = 1e-7 if name == "spectral_distance" else 1e-9
+            assert found[name][row] == pytest.approx(value, rel=1e-12, abs=near), name
+
+
+def test_distances_known_answers() -> None:
+    time = np.arange(32.0)
+    wave, later = np.sin(2 * np.pi * time / 8), np.cos(2 * np.pi * time / 8)
+    pulse, shifted = np.zeros(64), np.zeros(64)
+    pulse[20:24] = shifted[35:39] = 1.0, 3.0, 2.0, 1.0
+
+    def distance(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+        return {name: float(value[0]) for name, value in forecast_distances(a[None], b[None]).items()}
+
+    same = distance(wave, wave)
+    assert {same[name] for name in DISTANCES if name != "shape_distance"} == {0.0}
+    assert same["shape_distance"] == pytest.approx(0.0, abs=1e-12)
+    reversed_ = distance(time, -time)
+    assert (reversed_["spearman_distance"], reversed_["slope_disagreement"]) == (2.0, 1.0)
+    assert reversed_["pearson_distance"] == pytest.approx(2.0)
+    quarter = distance(wave, 5 + 3 * later)  # another level, scale and phase
+    assert quarter["spectral_distance"] == pytest.approx(0.0, abs=1e-7)
+    assert quarter["pearson_distance"] == pytest.approx(1.0)
+    assert distance(wave, np.sin(2 * np.pi * time / 4))["spectral_distance"] == pytest.approx(1.0)
+    assert distance(pulse, shifted)["shape_distance"] < 0.12 < 0.9 < distance(pulse, shifted)["pearson_distance"]
+    assert distance(wave, wave + 2.5)["mean_shift"] == pytest.approx(2.5)
+
+
+def test_constant_short_and_broken_forecasts_have_defined_distances() -> None:
+    flat, wave = np.full((1, 6), 0.1), np.array([[1.0, 2.0, 0.0, 1.0, 5.0, 1.0]])
+    one, both = forecast_distances(flat, wave), forecast_distances(flat, flat)
+    for name in ("spearman_distance", "pearson_distance", "shape_distance"):
+        assert one[name][0] == both[name][0] == 1.0
+    assert (one["spectral_distance"][0], both["spectral_distance"][0]) == (1.0, 0.0)
+    assert (one["slope_disagreement"][0], both["slope_disagreement"][0]) == (1.0, 0.0)
+    short = forecast_distances(flat[:, :1], wave[:, :1])
+    assert {name for name in DISTANCES if np.isnan(short[name][0])} == {*DISTANCES} - {"mean_shift"}
+    assert short["mean_shift"][0] == pytest.approx(0.9)
+    for bad in (np.nan, np.inf):
+        broken = np.where(np.arange(6) == 2, bad, wave)
+        rows = forecast_distances(np.concatenate([broken, wave]), np.concatenate([wave, wave]))
+        assert all(np.isnan(rows[name][0]) and np.isfinite(rows[name][1]) for name in DISTANCES)
+
+
+def test_steps_and_scale() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 3, 80))
+    cut = forecast_distances(a[:, :64], b[:, :64])
+    for name, value in forecast_distances(a, b).items():
+        np.testing.assert_array_equal(value, cut[name])
+    scaled = forecast_distances(a, b, scale=np.array([2.0, 0.0, np.nan]))["mean_shift"]
+    assert scaled[0] == pytest.approx(cut["mean_shift"][0] / 2)
+    assert np.isnan(scaled[1:]).all()
