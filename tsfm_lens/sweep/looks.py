@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import ndtr
 from scipy.stats import norm, t
 
 from tsfm_lens.errors import InputError, unknown_name
@@ -145,9 +146,14 @@ def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "poco
         raise unknown_name("spending", spending, SPENDINGS)
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
-    early = np.array(shares[:-1], dtype=float)
-    if not len(early):
-        return []
+    return list(_bounds(tuple(float(share) for share in shares[:-1]), alpha, spending))
+
+
+@cache
+def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[float, ...]:
+    if not shares:
+        return ()
+    early = np.array(shares)
     time = early / early[-1]
     if spending == "pocock":
         spent = alpha * np.log1p((np.e - 1) * time)
@@ -169,12 +175,12 @@ def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "poco
         width = np.full(_GRID, fresh[1] - fresh[0])
         width[[0, -1]] /= 2
         grid, weight, before = fresh, density * width, now
-    return found
+    return tuple(found)
 
 
 def _past(now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float, bound: float) -> float:
     """Chance that the next estimate is the first beyond its bound, less what it may cost."""
-    return float((weight * norm.sf((bound * np.sqrt(now) - grid) / step)).sum() - cost)
+    return float((weight * ndtr((grid - bound * np.sqrt(now)) / step)).sum() - cost)
 
 
 def student_bound(bound: float, freedom: float) -> float:

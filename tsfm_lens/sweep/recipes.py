@@ -211,7 +211,7 @@ def heads_of(
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
     stack = lens.wiring.output_stack
     here = [layer for layer in range(stack.n_layers) if kinds_of(stack, layer, kind, paired=True)]
-    fits = fits(recipe, lens)
+    fits = is_for(recipe, lens)
     if not fits and not (recipe.scale if scale is None else scale):
         raise InputError(_misfit(recipe, lens))
     plan = _Plan(recipe, lens, stack, here, fits, measured, ranked, kind)
@@ -247,7 +247,7 @@ def to_entries(
         InputError, UnknownNameError: see :func:`heads_of`.
     """
     heads, mlps = heads_of(recipe, lens, measured=measured, ranked=ranked, kind=kind, scale=scale)
-    listed = fits(recipe, lens) and not recipe.kept_heads and not recipe.measured
+    listed = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
     listed = listed and (recipe.lists is None or recipe.lists.heads is not None)
     own: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
     selection = "listed" if listed else recipe.order.partition(":")[0]
@@ -357,7 +357,7 @@ class _Plan:
         return self.ranked[layer]
 
 
-def fits(recipe: Recipe, lens: Lens) -> bool:
+def is_for(recipe: Recipe, lens: Lens) -> bool:
     """Whether a recipe is written for this architecture and these sizes."""
     own = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
     stack = lens.wiring.output_stack

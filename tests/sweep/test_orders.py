@@ -1,0 +1,228 @@
+"""Scores of heads against independent computations, and the orders made of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens.data import SeriesBatch, as_series, bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import heads_by_stable_rank
+from tsfm_lens.probes.attention import pick_attention
+from tsfm_lens.probes.head_choice import attention_over_time
+from tsfm_lens.probes.runs import runs_of
+from tsfm_lens.sweep.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
+
+NAMES = sorted(architectures())
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def series_for(lens: Lens) -> SeriesBatch:
+    own = getattr(lens.adapter, "example", None)
+    return as_series(own(2, 40)) if own else bundled("co2", "elnino").tail(40)
+
+
+def options(lens: Lens) -> dict:
+    return {"horizon": 6, "num_samples": 2 if lens.adapter.readout == "token" else None}
+
+
+def writes_of(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+    """Head writes (layer, row, pos, head, d_model) of one forward, and which tokens show a series."""
+    stack = lens.wiring.output_stack
+    kind, layers = stack.layers_with(attention_over_time(stack))
+    runs = runs_of(lens, series, horizon, rollout=False, num_samples=options(lens)["num_samples"])
+    points = [f"{stack.prefix}.{layer}.{kind}.hook_result" for layer in layers]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(runs.encoded, names_filter=points)
+    return np.stack([acts[point].double().numpy() for point in points]), runs.encoded.shown(stack.name).numpy()
+
+
+def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
+    """Entropic rank of one layer's writes (row, pos, head, d_model), by the singular values of the unit writes."""
+    per_row = []
+    for row, mask in zip(writes, shown, strict=True):
+        entropies = []
+        for token in row[mask]:
+            unit = token / np.maximum(np.linalg.norm(token, axis=-1, keepdims=True), 1e-8)
+            p = np.linalg.svd(unit, compute_uv=False)
+            p = p / p.sum()
+            entropies.append(-(p * np.log(np.maximum(p, 1e-8))).sum())
+        per_row.append(np.mean(entropies))
+    return float(np.exp(np.mean(per_row)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_score_of_every_architecture(name: str) -> None:
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    kind, layers = stack.layers_with(attention_over_time(stack))
+    series = series_for(lens)
+    # an order from weights alone takes no series
+    own = {"series": series, **options(lens)}
+    found = {order: head_scores(lens, order, **own) for order in ORDERS if order != "gradient"}
+    for order, scores in found.items():
+        over_time = pick_attention(lens, None, kind)[2]
+        expected = over_time if order == "attention_entropy" else layers
+        assert scores["layer"].values.tolist() == list(map(str, expected)), order
+        assert scores.sizes["head"] == stack.n_heads
+        assert np.isfinite(scores).all()
+        assert scores.attrs["attention"] == kind
+    weights = lens.weights.heads(layers[-1], kind, stack.name)
+    dense = (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
+    values = np.linalg.svd(dense, compute_uv=False)
+    np.testing.assert_allclose(found["stable_rank"][-1], (values**2).sum(-1) / values[:, 0] ** 2, rtol=1e-4)
+    writes, shown = writes_of(lens, series, 6)
+    last = writes[-1]
+    norms = [np.linalg.norm(row[mask], axis=-1).mean(0) for row, mask in zip(last, shown, strict=True)]
+    np.testing.assert_allclose(found["output_norm"][-1], np.mean(norms, axis=0), rtol=1e-4)
+    whole = numpy_rank(last, shown)
+    parts = [numpy_rank(np.delete(last, head, axis=2), shown) for head in range(stack.n_heads)]
+    np.testing.assert_allclose(found["entropic_contribution"][-1], whole - np.array(parts), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
+def test_the_gradient_score_is_the_slope_of_shrinking_a_head(name: str) -> None:
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    kind, layers = stack.layers_with(attention_over_time(stack))
+    series = series_for(lens)
+    scores = head_scores(lens, "gradient", series, **options(lens))
+    runs = runs_of(lens, series, 6, rollout=False, num_samples=options(lens)["num_samples"])
+    spread = np.array([np.nanstd(values) for values in series.values])
+
+    def shrunk(layer: int, head: int, share: float) -> np.ndarray:
+        def scale(value: torch.Tensor, hook: object) -> torch.Tensor:
+            value[:, :, head] *= 1 - share
+            return value
+
+        with torch.no_grad(), lens.hooks([(f"{stack.prefix}.{layer}.{kind}.hook_z", scale)]):
+            return runs.read(lens.forward(runs.encoded)).double().numpy()
+
+    for layer in layers:
+        for head in range(stack.n_heads):
+            step = 3e-3
+            slope = (shrunk(layer, head, step) - shrunk(layer, head, -step)) / (2 * step)
+            expected = (np.abs(slope).mean(axis=-1) / spread).mean()
+            assert float(scores.sel(layer=str(layer), head=head)) == pytest.approx(expected, rel=2e-2, abs=1e-5)
+
+
+def test_attribution_is_what_the_forecast_gains_when_the_head_writes() -> None:
+    lens = lens_of("chronos-bolt")
+    stack = lens.wiring.output_stack
+    series = series_for(lens)
+    scores = head_scores(lens, "attribution", series, 6)
+    runs = runs_of(lens, series, 6, rollout=False)
+    names = [f"decoder_blocks.{layer}.{kind}.hook_result" for layer in range(3) for kind in ("self_attn", "cross_attn")]
+    mlps = [f"decoder_blocks.{layer}.mlp.hook_out" for layer in range(3)]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(runs.encoded, names_filter=["decoder.hook_embed", *names, *mlps])
+        stream = acts["decoder.hook_embed"].clone()
+        spread = np.array([np.std(values) for values in series.values])
+        median = list(lens.adapter.levels).index(0.5)
+        for layer in range(3):
+            for kind in ("self_attn", "cross_attn"):
+                for head in range(stack.n_heads):
+                    before = lens.readout(stream, runs.encoded)[:, median, :6]
+                    stream = stream + acts[f"decoder_blocks.{layer}.{kind}.hook_result"][:, :, head]
+                    gain = (lens.readout(stream, runs.encoded)[:, median, :6] - before).abs().mean(-1).numpy()
+                    if kind == "cross_attn":
+                        found = float(scores.sel(layer=str(layer), head=head))
+                        assert found == pytest.approx((gain / spread).mean(), rel=1e-3)
+            stream = stream + acts[f"decoder_blocks.{layer}.mlp.hook_out"]
+
+
+def test_attention_entropy_is_that_of_the_patterns() -> None:
+    lens = lens_of("chronos-bolt")
+    series = bundled("co2").tail(40)
+    scores = head_scores(lens, "attention_entropy", series, 6)
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(
+            lens.encode(series, horizon=6), names_filter="decoder_blocks.*.cross_attn.hook_pattern"
+        )
+    for layer in range(3):
+        p = acts[f"decoder_blocks.{layer}.cross_attn.hook_pattern"][0].double().numpy()
+        expected = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(-1).mean(-1)
+        np.testing.assert_allclose(scores.sel(layer=str(layer)), expected, rtol=1e-5)
+
+
+def test_a_head_that_says_what_another_says_adds_no_direction() -> None:
+    """Four heads along the axes of space, of which two share one: known ranks 3 and, without a twin, 3 or 2."""
+    from tsfm_lens.sweep.orders import _entropies
+
+    writes = torch.eye(4)[[0, 1, 2, 2]] * torch.tensor([[1.0], [5.0], [2.0], [7.0]])
+    found = _entropies(writes).exp().numpy()
+    twin = np.array([1.0, 1.0, np.sqrt(2)]) / (2 + np.sqrt(2))
+    assert found[0] == pytest.approx(np.exp(-(twin * np.log(twin)).sum()), rel=1e-6)
+    np.testing.assert_allclose(found[3:], 3.0, rtol=1e-6)
+    pair = np.array([1.0, np.sqrt(2)]) / (1 + np.sqrt(2))
+    np.testing.assert_allclose(found[1:3], np.exp(-(pair * np.log(pair)).sum()), rtol=1e-6)
+
+
+def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> None:
+    lens = load("bolt-nano")
+    found = rankings(lens, ["stable_rank", "random:0..2"])
+    assert list(found) == ["stable_rank:low", "stable_rank:high", "random:0", "random:1", "random:2"]
+    for layer in range(3):
+        assert found["stable_rank:low"][layer] == found["stable_rank:high"][layer][::-1]
+        for kept in range(5):
+            going = found["stable_rank:low"][layer][: 4 - kept]
+            chosen = heads_by_stable_rank(lens, {layer: kept}, order="low")
+            assert sorted(going) == sorted(component.head for component in chosen)
+        assert sorted(found["random:1"][layer]) == [0, 1, 2, 3]
+    assert len({str(found[f"random:{seed}"]) for seed in range(3)}) > 1
+    # a layer's random order depends on the seed and the layer alone
+    assert found["random:1"] == rankings(lens, ["random:1"])["random:1"]
+
+
+def test_ties_go_by_index_and_missing_scores_are_refused() -> None:
+    coords = {"layer": ["0", "1"], "head": range(3)}
+    scores = xr.DataArray(
+        [[2.0, 1.0, 1.0], [1.0, np.nan, 0.0]], dims=("layer", "head"), coords=coords, name="stable_rank"
+    )
+    assert ranking(scores, 0, "low") == [1, 2, 0]
+    assert ranking(scores, 0, "high") == [0, 1, 2]
+    with pytest.raises(InputError, match="head 1 of layer 1 has no stable_rank"):
+        ranking(scores, 1)
+    with pytest.raises(UnknownNameError, match="'2'"):
+        ranking(scores, 2)
+    with pytest.raises(UnknownNameError, match="low"):
+        ranking(scores, 0, "lowest")
+
+
+def test_orders_read_as_they_print() -> None:
+    orders = parse_orders(["output_norm:high", "stable_rank", "random:7", "stable_rank:low"])
+    assert orders == [
+        Order("output_norm", "high"),
+        Order("stable_rank", "low"),
+        Order("stable_rank", "high"),
+        Order("random", seed=7),
+    ]
+    assert parse_orders(map(str, orders)) == orders
+    with pytest.raises(UnknownNameError, match="stable_rank:low"):
+        parse_orders(["stablerank:low"])
+    with pytest.raises(UnknownNameError, match="stable_rank:high"):
+        parse_orders(["stable_rank:hi"])
+    with pytest.raises(InputError, match="random:0"):
+        parse_orders(["random"])
+
+
+def test_orders_that_cannot_be_measured_say_why() -> None:
+    lens = lens_of("chronos-bolt")
+    with pytest.raises(InputError, match="give series"):
+        head_scores(lens, "gradient")
+    with pytest.raises(UnknownNameError, match="stable_rank"):
+        head_scores(lens, "stable")
+    with pytest.raises(InputError, match="rescales its backward pass"):
+        head_scores(lens_of("toto-2"), "gradient", series_for(lens_of("toto-2")), 6)
+    two = as_series([np.random.default_rng(0).normal(size=(2, 60))])
+    with pytest.raises(InputError, match="variates"):
+        head_scores(lens_of("chronos-2"), "gradient", two, 6)

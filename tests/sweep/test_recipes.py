@@ -1,0 +1,191 @@
+"""Recipes: the published ones on models of the published sizes, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks.component import components, select_components
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes.recipes import ablated_share
+from tsfm_lens.sweep.orders import rankings
+from tsfm_lens.sweep.recipes import heads_of, parse_recipe, read_recipe, recipe_names, to_entries
+from tsfm_lens.sweep.released import (
+    RELEASED,
+    TIMESFM_ALL,
+    at_depth,
+    kept_heads,
+    released_lists,
+    scaled_counts,
+)
+
+PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 12), "moirai-1.1": (12, 12)}
+
+
+@cache
+def published(name: str) -> Lens:
+    """What recipes read of a lens, at the published size: the wiring, without any weights."""
+    wiring = load(architectures()[name].tiny(), check=False).wiring
+    n_layers, n_heads = PUBLISHED[name]
+    stack = replace(wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={})
+    wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))
+
+    def chosen(*patterns: object) -> list:
+        return select_components(wiring, *patterns) if patterns else list(components(wiring))
+
+    return SimpleNamespace(wiring=wiring, model_id=name, components=chosen)  # type: ignore[return-value]
+
+
+def any_order(name: str) -> dict[int, list[int]]:
+    n_layers, n_heads = PUBLISHED[name]
+    return {layer: list(range(n_heads)) for layer in range(n_layers)}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "architecture", "heads", "of", "percent", "mlps"),
+    [
+        ("timesfm-released", "timesfm-2.5", 177, 320, 55.3, 0),
+        ("toto-released", "toto-1", 90, 144, 62.5, 0),
+        ("bolt-released", "chronos-bolt", 88, 144, 61.1, 0),
+        ("moirai-released", "moirai-1.1", 83, 144, 57.6, 0),
+        ("timesfm-28", "timesfm-2.5", 88, 320, 27.5, 2),
+        ("timesfm-51", "timesfm-2.5", 164, 320, 51.25, 2),
+        ("toto-29", "toto-1", 42, 144, 29.2, 0),
+        ("bolt-60", "chronos-bolt", 86, 144, 59.7, 9),
+        ("bolt-list-82", "chronos-bolt", 82, 144, 56.9, 0),
+    ],
+)
+def test_published_recipes_take_what_the_paper_says(
+    recipe: str, architecture: str, heads: int, of: int, percent: float, mlps: int
+) -> None:
+    lens = published(architecture)
+    (entry,) = to_entries(read_recipe(recipe), lens, "m", ranked=any_order(architecture))
+    assert (entry.tags["ablated"], entry.tags["of"], entry.tags["mlps"]) == (heads, of, mlps)
+    assert 100 * heads / of == pytest.approx(percent, abs=0.05)
+    # counted once more in the components themselves; an index of Bolt is a head of each of two kinds
+    kinds = len(lens.wiring.output_stack.attention_kinds())
+    assert ablated_share(lens.wiring, lens.components(*entry.spec.components)) == (kinds * heads, kinds * of, mlps)
+    counted = recipe in ("bolt-released", "bolt-60")
+    assert entry.tags["selection"] == ("stable_rank" if counted else "listed")
+
+
+def test_listed_heads_are_the_released_ones_and_one_more_is_kept_from_the_end() -> None:
+    lens = published("timesfm-2.5")
+    lists = released_lists()["timesfm-2.5"]
+    assert lists.heads is not None
+    heads, mlps = heads_of(read_recipe("timesfm-51"), lens)
+    assert mlps == [10, 11]
+    for layer, kept in enumerate(lists.kept):
+        assert len(lists.heads[layer]) == len(set(lists.heads[layer])) == 16 - kept
+        expected = lists.heads[layer] if 7 <= layer <= 13 else lists.heads[layer][:-1]
+        assert heads.get(layer, []) == list(expected)
+    assert "figure 11" in lists.source
+    assert {name: (each.n_heads, sum(each.kept)) for name, each in released_lists().items()} == {
+        name: (heads, sum(kept)) for name, (heads, kept) in RELEASED.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["toto-29-1mlp", "toto-43", "bolt-28-6mlp", "bolt-42-6mlp"])
+def test_what_the_paper_leaves_open_is_not_made_up(name: str) -> None:
+    recipe = read_recipe(name)
+    assert name in recipe_names()
+    assert [recipe.heads, recipe.kept_heads, recipe.layers_at, recipe.mlps] == [{}, {}, (), ()]
+    with pytest.raises(InputError, match="does not say which"):
+        to_entries(recipe, published(recipe.architecture), "m")
+
+
+def test_every_packaged_recipe_has_its_name_and_source() -> None:
+    for name in recipe_names():
+        recipe = read_recipe(name)
+        assert recipe.name == name
+        assert recipe.source
+        assert recipe.architecture in architectures()
+
+
+def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
+    lens = load("bolt-nano")
+    content = {"heads": {1: [2, 0]}, "kept_heads": {0: 1}, "mlps": [2], "order": "stable_rank:high"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    first, second = (to_entries(read_recipe(tmp_path / f"mine.{kind}"), lens, "m") for kind in ("yaml", "json"))
+    assert first == second
+    going = rankings(lens, ["stable_rank:high"])["stable_rank:high"][0][:3]
+    expected = {f"decoder.1.{kind}_attn.{head}" for kind in ("self", "cross") for head in (0, 2)}
+    expected |= {f"decoder.0.{kind}_attn.{head}" for kind in ("self", "cross") for head in going}
+    assert set(first[0].spec.components) == expected | {"decoder.2.mlp"}
+    assert first[0].tags["recipe"] == "mine"
+    # the same counts at random, with the same MLP
+    drawn = to_entries(read_recipe(tmp_path / "mine.yaml"), lens, "m", random_seeds=[0, 1])[1:]
+    assert [(entry.family, entry.tags["ablated"], entry.tags["seed"]) for entry in drawn] == [
+        ("random", 5, 0),
+        ("random", 5, 1),
+    ]
+    assert all("decoder.2.mlp" in entry.spec.components for entry in drawn)
+
+
+def test_measured_heads_at_k_fill_a_recipe_in() -> None:
+    lens = load("bolt-nano")
+    recipe = parse_recipe({"name": "x", "layers_at": [{"layers": "middle third"}, {"layers": "others", "extra": 1}]})
+    assert recipe.measured
+    measured = {0: [3, 1], 1: [2, 0, 1], 2: []}
+    assert heads_of(recipe, lens, measured=measured) == ({0: [3], 1: [2, 0, 1]}, [])
+    with pytest.raises(InputError, match="not measured"):
+        heads_of(recipe, lens)
+
+
+def test_other_sizes_are_scaled_only_when_asked() -> None:
+    lens = load("bolt-nano")
+    recipe = read_recipe("timesfm-51")
+    with pytest.raises(InputError, match=r"20 layers of 16 heads.*scale: true"):
+        to_entries(recipe, lens, "m")
+    heads, mlps = heads_of(recipe, lens, scale=True)
+    assert heads_of(parse_recipe({**recipe.model_dump(), "scale": True}), lens) == (heads, mlps)
+    # as the figures of the paper are scaled: shares of the counts at the same depth
+    counts = scaled_counts("timesfm-2.5", 3, 4)
+    assert mlps == at_depth(TIMESFM_ALL.mlps, 20, 3)
+    low = rankings(lens, ["stable_rank:low"])["stable_rank:low"]
+    keep, _ = kept_heads(TIMESFM_ALL, counts, 3, 4)
+    assert heads == {layer: low[layer][: 4 - kept] for layer, kept in keep.items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"hads": {0: [1]}}, "nearest is 'heads'"),
+        ({}, "ablates nothing"),
+        ({"heads": {0: [1]}, "layers_at": [{"layers": [0]}]}, "layer 0 is named twice"),
+        ({"mlps": [1], "order": "stable_rnk:low"}, "stable_rank:low"),
+        ({"mlps": [1], "order": "stable_rank"}, "stands for 2 orders"),
+        ({"layers_at": [{"layers": "all"}], "released": "toto"}, "toto-1"),
+        ({"heads": {"first": [0]}}, "heads"),
+    ],
+)
+def test_recipes_that_cannot_be_read(content: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_recipe({"name": "x", **content})
+
+
+def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
+    lens = load("bolt-nano")
+    for content, words in (
+        ({"heads": {3: [0]}}, "'3'"),
+        ({"heads": {0: [4]}}, "'4'"),
+        ({"mlps": [7]}, "'7'"),
+        ({"kept_heads": {0: 5}}, "keep 5 heads, and it has 4"),
+        ({"heads": {0: [1]}, "architecture": "toto-1"}, "is for toto-1"),
+        ({"kept_heads": {0: 1}, "order": "output_norm:low"}, "measured on data"),
+    ):
+        with pytest.raises((InputError, UnknownNameError), match=words):
+            to_entries(parse_recipe({"name": "x", **content}), lens, "m")
+    with pytest.raises(UnknownNameError, match="timesfm-28"):
+        read_recipe("timesfm-29")
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    with pytest.raises(InputError, match="holds list"):
+        read_recipe(tmp_path / "list.yaml")

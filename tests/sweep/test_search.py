@@ -1,0 +1,261 @@
+"""heads@k against brute force, and how often a sequential test errs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import multivariate_normal, norm
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.sweep.looks import log_change, plan_looks, spending_bounds
+from tsfm_lens.sweep.search import PairedErrors, better, bisection, run_search, scan, sequential
+
+CURVES = st.lists(st.sampled_from([-0.05, 0.0, 0.0099, 0.01, 0.0101, 0.3, np.inf]), min_size=1, max_size=16)
+
+
+def brute_force(curve: list[float], tolerance: float = 0.01) -> int:
+    """Definition 5.2: the smallest count that passes; all heads kept always does."""
+    return next((kept for kept, change in enumerate(curve) if change < tolerance), len(curve))
+
+
+@given(CURVES, st.integers(1, 5))
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float], abreast: int) -> None:
+    expected = brute_force(curve)
+    whole = run_search(scan(len(curve)), lambda kept, _: curve[kept])
+    assert (whole.kept, whole.evaluations, whole.saved, whole.exact) == (expected, len(curve), 0, True)
+    assert whole.changes == dict(enumerate(curve))
+    assert whole.change == (curve[expected] if expected < len(curve) else 0.0)
+    passes = [change < 0.01 for change in curve]
+    assert whole.monotone == all(later or not earlier for earlier, later in pairwise(passes))
+    early = run_search(scan(len(curve), abreast=abreast), lambda kept, _: curve[kept])
+    assert (early.kept, early.exact) == (expected, True)
+    assert early.evaluations == min(len(curve), (expected // abreast + 1) * abreast)
+
+
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 3))
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(of: int, step: int, check: int) -> None:
+    curve = [0.5 if kept < step else 0.0 for kept in range(of)]
+    found = run_search(bisection(of, check=check), lambda kept, _: curve[kept])
+    assert found.kept == brute_force(curve)
+    assert found.monotone
+    assert found.evaluations <= np.ceil(np.log2(of + 1)) + check
+    assert found.evaluations == len(found.changes)
+
+
+@given(CURVES, st.integers(0, 3))
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(curve: list[float], check: int) -> None:
+    found = run_search(bisection(len(curve), check=check), lambda kept, _: curve[kept])
+    assert found.kept >= brute_force(curve)
+    assert found.kept == len(curve) or curve[found.kept] < 0.01
+    # none of the counts just below passes, and "exact" means that none below does
+    assert all(curve[kept] >= 0.01 for kept in range(max(found.kept - check, 0), found.kept))
+    assert not found.exact or found.kept == brute_force(curve)
+    seen = [change < 0.01 for _, change in sorted(found.changes.items())]
+    assert found.monotone == (seen == sorted(seen))
+
+
+def test_a_dip_below_the_bisection_is_found_by_its_check() -> None:
+    curve = [0.5, 0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
+    blind, careful = (run_search(bisection(8, check=check), lambda kept, _: curve[kept]) for check in (0, 2))
+    assert (blind.kept, blind.exact) == (4, False)
+    assert (careful.kept, careful.monotone) == (2, False)
+
+
+def test_searches_ask_answer_by_answer_and_refuse_what_does_not_fit() -> None:
+    search = scan(3)
+    assert search.requests() == [(0, 0), (1, 0), (2, 0)]
+    search.answer({(1, 0): 0.2})
+    assert search.requests() == [(0, 0), (2, 0)]
+    assert search.result is None
+    with pytest.raises(InputError, match=r"\(1, 0\) was not asked for"):
+        search.answer({(1, 0): 0.2})
+    with pytest.raises(InputError, match="2 heads kept is no number"):
+        search.answer({(2, 0): float("nan")})
+    search.answer({(0, 0): 0.2, (2, 0): 0.0})
+    assert search.requests() == []
+    assert search.result is not None
+    assert search.result.kept == 2
+    for wrong in (lambda: scan(0), lambda: scan(3, 0.0), lambda: scan(3, abreast=0), lambda: bisection(3, check=-1)):
+        with pytest.raises(InputError, match="expected"):
+            wrong()
+    assert run_search(scan(3, np.inf), lambda kept, _: 1e9).kept == 0
+
+
+def test_a_better_order_spares_the_other_one() -> None:
+    low = run_search(scan(12, abreast=1), lambda kept, _: 0.0 if kept >= 3 else 1.0)
+    other = scan(12, abreast=4)
+    other.cap(low.kept)
+    asked = []
+    while requests := other.requests():
+        asked += [kept for kept, _ in requests if kept < 3]
+        other.answer(dict.fromkeys(requests, 1.0))
+    assert asked == [0, 1, 2]
+    assert other.result is not None
+    assert not other.result.exact
+    assert better({"low": low, "high": other.result}) == ("low", low)
+    tie = run_search(scan(12), lambda kept, _: -0.1 if kept >= 3 else 1.0)
+    assert better({"low": low, "high": tie})[0] == "high"
+
+
+# --- looks and their bounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spending", ["pocock", "obrien_fleming"])
+@pytest.mark.parametrize("alpha", [0.05, 0.004])
+def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(alpha: float, spending: str) -> None:
+    shares = [0.2, 0.5, 0.6, 1.0]
+    bounds = spending_bounds(shares, alpha, spending)
+    # the correlation of two samples' means about that of all, one part of the other, drawn without replacement
+    information = [share / (1 - share) for share in shares[:-1]]
+    joint = [[np.sqrt(min(a, b) / max(a, b)) for a in information] for b in information]
+    stays = multivariate_normal(cov=joint, seed=0).cdf(bounds)
+    assert 1 - stays == pytest.approx(alpha, rel=0.05)
+    time = shares[0] / shares[2]
+    first = {
+        "pocock": alpha * np.log1p((np.e - 1) * time),
+        "obrien_fleming": 2 * norm.sf(norm.isf(alpha / 2) / time**0.5),
+    }
+    assert norm.sf(bounds[0]) == pytest.approx(first[spending], rel=1e-6)
+    assert spending_bounds([1.0], alpha) == []
+
+
+def test_the_standard_error_is_that_of_drawing_without_replacement() -> None:
+    """Over many random samples of one finite set, the estimates spread as their standard errors say."""
+    rng = np.random.default_rng(3)
+    plain = rng.gamma(4.0, size=240)
+    ablated = plain * np.exp(rng.normal(0.05, 0.2, size=240))
+    for groups in (None, np.repeat(np.arange(4), 60)):
+        everything = np.ones(240, dtype=bool)
+        whole, error, _ = log_change(ablated, plain, groups, everything)
+        assert error == 0.0
+        parts = [groups == group for group in range(4)]
+        logs = [np.log(ablated / plain).mean()]
+        if groups is not None:
+            logs = [np.log(ablated[part].sum() / plain[part].sum()) for part in parts]
+        assert whole == pytest.approx(np.mean(logs))
+        estimates, errors = [], []
+        for seed in range(400):
+            looks = plan_looks(240 if groups is None else groups.tolist(), (0.3, 1.0), seed=seed)
+            known = np.zeros(240, dtype=bool)
+            known[looks.added[0]] = True
+            value, error, freedom = log_change(ablated, plain, groups, known)
+            assert freedom <= 72
+            estimates.append(value)
+            errors.append(error)
+        assert np.std(estimates) == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=0.1)
+
+
+def test_looks_deal_every_unit_out_once_and_sample_every_data_set() -> None:
+    sets = ["a"] * 40 + ["b"] * 3 + ["c"] * 11
+    looks = plan_looks(sets, (0.25, 0.5, 1.0), seed=1)
+    assert sorted(np.concatenate(looks.added).tolist()) == list(range(54))
+    first = [sets[unit] for unit in looks.added[0]]
+    assert [first.count(name) for name in "abc"] == [10, 3, 4]
+    assert looks.shares[-1] == 1.0
+    assert any((plan_looks(sets, seed=2).added[0] != plan_looks(sets, seed=seed).added[0]).any() for seed in (3, 4))
+    for shares in ((0.5, 0.2, 1.0), (0.5,), ()):
+        with pytest.raises(InputError, match="rise to 1"):
+            plan_looks(10, shares)
+    with pytest.raises(UnknownNameError, match="pocock"):
+        spending_bounds([0.5, 1.0], 0.05, "pocok")
+    with pytest.raises(InputError, match="alpha"):
+        spending_bounds([0.5, 1.0], 0.9)
+
+
+# --- sequential ------------------------------------------------------------------------------------------------------
+
+
+def simulated(rng: np.random.Generator, units: int, logs: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Errors (count, unit) whose log changes scatter about a curve by head count."""
+    plain = rng.gamma(3.0, size=units)
+    noise = rng.normal(0.0, spread, size=(len(logs), units))
+    return plain * np.exp(logs[:, None] + noise), plain
+
+
+def decide(ablated: np.ndarray, plain: np.ndarray, looks: object, **more: object) -> object:
+    def evaluate(kept: int, look: int) -> PairedErrors:
+        added = looks.added[look]
+        return PairedErrors(ablated[kept, added], plain[added])
+
+    return run_search(sequential(len(ablated), looks, **more), evaluate)
+
+
+def exact_kept(ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None) -> int:
+    """By brute force on all units, in plain numpy."""
+    curve = []
+    for row in ablated:
+        if groups is None:
+            logs = np.log(row / plain).mean()
+        else:
+            logs = np.mean([np.log(row[groups == g].mean() / plain[groups == g].mean()) for g in np.unique(groups)])
+        curve.append(np.expm1(logs))
+    return brute_force(curve)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_clear_cases_are_decided_early_and_as_the_scan_decides(grouped: bool) -> None:
+    rng = np.random.default_rng(0)
+    logs = np.linspace(0.3, -0.1, 12)
+    ablated, plain = simulated(rng, 200, logs, 0.02)
+    looks = plan_looks(["a", "b"] * 100 if grouped else 200, seed=1)
+    found = decide(ablated, plain, looks)
+    assert found.kept == exact_kept(ablated, plain, looks.groups)
+    assert not found.exact
+    assert found.alpha == 0.05
+    assert found.evaluations < 0.5 * (found.kept + 1)
+    # without early looks it is the scan that stops at the first count that passes
+    whole = decide(ablated, plain, plan_looks(["a", "b"] * 100 if grouped else 200, (1.0,)))
+    assert (whole.kept, whole.exact, whole.evaluations) == (found.kept, True, found.kept + 1)
+
+
+@pytest.mark.parametrize("spending", ["pocock", "obrien_fleming"])
+def test_the_answer_differs_from_the_scan_about_as_rarely_as_asked(spending: str) -> None:
+    """Curves that hug the tolerance, so that every count is hard, and heavy-tailed errors of unequal series."""
+    runs, wrong, used, alpha = 300, 0, 0.0, 0.1
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, 5])
+        logs = np.log(1.01) + rng.choice([-1.0, 1.0], size=6) * 0.004
+        ablated, plain = simulated(rng, 120, logs, 0.05)
+        looks = plan_looks(120, seed=seed)
+        found = decide(ablated, plain, looks, alpha=alpha, spending=spending)
+        wrong += found.kept != exact_kept(ablated, plain, None)
+        used += found.evaluations
+    # three standard deviations of a binomial above alpha
+    assert wrong / runs <= alpha + 3 * np.sqrt(alpha * (1 - alpha) / runs)
+    assert used < 0.95 * runs * 6
+
+
+def test_a_lax_test_errs_more_often_than_a_strict_one() -> None:
+    """The error that is asked for is what limits the errors: at nearly even odds many answers are wrong."""
+    wrong = {}
+    for alpha in (0.45, 0.01):
+        wrong[alpha] = 0
+        for seed in range(150):
+            rng = np.random.default_rng([seed, 6])
+            ablated, plain = simulated(rng, 80, np.log(1.01) + rng.choice([-1.0, 1.0], size=1) * 0.002, 0.08)
+            found = decide(ablated, plain, plan_looks(80, seed=seed), alpha=alpha)
+            wrong[alpha] += found.kept != exact_kept(ablated, plain, None)
+    assert wrong[0.01] <= 5
+    assert wrong[0.45] > 15
+
+
+def test_answers_that_do_not_fit_a_look_are_refused() -> None:
+    looks = plan_looks(40)
+    search = sequential(2, looks)
+    assert search.requests() == [(0, 0)]
+    with pytest.raises(InputError, match="adds 10 series"):
+        search.answer({(0, 0): PairedErrors(np.ones(4), np.ones(4))})
+    with pytest.raises(InputError, match="adds 10 series"):
+        sequential(2, looks).answer({(0, 0): 0.5})
+    with pytest.raises(InputError, match="error of zero"):
+        sequential(2, looks).answer({(0, 0): PairedErrors(np.ones(10), np.zeros(10))})
+    with pytest.raises(InputError, match="no number"):
+        sequential(2, looks).answer({(0, 0): PairedErrors(np.full(10, np.nan), np.ones(10))})
+    assert sequential(5, looks, abreast=3).requests() == [(0, 0), (1, 0), (2, 0)]

@@ -1,0 +1,249 @@
+"""Variants: names by content, families of every architecture, and forecasts against edited weights."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.ablation import run_variants
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.sweep.variants import (
+    Entry,
+    VariantSpec,
+    component_entries,
+    count_entries,
+    head_entries,
+    heads_per_layer_entries,
+    layer_entries,
+    plain_entry,
+    plan_frame,
+    random_entries,
+    range_entries,
+    recipe_entry,
+    variant_spec,
+)
+from tsfm_lens.testing import example_case
+
+NAMES = sorted(architectures())
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def without(lens: Lens, heads: list[tuple[int, str, int]], mlps: list[int], layers: list[int]) -> Lens:
+    """A copy of Bolt with rows of output matrices set to zero: (layer, kind, head), MLPs, and whole layers."""
+    edited = load(copy.deepcopy(lens.native), check=False)
+    stack = edited.wiring.output_stack
+    with torch.no_grad():
+        for layer, kind, head in heads:
+            row = stack.attention(kind, layer)
+            weight = edited.adapter.model.get_submodule(f"{stack.block(layer)}.{row.o.module}").weight
+            weight[:, head * stack.d_head : (head + 1) * stack.d_head] = 0
+        for layer in [*mlps, *layers]:
+            for row in stack.rows(layer):
+                if layer in layers or not isinstance(row, Attention):
+                    path = row.o.module if isinstance(row, Attention) else row.o
+                    edited.adapter.model.get_submodule(f"{stack.block(layer)}.{path}").weight.zero_()
+    return edited
+
+
+def forecast(lens: Lens, spec: VariantSpec) -> np.ndarray:
+    with lens.edit(*spec.to_variant(lens).interventions):
+        return lens.forecast(bundled("co2", "electricity").tail(96), 33).quantiles
+
+
+def labelled(entries: list[Entry]) -> dict[str, VariantSpec]:
+    found = {entry.label: entry.spec for entry in entries}
+    assert len(found) == len(entries), "labels repeat"
+    return found
+
+
+BOTH = ("self_attn", "cross_attn")
+
+
+def test_families_are_the_model_with_those_weights_zeroed() -> None:
+    lens = load("bolt-nano")
+    every = range(lens.wiring.output_stack.n_heads)
+    layers = labelled(layer_entries(lens, "m", sizes=(1, 2)))
+    ranking = [2, 0, 3, 1]
+    counts = labelled(count_entries(lens, "m", 1, "stable_rank:low", ranking))
+    each = labelled(heads_per_layer_entries(lens, "m", "random:0", {0: ranking, 2: [3, 1, 0, 2]}, counts=[2]))
+    single = labelled(head_entries(lens, "m", layers=[2], kind="all"))
+    paired = labelled(head_entries(lens, "m", layers=[0], paired=True))
+    recipe = recipe_entry(lens, "m", "r", {1: [0, 2], 2: [3]}, [0, 1])
+    cases: list[tuple[VariantSpec, Lens]] = [
+        (layers["layer 1"], without(lens, [], [], [1])),
+        (layers["layers 1 to 2"], without(lens, [], [], [1, 2])),
+        (layers["MLP of layer 2"], without(lens, [], [2], [])),
+        (layers["all heads of layer 0"], without(lens, [(0, kind, h) for kind in BOTH for h in every], [], [])),
+        (
+            counts["3 of 4 heads of layer 1, low stable rank first"],
+            without(lens, [(1, kind, h) for kind in BOTH for h in (2, 0, 3)], [], []),
+        ),
+        (
+            each["2 of 4 heads in each of 2 layers, random order 0"],
+            without(lens, [(x, k, h) for k in BOTH for x, h in ((0, 2), (0, 0), (2, 3), (2, 1))], [], []),
+        ),
+        (single["head 1 of layer 2 (self_attn)"], without(lens, [(2, "self_attn", 1)], [], [])),
+        (paired["head 3 of layer 0 (self_attn+cross_attn)"], without(lens, [(0, k, 3) for k in BOTH], [], [])),
+        (recipe.spec, without(lens, [(x, k, h) for k in BOTH for x, h in ((1, 0), (1, 2), (2, 3))], [0, 1], [])),
+    ]
+    context = bundled("co2", "electricity").tail(96)
+    plain = lens.forecast(context, 33).quantiles
+    for spec, edited in cases:
+        expected = edited.forecast(context, 33).quantiles
+        np.testing.assert_allclose(forecast(lens, spec), expected, rtol=2e-5)
+        assert np.abs(expected - plain).max() > 5e-4 * np.abs(plain).max(), "nothing was ablated"
+    np.testing.assert_array_equal(forecast(lens, counts["0 of 4 heads of layer 1, low stable rank first"]), plain)
+    assert counts["0 of 4 heads of layer 1, low stable rank first"] == plain_entry("m").spec
+
+
+def test_a_variant_is_named_by_what_it_ablates() -> None:
+    lens = load("bolt-nano")
+    spec = variant_spec(lens, ["decoder.1.cross_attn.2", "decoder.0.mlp", "decoder.1.cross_attn.0"])
+    assert spec.components == ("decoder.0.mlp", "decoder.1.cross_attn.0", "decoder.1.cross_attn.2")
+    shuffled = ["decoder.1.cross_attn.0", *lens.components("decoder.1.cross_attn.[02]"), "decoder.0.mlp"]
+    assert variant_spec(lens, shuffled).id == spec.id
+    assert len(spec.id) == 16
+    assert int(spec.id, 16) >= 0
+    # a layer is its branches, and what a branch replaces leaves nothing of its heads
+    layer = variant_spec(lens, ["decoder.1"])
+    assert layer == variant_spec(lens, ["decoder.1.*"]) == variant_spec(lens, ["decoder.1", "decoder.1.cross_attn.*"])
+    # the output projection's bias stays where only the heads go
+    assert variant_spec(lens, ["decoder.1.mlp", "decoder.1.self_attn.*", "decoder.1.cross_attn.*"]).id != layer.id
+    noise = [variant_spec(lens, patterns, "noise") for patterns in (["decoder.1"], ["decoder.1", "decoder.1.*.0"])]
+    assert noise[0].id != noise[1].id
+    seeds = {variant_spec(lens, ["decoder.1"], how, seed).id for how in ("zero", "mean", "noise") for seed in (1, 2)}
+    assert len(seeds) == 1 + 1 + 2
+    assert VariantSpec(how="noise", seed=3) == VariantSpec()
+    assert VariantSpec().id == "plain"
+    assert VariantSpec(("a", "b")).id == VariantSpec(("b", "a", "b")).id
+
+
+@pytest.mark.parametrize("how", ["mean", "resample", "noise"])
+def test_other_replacements_are_those_of_the_lens(how: str) -> None:
+    lens = load("bolt-nano")
+    context, reference = bundled("co2").tail(96), bundled("electricity", "elnino").tail(96)
+    spec = variant_spec(lens, ["decoder.1.cross_attn.1", "decoder.0.mlp"], how, 5)
+    options = {"reference": reference} if how != "noise" else {}
+    options |= {"seed": 5} if how != "mean" else {}
+    with lens.ablate("decoder.1.cross_attn.1", "decoder.0.mlp", how=how, **options):
+        expected = lens.forecast(context, 8).quantiles
+    with lens.edit(*spec.to_variant(lens, options.get("reference"), 8).interventions):
+        np.testing.assert_array_equal(lens.forecast(context, 8).quantiles, expected)
+    if how != "noise":
+        with pytest.raises(InputError, match="reference"):
+            spec.to_variant(lens)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_of_every_architecture_runs(name: str) -> None:
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    ranking = list(range(stack.n_heads))[::-1]
+    entries = [
+        plain_entry("m"),
+        *layer_entries(lens, "m", sizes=(1, "all")),
+        *layer_entries(lens, "m", parts=("heads",), kind="all"),
+        *range_entries(lens, "m"),
+        *head_entries(lens, "m", kind="all"),
+        *count_entries(lens, "m", stack.n_layers - 1, "stable_rank:high", ranking),
+        *heads_per_layer_entries(lens, "m", "random:1", dict.fromkeys(range(stack.n_layers), ranking), counts=[1]),
+        *component_entries(lens, "m", {"MLPs": ["**.mlp"]}),
+        recipe_entry(lens, "m", "r", {0: [0]}, [0]),
+        *random_entries(lens, "m", "r", {0: 1}, [0, 1]),
+    ]
+    for stack_name in [other.name for other in lens.wiring.stacks if other is not stack]:
+        entries += layer_entries(lens, "m", stack=stack_name)
+    variants = {entry.spec.id: entry.spec for entry in entries}
+    case = example_case(lens)
+    with torch.no_grad():
+        outputs = run_variants(lens, case.encoded, [spec.to_variant(lens) for spec in variants.values()])
+        plain = lens.forward(case.encoded)
+    assert torch.isfinite(outputs).all()
+    moved = {key: float((out - plain).abs().max()) for key, out in zip(variants, outputs, strict=True)}
+    assert moved["plain"] <= 1e-5 * float(plain.abs().max())
+    # a layer that attends between series may be without effect on one series; most must not be
+    assert np.mean([value > 0 for key, value in moved.items() if key != "plain"]) > 0.8
+    frame = plan_frame(entries)
+    assert set(frame["variant"]) == set(variants)
+    assert (frame["components"].map(len) > 0).equals(frame["variant"] != "plain")
+    named = {component.split(".")[-2] for component in frame["components"].sum()}
+    assert set(stack.attention_kinds()) <= named
+
+
+def test_heads_mean_attention_over_time_unless_all_are_asked_for() -> None:
+    lens = lens_of("chronos-2")
+    (heads,) = layer_entries(lens, "m", parts=("heads",), sizes=("all",))
+    (every,) = layer_entries(lens, "m", parts=("heads",), sizes=("all",), kind="all")
+    assert heads.spec == variant_spec(lens, ["*.time_attn.*"])
+    assert every.spec == variant_spec(lens, ["*.time_attn.*", "*.group_attn.*"])
+    # Toto's layers between variates carry the same kind
+    (toto,) = layer_entries(lens_of("toto-1"), "m", parts=("heads",), sizes=("all",))
+    assert toto.spec == variant_spec(lens_of("toto-1"), ["*.attn.*"])
+
+
+def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
+    lens = lens_of("toto-1")
+    groups = layer_entries(lens, "m", parts=("mlp",), sizes=(1, 2, "all"), stride=2)
+    spans = [(entry.tags["first"], entry.tags["last"]) for entry in groups]
+    assert spans == [(0, 0), (2, 2), (0, 1), (2, 3), (0, 3)]
+    assert [entry.family for entry in groups] == ["layers", "layers", "groups", "groups", "groups"]
+    for entry in groups:
+        layers = range(int(entry.tags["first"]), int(entry.tags["last"]) + 1)
+        assert entry.spec.components == tuple(f"{layer}.mlp" for layer in layers)
+    for grow, start, expected in (
+        ("outward", None, [(2, 2), (2, 3), (1, 3), (0, 3)]),
+        ("up", 1, [(1, 1), (1, 2), (1, 3)]),
+        ("down", None, [(3, 3), (2, 3), (1, 3), (0, 3)]),
+    ):
+        ranges = range_entries(lens, "m", parts=("both",), grow=grow, start=start)
+        assert [(entry.tags["first"], entry.tags["last"]) for entry in ranges] == expected
+
+
+def test_random_choices_keep_the_counts_and_differ_by_seed() -> None:
+    lens = load("bolt-nano")
+    drawn = random_entries(lens, "m", "r", {2: 1, 0: 3}, range(4), [1])
+    for entry in drawn:
+        parts = [component.split(".") for component in entry.spec.components]
+        heads = {(part[1], part[3]) for part in parts if part[2] == "self_attn"}
+        assert heads == {(part[1], part[3]) for part in parts if part[2] == "cross_attn"}
+        assert sorted(layer for layer, _ in heads) == ["0", "2", "2", "2"]
+        assert entry.tags == {**entry.tags, "ablated": 4, "of": 12, "mlps": 1, "selection": "random"}
+    assert len({entry.spec.id for entry in drawn}) > 1
+    assert random_entries(lens, "m", "r", {0: 3, 2: 1}, range(4), [1]) == drawn
+
+
+def test_what_cannot_be_planned_is_named() -> None:
+    lens = load("bolt-nano")
+    with pytest.raises(UnknownNameError, match="mlp"):
+        layer_entries(lens, "m", parts=("mlps",))
+    with pytest.raises(InputError, match="4 layers does not fit"):
+        layer_entries(lens, "m", sizes=(4,))
+    with pytest.raises(UnknownNameError, match="encoder"):
+        layer_entries(lens, "m", stack="encode")
+    with pytest.raises(InputError, match="heads 0 to 3 once"):
+        count_entries(lens, "m", 0, "x", [0, 1, 2, 2])
+    with pytest.raises(InputError, match="5 heads are to be ablated"):
+        count_entries(lens, "m", 0, "x", [0, 1, 2, 3], counts=[5])
+    with pytest.raises(UnknownNameError, match="'3'"):
+        count_entries(lens, "m", 3, "x", [0, 1, 2, 3])
+    with pytest.raises(UnknownNameError, match="'4'"):
+        recipe_entry(lens, "m", "r", {0: [4]})
+    with pytest.raises(InputError, match="ablates nothing"):
+        recipe_entry(lens, "m", "r", {})
+    with pytest.raises(UnknownNameError, match="outward"):
+        range_entries(lens, "m", grow="out")
+    with pytest.raises(UnknownNameError, match="zero"):
+        VariantSpec(("decoder.0.mlp",), "zeros")
+    with pytest.raises(InputError, match="list of components"):
+        component_entries(lens, "m", {"x": []})
