@@ -190,8 +190,9 @@ def test_long_series_are_views_and_short_ones_do() -> None:
 
 def test_dates_past_the_end_of_time_are_left_out() -> None:
     late = Window("a", 0, np.ones((1, 900)), np.ones((1, 6)), pd.Timestamp("1750-01-01"))
-    batch, _ = EvaluationSet("m4_yearly/A/short", (late,), 6, "YS-JAN").batch([0], context_length=100)
-    assert batch.starts == (None,)
+    found = EvaluationSet("m4_yearly/A/short", (late,), 6, "YS-JAN")
+    for length in (None, 850, 100):
+        assert found.batch([0], length)[0].starts == (None,)
 
 
 def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
@@ -259,7 +260,7 @@ def test_fingerprints_know_names_season_frequency_and_shape() -> None:
         EvaluationSet("one", (Window("b", 0, window.context, window.label),), 2),
         EvaluationSet("one", (Window("a", 1, window.context, window.label),), 2),
         EvaluationSet("one", (Window("a", 0, window.context, window.label, pd.Timestamp("2020-01-01")),), 2),
-        one([[1.0, 2.0], [3.0, 4.0]], label=[[1.0], [2.0]]),
+        one([[1.0], [2.0]], label=[[3.0, 4.0], [1.0, 2.0]]),
         one([1.0, 2.0, 3.0], label=(4.0, 1.0, 2.0)),
     ]
     assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 8

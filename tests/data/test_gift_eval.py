@@ -350,3 +350,11 @@ def test_nulls_and_integers_are_read_as_numbers(write_folder: Writer, tmp_path: 
         (found,) = gift_eval_folder(folder, horizon=1)
         np.testing.assert_array_equal(found.windows[0].context[0], expected)
         assert found.windows[0].start is None
+
+
+def test_rows_without_id_are_numbered(write_folder: Writer, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "odd", walks([9]), "D")
+    table = pa.table({"target": [[1.0, 2.0]] * 3, "freq": ["D"] * 3})
+    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+    assert [w.item for w in gift_eval_folder(folder, horizon=1)[0].windows] == ["0", "1", "2"]
