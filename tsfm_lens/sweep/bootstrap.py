@@ -152,13 +152,14 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:
     """Lower and upper end, (2, variant), of the widened percentile interval.
 
-    Where so few units are resampled that the ends lie beyond what so many replicates can show, they are Student's, of
-    mean and standard deviation of the replicates, if those are further out.
+    Where so few units are resampled that the ends lie beyond what so many replicates can show, they are the outermost
+    replicates, or Student's, of mean and standard deviation of the replicates, if those are further out.
     """
     z = widened((1 - confidence) / 2, units)
     tail = float(norm.cdf(z))
-    ends = np.quantile(distribution, [tail, 1 - tail], axis=0)
     if tail * (len(distribution) + 1) >= 1:
-        return ends
+        return np.quantile(distribution, [tail, 1 - tail], axis=0)
     middle, reach = distribution.mean(axis=0), -z * distribution.std(axis=0, ddof=1)
-    return np.stack([np.minimum(ends[0], middle - reach), np.maximum(ends[1], middle + reach)])
+    return np.stack(
+        [np.minimum(distribution.min(axis=0), middle - reach), np.maximum(distribution.max(axis=0), middle + reach)]
+    )
