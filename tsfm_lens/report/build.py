@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,17 +81,41 @@ def build_report(
         InputError: no results, or one that is of no known kind.
         UnknownNameError: a reading for a result that is not there.
     """
-    if not results:
-        raise InputError("there are no results to report: give at least one labelled result.")
     for name in readings or {}:
         if name not in results:
             raise unknown_name("result", name, results)
     target = Path(path)
     target = target if target.suffix.lower() == ".html" else target / "index.html"
+    page = page_of(results, plates_of(results), title=title, provenance=provenance, readings=readings)
+    return write_atomically(target, page)
+
+
+def plates_of(results: Mapping[str, xr.Dataset]) -> dict[str, list[Plate]]:
+    """What is drawn of each result.
+
+    Raises:
+        InputError: no results, or one that is of no known kind.
+    """
+    if not results:
+        raise InputError("there are no results to report: give at least one labelled result.")
+    chapters = {name: chapter_of(ds, name) for name, ds in results.items()}
+    return {name: list(chapters[name].plates(ds)) for name, ds in results.items()}
+
+
+def page_of(
+    results: Mapping[str, xr.Dataset],
+    plates: Mapping[str, list[Plate]],
+    *,
+    title: str,
+    provenance: Mapping[str, str],
+    readings: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+) -> bytes:
+    """The page as a file's content; ``plates`` are those of :func:`plates_of`, ``notes`` stand above all results."""
     script = get_plotlyjs()
     sections: list[_Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
-        section = _section(f"s{place}", name, ds, (readings or {}).get(name, ""))
+        section = _section(f"s{place}", name, ds, plates[name], (readings or {}).get(name, ""))
         if section.heading in [other.heading for other in sections]:
             section.heading += f" ({name})"
         sections.append(section)
@@ -105,24 +129,30 @@ def build_report(
         lstrip_blocks=True,
     )
     page = environment.get_template("template.html.j2").render(
-        title=title, sections=sections, provenance=dict(provenance), plotlyjs=Markup(script), config=BROWSER_CONFIG
+        title=title,
+        sections=sections,
+        notes=[_tied(note) for note in notes],
+        provenance=dict(provenance),
+        plotlyjs=Markup(script),
+        config=BROWSER_CONFIG,
     )
-    return write_atomically(target, page.encode())
+    return page.encode()
 
 
-def _section(anchor: str, name: str, ds: xr.Dataset, remark: str) -> _Section:
-    """Draw one result."""
+def _section(anchor: str, name: str, ds: xr.Dataset, plates: list[Plate], remark: str) -> _Section:
+    """One result as the template needs it."""
     chapter = chapter_of(ds, name)
     ids = names(ds, "series") or [str(ds.attrs.get("series", ""))]
     file = f"{chapter.heading.lower().replace(' ', '-')}-{anchor}"
-    plates = enumerate(chapter.plates(ds), start=1)
     return _Section(
         anchor=anchor,
         heading=str(ds.attrs.get("title", "") or chapter.heading),
         guide=chapter.guide,
-        subject=f"{model_of(ds)} on {shown(ids, limit=6)}",
+        subject=chapter.subject(ds) if chapter.subject else f"{model_of(ds)} on {shown(ids, limit=6)}",
         remark=remark,
-        figures=[_figure(f"{anchor}-{number}", f"{file}-{number}", plate) for number, plate in plates],
+        figures=[
+            _figure(f"{anchor}-{number}", f"{file}-{number}", plate) for number, plate in enumerate(plates, start=1)
+        ],
         parameters={str(k): str(v) for k, v in ds.attrs.items() if str(v)},
     )
 

@@ -8,7 +8,15 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.report import explore, plates_causality, plates_copying, plates_heads, plates_structure, tables
+from tsfm_lens.report import (
+    explore,
+    plates_causality,
+    plates_copying,
+    plates_heads,
+    plates_structure,
+    plates_sweep,
+    tables,
+)
 from tsfm_lens.report import readings as read
 from tsfm_lens.report.chapter import Chapter, Plate
 from tsfm_lens.viz import (
@@ -137,6 +145,7 @@ _THEMES = (
     plates_copying.CHAPTERS,
     plates_causality.CHAPTERS,
     plates_structure.CHAPTERS,
+    plates_sweep.CHAPTERS,
     explore.CHAPTERS,
 )
 CHAPTERS: dict[str, Chapter] = {kind: chapter for theme in _THEMES for kind, chapter in theme.items()}

@@ -1,0 +1,156 @@
+"""The report of a sweep: one page, and beside it every figure and table as files of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.report.build import page_of, plates_of
+from tsfm_lens.report.chapter import Plate
+from tsfm_lens.report.sweep_tables import latex, tidy
+from tsfm_lens.viz.printing import for_print
+from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+from tsfm_lens.viz.select import SWEEP_KINDS
+from tsfm_lens.viz.sweep_entries import method_of
+
+_PRINTED = ("svg", "pdf")
+
+
+def build_sweep_report(
+    results: Mapping[str, xr.Dataset],
+    out: str | Path,
+    *,
+    title: str,
+    provenance: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    formats: Sequence[str] = (),
+) -> Path:
+    """Write the report of a sweep: a page that opens offline, and its figures and tables as files.
+
+    All files are written, or none: each beside its place first. Files of an earlier report that have other names stay.
+
+    Args:
+        results: of kinds "sweep_…" by name, as far as the sweep has come.
+        out: folder; made where there is none.
+        title: heading of the page.
+        provenance: what the numbers come from; nested values are written out.
+        notes: what a reader must know before any number: missing cells, results left unused.
+        formats: further formats of each figure beside plotly JSON: "svg", "pdf" (in print style), "png", "html".
+
+    Returns:
+        ``out/index.html``. Beside it ``figures/<figure>.json``, ``tables/<result>.csv`` and ``tables/<result>.tex``.
+
+    Raises:
+        InputError: no results, or one that is of no kind of sweeps.
+        UnknownNameError: no such format.
+        RenderError: a static image is asked for, and there is no browser to draw it.
+    """
+    for name, ds in results.items():
+        kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else type(ds).__name__
+        if kind not in SWEEP_KINDS:
+            raise InputError(f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(SWEEP_KINDS)}.")
+    for each in formats:
+        if each not in FORMATS:
+            raise unknown_name("format", each, FORMATS)
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; a report of a sweep needs a folder.")
+    plates = plates_of(results)
+    page = page_of(
+        {name: ds for name, ds in results.items() if plates[name]},
+        plates,
+        title=title,
+        provenance={str(key): written(value) for key, value in provenance.items()},
+        notes=[*notes, *_missing(results, plates), *_methods(results)],
+    )
+    contents = _figures(folder / "figures", plates, formats) | _tables(folder / "tables", results)
+    # the page last: where it is, its files are
+    contents[folder / "index.html"] = page
+    write_together(contents)
+    return folder / "index.html"
+
+
+def _missing(results: Mapping[str, xr.Dataset], plates: Mapping[str, list[Plate]]) -> list[str]:
+    """What has no result yet, by name."""
+    notes = []
+    for name, ds in results.items():
+        if not plates[name]:
+            notes.append(f"Nothing of {name} can be drawn yet: none of its entries is finished.")
+            continue
+        main = next(v for v in ("mase", "change", "kept") if v in ds)
+        values = np.asarray(ds[main].values, dtype=float)
+        if values.ndim == 3:
+            # places beyond a layer's number of heads are no results that could be missing
+            values = values[
+                np.asarray(ds["of"].values)[:, None, None]
+                >= ds["ablated"].values[None, None, :].repeat(values.shape[1], 1)
+            ]
+        lost = int((~np.isfinite(values)).sum())
+        if lost:
+            notes.append(f"{lost} of {values.size} numbers of {name} are missing; what is drawn leaves them out.")
+    return notes
+
+
+def _methods(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """How intervals and tests were made, each way once."""
+    with_intervals = [ds for ds in results.values() if ds.attrs["kind"] not in ("sweep_heads_at", "sweep_datasets")]
+    return list(dict.fromkeys(method_of(ds) for ds in with_intervals))
+
+
+def _figures(folder: Path, plates: Mapping[str, list[Plate]], formats: Sequence[str]) -> dict[Path, bytes]:
+    drawn = [plate for each in plates.values() for plate in each]
+    found = {}
+    for stem, plate in zip(_stems(plate.name for plate in drawn), drawn, strict=True):
+        for kind in dict.fromkeys(("json", *formats)):
+            figure = for_print(plate.figure) if kind in _PRINTED else plate.figure
+            found[folder / f"{stem}.{kind}"] = rendered(figure, kind)
+    return found
+
+
+def _tables(folder: Path, results: Mapping[str, xr.Dataset]) -> dict[Path, bytes]:
+    found = {}
+    for stem, ds in zip(_stems(results), results.values(), strict=True):
+        found[folder / f"{stem}.csv"] = tidy(ds).to_csv(index=False).encode()
+        found[folder / f"{stem}.tex"] = latex(ds).encode()
+    return found
+
+
+def _stems(names: Iterable[str]) -> list[str]:
+    """Names of files, without what a file system or a shell could take amiss, no two alike."""
+    stems: list[str] = []
+    for name in names:
+        stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
+        count, made = 1, stem
+        while made.lower() in {each.lower() for each in stems}:
+            count += 1
+            made = f"{stem}-{count}"
+        stems.append(made)
+    return stems
+
+
+def written(value: Any) -> str:
+    """A value of the provenance as lines of text: one a member of a list or mapping.
+
+    Deeper values stand in their line as JSON.
+    """
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {_inline(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return "\n".join(_inline(each) for each in value)
+    return str(value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        flat = {key: each for key, each in value.items() if each not in (None, "", [], {})}
+        return "; ".join(
+            f"{key} {each if isinstance(each, str) else json.dumps(each, default=str)}" for key, each in flat.items()
+        )
+    return value if isinstance(value, str) else json.dumps(value, default=str)
