@@ -1,0 +1,246 @@
+"""Forecasts of many variants against the plain loop: one forecast a variant (oracle 9 on the library's own road)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks import Component, EditPattern, Mean, Noise, Resample, Steer, Zero, writers
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.extras import status
+from tsfm_lens.testing import example_case
+
+NAMES = sorted(architectures())
+SAMPLING = [name for name in NAMES if architectures()[name].readout != "quantile"]
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    entry = architectures()[name]
+    if entry.extra and not status()[entry.extra].importable:
+        pytest.skip(f"the extra {entry.extra} is not installed")
+    return load(entry.tiny(), check=False)
+
+
+def draws(lens: Lens, count: int = 3) -> dict[str, Any]:
+    return {} if lens.adapter.readout == "quantile" else {"num_samples": count}
+
+
+def shown(lens: Lens) -> SeriesBatch:
+    """Series of unequal length, with gaps, and with two variates each where the model takes them."""
+    return example_case(lens, n_series=2).batch
+
+
+def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]:
+    """Heads, branches, layers, mixtures; zero, mean, resample, noise; some rows, all rows; and no change at all."""
+    found = [Variant("nothing", ())]
+    for stack in lens.wiring.stacks:
+        parts = writers(lens.wiring, stack.name)
+        heads = [part for part in parts if part.head is not None]
+        last = stack.n_layers - 1
+        out = f"{stack.prefix}.{last}.mlp.hook_out"
+        run = {"rollout": True, "horizon": horizon, "seed": 5, **draws(lens)}
+        _, acts = lens.run_with_cache(batch, names_filter=out, **run)
+        found += [
+            Variant.zero(heads[0]),
+            Variant.zero(heads[-1], parts[-1]),
+            Variant.zero(Component(stack.name, last)),
+            Variant.zero(*[part for part in heads if part.layer == 0]),
+            Variant("mean", (Mean(out, acts, per="pooled"),)),
+            Variant("resample", (Resample(out, acts, seed=3),)),
+            Variant("noise", (Noise(f"{stack.prefix}.0.hook_resid_post", scale=0.5, seed=2),)),
+            Variant("some rows", (Zero(out, rows=[0]), Noise(f"{stack.prefix}.0.hook_resid_post", seed=1))),
+            Variant("steered", (Zero(out), Steer(out, 0.1 * torch.ones(stack.d_model)))),
+            Variant("layer without", (Zero(Component(stack.name, 0)), Zero(Component(stack.name, last, "mlp")))),
+        ]
+    return found
+
+
+def check(found: VariantForecasts, loop: VariantForecasts, *, bound: float = 1e-5) -> None:
+    """The same forecasts up to float noise, each against its own size."""
+    assert found.levels == loop.levels
+    for name in ("quantiles", "mean", "samples"):
+        ours, theirs = getattr(found, name), getattr(loop, name)
+        if theirs is None:
+            assert ours is None
+            continue
+        assert ours.shape == theirs.shape
+        size = np.abs(theirs).reshape(len(theirs), -1).max(axis=1)
+        error = np.abs(ours - theirs).reshape(len(theirs), -1).max(axis=1)
+        assert (error <= bound * size).all(), (name, (error / size).round(7))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_pass_equals_the_plain_loop(name: str) -> None:
+    lens = lens_of(name)
+    batch, horizon = shown(lens), min(6, lens.adapter.prediction_length)
+    variants = of_every_kind(lens, batch, horizon)
+    loop = forecast_variants(lens, batch, horizon, variants, seed=1, economy=False, **draws(lens))
+    # changes that nobody sees would be equal however they were mixed up
+    moved = np.abs(loop.quantiles[1:] - loop.quantiles[0]).reshape(len(variants) - 1, -1).max(axis=1)
+    assert (moved > 1e-3 * np.abs(loop.quantiles[0]).max()).mean() > 0.8
+    check(forecast_variants(lens, batch, horizon, variants, seed=1, **draws(lens)), loop)
+    few = forecast_variants(lens, batch, horizon, variants, seed=1, max_rows=3 * len(batch), **draws(lens))
+    check(few, loop)
+
+
+BEYOND = [
+    name for name in NAMES if name in ("chronos", "chronos-2", "chronos-bolt", "moirai-2", "timesfm-2.5", "toto-1")
+]
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_rollouts_beyond_one_pass_equal_the_plain_loop(name: str) -> None:
+    lens = lens_of(name)
+    batch = shown(lens)
+    if not lens.adapter.joint_rollout:
+        batch = as_series(list(batch.values[::2]))
+    horizon = lens.adapter.longest_pass + 3
+    variants = of_every_kind(lens, batch, horizon)[::2]
+    loop = forecast_variants(lens, batch, horizon, variants, seed=2, economy=False, **draws(lens))
+    check(forecast_variants(lens, batch, horizon, variants, seed=2, **draws(lens)), loop)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
+    lens = lens_of(name)
+    batch = shown(lens)
+    variant = Variant.zero(writers(lens.wiring)[0])
+    levels = (0.3, 0.5)
+    found = forecast_variants(lens, batch, 3, [variant, Variant("", ())], quantiles=levels, seed=4, **draws(lens))
+    assert found.levels == levels
+    with lens.edit(*variant.interventions):
+        edited = lens.forecast(batch, 3, quantiles=levels, seed=4, **draws(lens))
+    plain = lens.forecast(batch, 3, quantiles=levels, seed=4, **draws(lens))
+    for index, forecast in enumerate((edited, plain)):
+        np.testing.assert_allclose(found.quantiles[index], forecast.quantiles, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.mean[index], forecast.mean, rtol=1e-4, atol=1e-5)
+        if forecast.samples is not None:
+            assert found.samples is not None
+            np.testing.assert_allclose(found.samples[index], forecast.samples, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_hooks_inside_attention_and_single_paths(samples: int) -> None:
+    lens = lens_of("chronos")
+    batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(25) / 2) + 3])
+    even = EditPattern(Component("decoder", 1, "cross_attn"), lambda pattern: torch.full_like(pattern, 0.1))
+    variants = [
+        Variant("pattern", (even,)),
+        Variant("keys", (Zero("decoder_blocks.0.cross_attn.hook_k"),)),
+        Variant("queries", (Noise("decoder_blocks.0.cross_attn.hook_q", seed=1),)),
+        Variant.zero(Component("decoder", 0, "self_attn")),
+        Variant.zero(Component("encoder", 1)),
+    ]
+    for chosen in (variants, variants[2:]):
+        loop = forecast_variants(lens, batch, 5, chosen, num_samples=samples, economy=False)
+        check(forecast_variants(lens, batch, 5, chosen, num_samples=samples), loop)
+
+
+def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()["chronos"].tiny(), check=False)
+    model = lens.adapter.model
+    keys = model.decoder.block[0].layer[1].EncDecAttention.k
+    seen: dict[str, list[int]] = {"encoder": [], "keys": []}
+
+    def count(module: torch.nn.Module, name: str) -> None:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            seen[name].append(len(args[0] if args else next(v for v in kwargs.values() if isinstance(v, torch.Tensor))))
+            return original(*args, **kwargs)
+
+        monkeypatch.setitem(module.__dict__, "forward", forward)
+
+    count(model.encoder, "encoder")
+    count(keys, "keys")
+    batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(40) / 2)])
+    variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")[:8]]
+    forecast_variants(lens, batch, 4, variants, num_samples=5, max_rows=8)
+    assert seen == {"encoder": [2], "keys": [2, 2]}
+
+
+def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()["chronos"].tiny(), check=False)
+    rows: list[int] = []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs))
+    batch = as_series([np.sin(np.arange(40) / 3)])
+    variants = [Variant.zero(Component("decoder", 0, "mlp")), *[Variant.zero(Component("decoder", 1))] * 3]
+    forecast_variants(lens, batch, 1, variants, num_samples=2, max_rows=4)
+    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
+    assert sorted(rows) == [2] * 8 + [6] * 2
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
+def test_nothing_is_left_behind(name: str) -> None:
+    lens = lens_of(name)
+    batch = shown(lens)
+
+    def trace() -> list[Any]:
+        modules = list(lens.adapter.model.modules())
+        hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in m.__dict__) for m in modules]
+        return [*hooks, *[len(point.fwd_hooks) for point in lens.registry.hooked.values()]]
+
+    before, state = trace(), torch.get_rng_state()
+    first = writers(lens.wiring)[0]
+    good = [Variant.zero(first), Variant("", ()), Variant.zero(Component(first.stack, 0))]
+    plain = lens.forecast(batch, 3, **draws(lens)).quantiles
+    forecast_variants(lens, batch, 3, good, **draws(lens))
+    assert trace() == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+    def fails(_pattern: torch.Tensor) -> torch.Tensor:
+        raise ValueError("from the caller's own function")
+
+    bad = Variant("bad", (EditPattern(Component(first.stack, 0, first.kind), fails),))
+    with pytest.raises(ValueError, match="caller's own"):
+        forecast_variants(lens, batch, 3, [*good, bad], **draws(lens))
+    assert trace() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(lens.forecast(batch, 3, **draws(lens)).quantiles, plain)
+
+
+def test_hooks_of_the_caller_hold_for_every_variant() -> None:
+    lens = lens_of("chronos-bolt")
+    batch = shown(lens)
+    variants = [Variant.zero(part) for part in writers(lens.wiring)[:4]]
+    with lens.ablate("encoder.0"):
+        inside = forecast_variants(lens, batch, 4, variants)
+        loop = forecast_variants(lens, batch, 4, variants, economy=False)
+    check(inside, loop)
+    assert not np.allclose(inside.quantiles, forecast_variants(lens, batch, 4, variants).quantiles)
+
+
+@pytest.mark.parametrize("economy", [True, False])
+def test_progress_counts_to_the_end(economy: bool) -> None:
+    lens = lens_of("chronos-bolt")
+    variants = [Variant.zero(part) for part in writers(lens.wiring)[:7]]
+    calls: list[tuple[int, int]] = []
+    forecast_variants(
+        lens, shown(lens), 4, variants, max_rows=6, economy=economy, progress=lambda *call: calls.append(call)
+    )
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert calls[-1] == (7, 7)
+
+
+def test_what_cannot_be_run_is_refused() -> None:
+    lens = lens_of("chronos-bolt")
+    batch, one = shown(lens), Variant.zero(writers(lens.wiring)[0])
+    with pytest.raises(InputError, match="max_rows is 0"):
+        forecast_variants(lens, batch, 4, [one], max_rows=0)
+    with pytest.raises(InputError, match="no variant"):
+        forecast_variants(lens, batch, 4, [])
+    with pytest.raises(InputError, match="memory is -1"):
+        forecast_variants(lens, batch, 4, [one], memory=-1)
+    with pytest.raises(InputError, match=r"one variant of this batch needs .* memory allows"):
+        forecast_variants(lens, batch, 4, [one] * 4, memory=10)
+    with pytest.raises(UnknownNameError, match=r"decoder\.9"):
+        forecast_variants(lens, batch, 4, [one, Variant("", (Zero("decoder.9.mlp"),))])
