@@ -98,7 +98,7 @@ def _subject(ds: xr.Dataset) -> str:
 
 CHAPTERS = {
     "sweep_effects": Chapter(
-        "Layers, heads and MLPs across datasets",
+        "Layers and their parts across datasets",
         "Whole layers, only their heads, or only their MLPs are ablated, one by one, in groups, and over growing "
         "ranges; every change is against the unablated model on the same windows.",
         _effects,

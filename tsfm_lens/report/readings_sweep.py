@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.report.words import capital, listed, num
+from tsfm_lens.report.words import listed, num
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sweep_entries import (
     PARTS,
@@ -40,7 +40,9 @@ def runs(numbers: Sequence[int]) -> str:
             found[-1][1] = each
         else:
             found.append([each, each])
-    return listed([f"{a} to {b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in found])
+    return listed(
+        [word for a, b in found for word in ([f"{a} to {b}"] if b > a + 1 else sorted({str(a), str(b)}, key=int))]
+    )
 
 
 def read_distances(ds: xr.Dataset, part: str) -> list[str]:
@@ -195,9 +197,9 @@ def read_datasets(ds: xr.Dataset, model: str) -> list[str]:
             continue
         out.append(
             f"Layer {layer} ({ds['role'].values[i]}): all {of} heads can go within {percent(tolerance_of(ds))} on "
-            f"{int((largest[known] == of).sum())} of {int(known.sum())} datasets, and in the "
-            f"median {num(float(np.median(largest[known])))} heads can; without all of them "
-            f"the MASE falls on {int((change[known] < 0).sum())}."
+            f"{int((largest[known] == of).sum())} of {int(known.sum())} datasets, their median "
+            f"largest number is {num(float(np.median(largest[known])))}; without all heads the "
+            f"MASE falls on {int((change[known] < 0).sum())}."
         )
     return out
 
@@ -238,12 +240,12 @@ def read_selection(ds: xr.Dataset) -> list[str]:
         if not np.isfinite(diff):
             continue
         known = np.isfinite([lower, upper]).all()
-        verdict = "which interval leaves 0 out" if lower > 0 or upper < 0 else "an interval that holds 0"
+        verdict = "an interval without 0" if lower > 0 or upper < 0 else "an interval that holds 0"
         seeds = int(((ds["model"] == model) & (ds["recipe"] == recipe) & (ds["selection"] == "random")).sum())
         span = span_text(lower, upper).replace(" %]", "]")
         said = f" {span}, {verdict}" if known else ""
         out.append(
-            f"{model}, {recipe}: the choice changes MASE by {change_text(diff)[:-2]} percentage points more than the "
-            f"mean of {seeds} random one{'s' if seeds > 1 else ''}{said}."
+            f"{model}, {recipe}: the informed choice changes MASE by {change_text(diff)[:-2]} percentage points "
+            f"against the mean of {seeds} random one{'s' if seeds > 1 else ''}{said}."
         )
-    return [capital(text) for text in out]
+    return out

@@ -221,6 +221,7 @@ def range_curves(ds: xr.Dataset) -> go.Figure:
                 drawn.add(part)
         level_line(grid.fig, base, dash="dash", row=row, col=col)
     title_axes(grid, "layers in the range", "MASE")
+    grid.fig.update_xaxes(dtick=max(1, round(float(table["size"].max()) / 6)))
     return dress(
         grid.fig,
         "Error as a growing range of layers is ablated",

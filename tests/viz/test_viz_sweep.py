@@ -1,0 +1,296 @@
+"""Figures of sweeps carry exactly the numbers of their results: values, intervals, what stands, what is framed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.viz.sweep_entries import baseline_of, order_words
+from tsfm_lens.viz.sweep_heads import better_order
+
+EVIL = '<script>x</script>&%{y}"$'
+DRAW = {
+    "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
+    "curves": (viz.head_curves, lambda ds: viz.head_curves(ds, by="model")),
+    "heads_at": (viz.heads_at_layers,),
+    "datasets": (viz.dataset_heatmap,),
+    "recipes": (viz.recipe_changes, viz.recipe_table),
+    "selection": (viz.selection_comparison,),
+}
+
+
+@pytest.fixture(scope="module")
+def sweep(planted_sweep: Any) -> dict[str, xr.Dataset]:
+    return planted_sweep()
+
+
+def frame(ds: xr.Dataset) -> pd.DataFrame:
+    return pd.DataFrame({str(k): v.values for k, v in ds.variables.items() if v.dims == ("entry",)})
+
+
+def ends(bars: Any, values: np.ndarray) -> np.ndarray:
+    """Lower and upper ends of error bars."""
+    return np.stack([values - np.array(bars.arrayminus, float), values + np.array(bars.array, float)])
+
+
+def traces(fig: go.Figure, axis: str, **same: Any) -> list[Any]:
+    """The traces with data of one panel."""
+    return [
+        t
+        for t in fig.data
+        if t.xaxis in (axis, None if axis == "x" else axis)
+        and t.x is not None
+        and t.x[0] is not None
+        and all(getattr(t, key) == value for key, value in same.items())
+    ]
+
+
+@pytest.mark.parametrize("part", ["both", "heads", "mlp"])
+def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, xr.Dataset], part: str) -> None:
+    table = frame(sweep["layers"])
+    fig = viz.layer_distances(sweep["layers"], part=part)
+    filled = 0
+    for model, axis in (("alpha", "x"), ("beta", "x2")):
+        drawn = traces(fig, axis)
+        assert len(drawn) == 3
+        for trace, size in zip(drawn, (1, 2, 3), strict=True):
+            mine = table[
+                (table["model"] == model) & (table["part"] == part) & (table["last"] - table["first"] == size - 1)
+            ]
+            mine = mine[mine["family"].isin(("layers", "groups"))].sort_values("first")
+            np.testing.assert_allclose(trace.x, (mine["first"] + mine["last"]) / 2)
+            np.testing.assert_array_equal(trace.y, mine["spearman_distance"])
+            expected = mine[["spearman_distance_lower", "spearman_distance_upper"]].to_numpy().T
+            np.testing.assert_allclose(ends(trace.error_y, np.array(trace.y)), expected, atol=1e-12)
+            stands = [not symbol.endswith("-open") for symbol in trace.marker.symbol]
+            assert stands == mine["stands"].tolist()
+            filled += sum(stands)
+            if size > 1:
+                np.testing.assert_allclose(trace.error_x.array, (size - 1) / 2)
+    # the planted ends of the models matter, their middles do not
+    assert 0 < filled < 20
+
+
+def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, xr.Dataset]) -> None:
+    ds, table = sweep["layers"], frame(sweep["layers"])
+    fig = viz.component_errors(ds)
+    single = table[(table["family"] == "layers")]
+    best = {}
+    for model, rows in single[single["part"] == "both"].groupby("model"):
+        best[model] = int(rows.set_index("first")["mase_change"].idxmin())
+    bars = {trace.name: trace for trace in fig.data}
+    assert list(bars["unablated"].x) == [baseline_of(ds, "alpha"), baseline_of(ds, "beta")]
+    assert list(bars["unablated"].y) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
+    for name, part in (("without MLP", "mlp"), ("without all heads", "heads"), ("without heads and MLP", "both")):
+        rows = [
+            single[(single["model"] == m) & (single["first"] == best[m]) & (single["part"] == part)].iloc[0]
+            for m in best
+        ]
+        np.testing.assert_array_equal(bars[name].x, [row["mase"] for row in rows])
+        base = np.array([baseline_of(ds, m) for m in best])
+        expected = [base * (1 + np.array([row[f"mase_change_{end}"] for row in rows])) for end in ("lower", "upper")]
+        np.testing.assert_allclose(ends(bars[name].error_x, np.array(bars[name].x)), expected, rtol=1e-12)
+        assert ["<b>" in text for text in bars[name].text] == [bool(row["stands"]) for row in rows]
+
+
+def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, xr.Dataset]) -> None:
+    ds, table = sweep["layers"], frame(sweep["layers"])
+    fig = viz.range_curves(ds)
+    mine = table[(table["family"] == "ranges") & (table["model"] == "beta") & (table["part"] == "mlp")]
+    band, line = traces(fig, "x2", name="interval")[2], traces(fig, "x2", legendgroup="mlp")[0]
+    np.testing.assert_array_equal(line.x, mine["last"] - mine["first"] + 1)
+    np.testing.assert_array_equal(line.y, mine["mase"])
+    base = baseline_of(ds, "beta")
+    upper, lower = base * (1 + mine["mase_change_upper"]), base * (1 + mine["mase_change_lower"])
+    np.testing.assert_allclose(band.y, [*upper, *lower[::-1]])
+    assert [not s.endswith("-open") for s in line.marker.symbol] == mine["stands"].tolist()
+    assert [shape.y0 for shape in fig.layout.shapes] == [baseline_of(ds, "alpha"), base]
+
+
+def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: dict[str, xr.Dataset]) -> None:
+    ds, table = sweep["curves"], frame(sweep["curves"])
+    fig = viz.head_curves(ds, model="beta", layers=[1, 3])
+    base = baseline_of(ds, "beta")
+    for axis, layer in (("x", 1), ("x2", 3)):
+        mine = table[(table["model"] == "beta") & (table["layer"] == layer)]
+        lines = [t for t in traces(fig, axis) if t.name != "interval"]
+        assert {t.name for t in lines} == {"lowest stable rank first", "highest stable rank first", "at random"}
+        for line in lines:
+            order = next(o for o in mine["order"].unique() if order_words(o).startswith(line.name))
+            rows = mine[mine["order"] == order].sort_values("ablated")
+            np.testing.assert_allclose(line.x, 100 * rows["share"])
+            np.testing.assert_array_equal(line.y, rows["mase"])
+        best, _ = better_order(mine, 0.01)
+        assert [t.name for t in lines if t.line.width > 2] == [order_words(best)]
+    np.testing.assert_allclose([s.y0 for s in fig.layout.shapes], [base, 1.01 * base] * 2)
+    # without its first point a curve still starts at the unablated model
+    bare = viz.head_curves(ds.isel(entry=ds["ablated"].values > 0), model="beta", layers=[1])
+    starts = [(t.x[0], t.y[0]) for t in bare.data if t.name != "interval"]
+    assert starts == [(0.0, base)] * 3
+
+
+def test_the_better_order_takes_most_heads_even_after_a_worse_count() -> None:
+    rows = pd.DataFrame(
+        {
+            "order": ["a:low"] * 4 + ["a:high"] * 4 + ["random:1"] * 4,
+            "ablated": [0, 1, 2, 3] * 3,
+            # not monotone: 2 fails and 3 passes; a change of the tolerance itself does not pass
+            "mase_change": [0, 0.0, 0.05, 0.009, 0, 0.0, 0.0, 0.01, 0, 0, 0, 0],
+        }
+    )
+    assert better_order(rows, 0.01) == ("a:low", 3)
+    assert better_order(rows[rows["order"] != "a:low"], 0.01) == ("a:high", 2)
+    assert better_order(rows[rows["order"] == "random:1"], 0.01) == ("random:1", 3)
+
+
+def test_lines_by_model_are_the_better_orders(sweep: dict[str, xr.Dataset]) -> None:
+    ds, table = sweep["curves"], frame(sweep["curves"])
+    lines = traces(viz.head_curves(ds, by="model"), "x2")
+    assert len(lines) == 5
+    for layer, line in enumerate(lines):
+        mine = table[(table["model"] == "beta") & (table["layer"] == layer)]
+        rows = mine[mine["order"] == better_order(mine, 0.01)[0]].sort_values("ablated")
+        np.testing.assert_allclose(line.y, 100 * rows["mase_change"], atol=1e-12)
+    assert len({line.line.color for line in lines}) == 5
+
+
+def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, xr.Dataset]) -> None:
+    table = frame(sweep["heads_at"])
+    fig = viz.heads_at_layers(sweep["heads_at"])
+    dots = next(t for t in traces(fig, "x") if t.mode == "markers+text")
+    mine = table[table["model"] == "alpha"]
+    np.testing.assert_array_equal(dots.x, mine["layer"])
+    np.testing.assert_array_equal(dots.y, mine["kept"])
+    np.testing.assert_allclose(dots.marker.color, 100 * mine["kept"] / mine["of"])
+    gone = int((mine["of"] - mine["kept"]).sum())
+    assert f"{gone} of {int(mine['of'].sum())} heads can go" in fig.layout.annotations[0].text
+
+
+def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["datasets"]
+    fig = viz.dataset_heatmap(ds, model="alpha")
+    maps = [t for t in fig.data if t.type == "heatmap"]
+    frames = [t for t in fig.data if t.type == "scatter"]
+    assert len(maps) == 2
+    for panel, (cells, frame_) in enumerate(zip(maps, frames, strict=True)):
+        change = 100 * ds["mase_change"].values[panel]
+        np.testing.assert_allclose(cells.z, np.clip(change, -25, 25), atol=1e-12)
+        largest = ds["largest_within"].values[panel]
+        for row, line in enumerate(cells.text):
+            plain = [text.replace("<b>", "").replace("</b>", "") for text in line]
+            assert plain == [f"{value:.2f}" for value in ds["mase"].values[panel, row]]
+            assert [i for i, text in enumerate(line) if "<b>" in text] == [largest[row]]
+        corners = np.array(frame_.x, dtype=float).reshape(-1, 6)[:, :4], np.array(frame_.y, float).reshape(-1, 6)[:, :4]
+        np.testing.assert_array_equal(corners[0].mean(1), largest)
+        np.testing.assert_array_equal(corners[1].mean(1), np.arange(len(largest)))
+    assert np.abs(maps[0].z).max() == 25
+    # a model of 3 heads in a result of 4 has no column for the fourth
+    assert len(viz.dataset_heatmap(ds, model="beta").data[0].x) == 4
+    some = viz.dataset_heatmap(ds, model="alpha", layers=[3], datasets=["set 2/H/short", "set 0/H/short"])
+    np.testing.assert_allclose(some.data[0].z, np.clip(100 * ds["mase_change"].values[1, [2, 0]], -25, 25))
+    assert list(some.layout.yaxis.ticktext) == ["set 2/H/short", "set 0/H/short"]
+
+
+def test_97_datasets_have_a_row_each_that_can_be_read(planted_sweep: Any) -> None:
+    ds = planted_sweep(models=("alpha",), datasets=97, layers=(2,), heads=(16,))["datasets"]
+    fig = viz.dataset_heatmap(ds)
+    room = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
+    assert room / 97 >= 14
+    assert len(fig.layout.yaxis.ticktext) == 97
+    assert fig.layout.meta["min_width"] / 34 >= 26
+
+
+def test_recipes_as_dots_and_as_a_table_hold_the_same_changes(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["recipes"]
+    listed = ds.isel(entry=ds["selection"].values == "listed")
+    dots, table = viz.recipe_changes(ds), viz.recipe_table(ds).data[0]
+    for k, metric in enumerate(ds["metric"].values):
+        trace = next(t for t in dots.data if t.name == metric)
+        np.testing.assert_allclose(trace.x, 100 * listed["change"].values[:, k])
+        expected = 100 * np.stack([listed[end].values[:, k] for end in ("lower", "upper")])
+        np.testing.assert_allclose(ends(trace.error_x, np.array(trace.x)), expected)
+        assert [not s.endswith("-open") for s in trace.marker.symbol] == listed["stands"].values[:, k].tolist()
+        for row in range(listed.sizes["entry"]):
+            text = table.text[row][k]
+            assert f"{100 * listed['change'].values[row, k]:+.2f}".replace("-", "−") in text
+            assert ("<b>" in text) == bool(listed["stands"].values[row, k])
+    assert 0 < int(listed["stands"].sum()) < listed["stands"].size
+    counts = [[f"{int(v)} of 4" for v in listed[name].values] for name in ("n_resilient", "n_improved")]
+    assert [list(row[-2:]) for row in table.text] == [list(pair) for pair in zip(*counts, strict=True)]
+    assert dots.layout.yaxis.ticktext[1] == "alpha (50 % of heads)"
+    assert len(viz.recipe_table(ds, random=True).data[0].text) == ds.sizes["entry"]
+
+
+def test_choices_stand_beside_each_seed_their_mean_and_the_difference(sweep: dict[str, xr.Dataset]) -> None:
+    ds, table = sweep["selection"], frame(sweep["selection"])
+    fig = viz.selection_comparison(ds)
+    by_name = {trace.name: trace for trace in fig.data}
+    for name, selection in (("heads as listed", "listed"), ("heads at random, a seed each", "random")):
+        mine = table[table["selection"] == selection]
+        np.testing.assert_allclose(by_name[name].x, 100 * mine["change"])
+        expected = 100 * mine[["lower", "upper"]].to_numpy().T
+        np.testing.assert_allclose(ends(by_name[name].error_x, np.array(by_name[name].x)), expected)
+    means = table[table["selection"] == "random"].groupby(["model", "recipe"], sort=False)["change"].mean()
+    np.testing.assert_allclose(by_name["mean of the random choices"].x, 100 * means)
+    gap = by_name["informed minus random"]
+    np.testing.assert_allclose(gap.x, 100 * ds["diff"].values)
+    expected = 100 * np.stack([ds["diff_lower"].values, ds["diff_upper"].values])
+    np.testing.assert_allclose(ends(gap.error_x, np.array(gap.x)), expected)
+
+
+def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["layers"].copy(deep=True)
+    lost = np.flatnonzero((ds["part"].values == "both") & (ds["family"].values == "layers"))[:2]
+    for name in ("spearman_distance", "mase", "mase_change"):
+        ds[name][lost] = np.nan
+    fig = viz.layer_distances(ds)
+    assert "2 without a result are left out" in fig.layout.meta["subtitle"]
+    assert len(traces(fig, "x")[0].x) == 4
+    # no interval, as from a single series: the points stay, without bars
+    for end in ("lower", "upper"):
+        ds[f"spearman_distance_{end}"][:] = np.nan
+        ds[f"mase_change_{end}"][:] = np.nan
+    assert len(traces(viz.layer_distances(ds), "x")[0].x) == 4
+    assert not [t for t in viz.range_curves(ds).data if t.name == "interval"]
+    assert "nan" not in str(viz.component_errors(ds).data[-1].text)
+
+
+def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["layers"]
+    with pytest.raises(InputError, match="no finished entry for growing ranges"):
+        viz.range_curves(ds.isel(entry=ds["family"].values != "ranges"))
+    with pytest.raises(InputError, match="no finished entry for single layers"):
+        viz.component_errors(ds.isel(entry=ds["family"].values == "groups"))
+    with pytest.raises(UnknownNameError, match=r"no part 'head'. Closest: heads"):
+        viz.layer_distances(ds, part="head")
+    with pytest.raises(UnknownNameError, match=r"no model 'alfa'. Closest: alpha"):
+        viz.head_curves(sweep["curves"], model="alfa")
+    with pytest.raises(UnknownNameError, match="layer"):
+        viz.head_curves(sweep["curves"], layers=[77])
+    with pytest.raises(InputError, match=r"no layer of \[99\] is mapped by dataset for 'alpha'; there are: 0, 3"):
+        viz.dataset_heatmap(sweep["datasets"], layers=[99])
+    with pytest.raises(InputError, match="head_curves draws that kind"):
+        viz.heads_at_layers(sweep["curves"])
+
+
+def test_names_show_letter_by_letter_and_figures_print(planted_sweep: Any) -> None:
+    made = planted_sweep(models=(EVIL, "b"), datasets=3, layers=(3, 2), heads=(2,), name=lambda i: f"{EVIL} {i}")
+    for name, draws in DRAW.items():
+        for draw in draws:
+            fig = draw(made[name])
+            parts = fig.to_dict()
+            meta = parts["layout"].pop("meta")
+            assert meta["title"]
+            assert meta["subtitle"]
+            assert "<script" not in str(parts)
+            assert '%{y}"' not in str(parts)
+            printed = viz.for_print(fig)
+            assert not printed.layout.title.text
+            assert printed.layout.meta["width_mm"] in (89.0, 183.0)
