@@ -1,0 +1,232 @@
+"""A sweep with a model: its rows against plain forecasts; kills, other engines and other configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from tsfm_lens import load
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens
+from tsfm_lens.sweep.config import SweepConfig, parse_config
+from tsfm_lens.sweep.run import plan_sweep, run_sweep
+from tsfm_lens.sweep.sources import evaluation_sets
+from tsfm_lens.sweep.store import Store
+
+CONTENT: dict[str, Any] = {
+    "name": "small",
+    "models": [{"source": "bolt-nano", "context_length": 200}],
+    "data": [{"source": "bundled", "names": ["co2", "pedestrians"], "horizon": 12, "windows": 3}],
+    "variants": {"layers": {"sizes": [1, 2], "parts": ["both", "mlp"]}, "heads": {}},
+    "chunk": 2,
+    "block": 5,
+}
+
+
+def config(**changes: Any) -> SweepConfig:
+    return parse_config({**CONTENT, **changes})
+
+
+def sweep(path: str, content: dict[str, Any], engine: str = "single") -> None:
+    torch.set_num_threads(1)
+    outcome = run_sweep(parse_config(content), path, engine=engine, workers=1 if engine == "single" else 2)
+    assert not outcome.failed
+    assert not outcome.cancelled
+
+
+@pytest.fixture(scope="module")
+def lens() -> Lens:
+    return load("bolt-nano", check=False)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "store"
+    sweep(str(path), CONTENT)
+    return path
+
+
+def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
+    return Store(path, create=False).read_plan(f"{name}.entries")
+
+
+def test_rows_are_those_of_plain_forecasts(
+    undisturbed: Path, lens: Lens, table_of: Callable[..., pd.DataFrame]
+) -> None:
+    rows = table_of(undisturbed).set_index(["variant", "dataset", "item", "window"]).sort_index()
+    sets = {each.name: each for each in evaluation_sets(config())}
+    entries = entries_of(undisturbed)
+    chosen = entries.drop_duplicates("variant").iloc[[0, 3, 7, 11, 15]]
+    for entry in chosen.itertuples():
+        for name, each in sets.items():
+            batch, truth = each.batch(range(len(each)), 200)
+            plain = lens.forecast(batch, 12).quantiles
+            if len(entry.components):
+                with lens.ablate(*entry.components):
+                    made = lens.forecast(batch, 12).quantiles
+            else:
+                made = plain
+            for place, window in enumerate(each.windows):
+                row = rows.loc[(entry.variant, name, window.item, window.index)]
+                context = window.context[0]
+                season = np.nanmean(np.abs(context[each.seasonality :] - context[: -each.seasonality]))
+                error = np.abs(truth[place] - made[place, 4])
+                known = np.isfinite(error)
+                assert row["scaled_error"] == pytest.approx((error[known] / season).sum(), rel=1e-4)
+                assert row["n_scaled"] == known.sum()
+                levels = np.arange(1, 10) / 10
+                below = truth[place] <= made[place]
+                loss = 2 * np.abs((truth[place] - made[place]) * (below - levels[:, None]))
+                # gluonts averages over the levels
+                assert row["quantile_loss"] == pytest.approx(np.nansum(loss) / 9, rel=1e-4)
+                distance = 1 - spearmanr(made[place, 4], plain[place, 4]).statistic
+                assert row["spearman_distance"] == pytest.approx(distance, abs=0.02)
+
+
+def test_every_variant_has_every_window_once(undisturbed: Path, table_of: Callable[..., pd.DataFrame]) -> None:
+    rows, entries = table_of(undisturbed), entries_of(undisturbed)
+    counts = rows.groupby("variant").size()
+    assert set(counts.index) == {"seasonal_naive", *entries["variant"]}
+    assert (counts == 6).all()
+
+
+def test_a_second_run_computes_nothing(undisturbed: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in (undisturbed / "cells").rglob("*.parquet")}
+    outcome = run_sweep(config(), undisturbed)
+    after = {file: file.stat().st_mtime_ns for file in (undisturbed / "cells").rglob("*.parquet")}
+    assert before == after
+    assert outcome.finished == outcome.resumed == outcome.cells
+
+
+def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
+    undisturbed: Path, tmp_path: Path, table_of: Callable[..., pd.DataFrame]
+) -> None:
+    path = tmp_path / "store"
+    sweep(str(path), CONTENT)
+    more = {**CONTENT, "variants": {**CONTENT["variants"], "components": {"first MLP and head": ["decoder.0.mlp"]}}}
+    # the MLP of a layer is one of the parts that have run
+    assert run_sweep(parse_config(more), path).finished == Store(path).done().__len__()
+    other = {**CONTENT, "models": [{"source": "bolt-nano", "context_length": 64}], "name": "short"}
+    outcome = run_sweep(parse_config(other), path)
+    # only the seasonal naive forecast does not depend on the context that the model is shown
+    assert outcome.resumed == 4
+    cells = Store(path).read_plan("short.cells")
+    short = table_of(path, list(cells["key"]))
+    long = table_of(undisturbed)
+    together = short.merge(long, on=["variant", "dataset", "item", "window"], suffixes=("", "_long"))
+    moved = together["variant"] != "seasonal_naive"
+    assert len(together) == len(short)
+    assert not np.isclose(together["scaled_error"], together["scaled_error_long"])[moved].all()
+    assert table_of(path, list(Store(path).read_plan("small.cells")["key"])).equals(long)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"distance_steps": 4}, {"how": "noise"}])
+def test_what_decides_a_number_decides_the_cell(change: dict[str, Any], undisturbed: Path) -> None:
+    standing = plan_sweep(config(**change), undisturbed)
+    # noise leaves the plain model as it is
+    assert standing.finished == (4 if "how" in change else 0)
+    assert plan_sweep(config(), undisturbed).finished == standing.cells
+
+
+def test_processes_give_the_same_table(
+    undisturbed: Path, tmp_path: Path, table_of: Callable[..., pd.DataFrame]
+) -> None:
+    sweep(str(tmp_path / "store"), CONTENT, "processes")
+    same_numbers(table_of(tmp_path / "store"), table_of(undisturbed))
+
+
+def test_thirty_kills_end_in_the_same_table(
+    undisturbed: Path,
+    tmp_path: Path,
+    kill_often: Callable[..., int],
+    start_process: Callable[..., Any],
+    table_of: Callable[..., pd.DataFrame],
+) -> None:
+    path = tmp_path / "store"
+    hits = kill_often(sweep, str(path), CONTENT, store=path, kills=30, longest=1.6)
+    assert hits >= 10
+    process = start_process(sweep, str(path), CONTENT)
+    process.join()
+    assert process.exitcode == 0
+    same_numbers(table_of(path), table_of(undisturbed))
+
+
+def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    """Keys equal, numbers up to the noise of float32 in differently filled batches."""
+    keys = list(expected.columns[:7])
+    assert found[keys].equals(expected[keys])
+    numbers = [name for name in expected if name not in keys]
+    np.testing.assert_allclose(found[numbers], expected[numbers], rtol=1e-4, atol=1e-4)
+
+
+def test_a_group_that_fails_is_told_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
+) -> None:
+    import tsfm_lens.sweep.cells as cells
+
+    true = cells.run_cells
+
+    def failing(lens: Lens, group: Any, shared: Any, keys: Any) -> Any:
+        if shared.chunk.dataset == "bundled/co2":
+            raise RuntimeError("the disk has eaten the weights")
+        return true(lens, group, shared, keys)
+
+    monkeypatch.setattr(cells, "run_cells", failing)
+    outcome = run_sweep(config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store")
+    assert outcome.failed
+    assert all("co2" in line and "eaten the weights" in line for line in outcome.failed)
+    assert any("wait for the cells that failed" in note for note in outcome.notes)
+    assert 0 < outcome.finished < outcome.cells
+    monkeypatch.undo()
+    assert run_sweep(config(variants={**CONTENT["variants"], "heads_at": {}}), tmp_path / "store").failed == []
+
+
+def test_progress_ends_at_all_cells(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int, float | None]] = []
+    outcome = run_sweep(config(), tmp_path / "store", progress=lambda *told_now: told.append(told_now))
+    # nothing can be said of the time before anything was measured
+    assert told[0][3] is None
+    assert told[-1][1] == told[-1][2] == outcome.cells - 4
+    assert told[-1][3] == 0
+    assert [done for _, done, _, _ in told] == sorted(done for _, done, _, _ in told)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"variants": {"heads_at": {"layers": [9]}}}, "layer 9"),
+        ({"variants": {"recipes": ["timesfm-28"]}}, "scale_recipes"),
+        ({"variants": {"components": {"x": ["decoder.7.mlp"]}}}, "decoder.7.mlp"),
+        ({"variants": {"heads_at": {"orders": ["stable_ranks:low"]}}}, "stable_rank"),
+        ({"data": [CONTENT["data"][0], CONTENT["data"][0]]}, "more than once"),
+    ],
+)
+def test_what_is_wrong_shows_before_anything_is_written(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises((InputError, KeyError), match=words):
+        run_sweep(config(**change), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    wrong = {**CONTENT, "chunk": 0, "variants": {"layer": {}}, "memory": "4 XB"}
+    file.write_text(json.dumps(wrong))
+    from tsfm_lens.sweep.config import read_config
+
+    with pytest.raises(InputError) as caught:
+        read_config(file)
+    for words in ("chunk", "variants.layer", "'layers'", "memory", "4 XB"):
+        assert words in str(caught.value)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_config(tmp_path / "none.yaml")
+    file.write_text("models: [")
+    with pytest.raises(InputError, match="no YAML"):
+        read_config(file)
