@@ -120,15 +120,19 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
     count = _COUNTED.get(measure, f"n_{measure}" if measure not in METRICS else "n")
     # the rest of the columns would be copied for nothing
     sums = sums[list(dict.fromkeys([*KEYS, "n_rows", "windows", "n", "n_invalid", *names, count]))]
-    for model, rows in sums.groupby("model", sort=True, observed=True):
-        variants = rows["variant"].astype(str).to_numpy()
-        if plain not in set(variants):
-            raise unknown_name("variant", plain, sorted(set(variants)), hint=f"It is the baseline of {model}.")
-        base = rows[variants == plain].sort_values(["dataset", "item"])
-        changed = rows[variants != plain]
-        ids, row = np.unique(variants[variants != plain], return_inverse=True)
-        if not len(ids):
+    models, model_names = pd.factorize(sums["model"], sort=True)
+    for number, model in enumerate(model_names):
+        rows = sums[models == number] if len(model_names) > 1 else sums
+        codes, variants = pd.factorize(rows["variant"], sort=True)
+        ids = [str(name) for name in variants]
+        if plain not in ids:
+            raise unknown_name("variant", plain, ids, hint=f"It is the baseline of {model}.")
+        is_plain = codes == ids.index(plain)
+        base, changed = rows[is_plain].sort_values(["dataset", "item"]), rows[~is_plain]
+        ids.remove(plain)
+        if not ids:
             continue
+        row = codes[~is_plain] - (codes[~is_plain] > codes[is_plain][0])
         places = pd.MultiIndex.from_frame(base[["dataset", "item"]])
         column = places.get_indexer(pd.MultiIndex.from_frame(changed[["dataset", "item"]]))
         known = column >= 0
@@ -138,7 +142,7 @@ def pair(sums: pd.DataFrame, measure: str, plain: str) -> Iterator[Pairs]:
         yield Pairs(
             str(model),
             measure,
-            [str(name) for name in ids],
+            ids,
             [str(name) for name in datasets],
             dataset,
             tuple(table.changed(name) for name in names),

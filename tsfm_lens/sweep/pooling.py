@@ -110,8 +110,8 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     _refuse_twice(frame, group, window, variate)
     which = np.zeros(len(out), dtype=np.uint64)
     np.add.at(which, group, _mix(window, variate))
-    found: dict[str, np.ndarray] = {"windows": which}
-    # column by column: a copy of all of them would be as large as the frame
+    found: dict[str, Any] = {**{str(name): out[name] for name in out}, "windows": which}
+    # column by column and without a copy of all: a report should hold the rows once
     for name in sums:
         found[name] = np.bincount(group, frame[name].to_numpy(), len(out))
     for name in distances:
@@ -119,7 +119,7 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         defined = ~np.isnan(values)
         found[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
         found[f"n_{name}"] = np.bincount(group, defined, len(out))
-    return out.assign(**found)
+    return pd.DataFrame(found, copy=False)
 
 
 def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:

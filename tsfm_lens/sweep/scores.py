@@ -15,13 +15,6 @@ import pandas as pd
 from gluonts.ev import stats
 from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
 
-from tsfm_lens.ablation.metrics import (
-    pearson_distance,
-    shape_distance,
-    slope_disagreement,
-    spearman_distance,
-    spectral_distance,
-)
 from tsfm_lens.errors import InputError
 
 SUMS = (
@@ -85,8 +78,7 @@ def _parts(forecast: Forecast, mean: np.ndarray, shape: tuple[int, int]) -> dict
 
 
 def _quantile_parts(quantiles: np.ndarray, levels: Sequence[float], mean: np.ndarray | None) -> dict[str, np.ndarray]:
-    # gluonts looks levels up by their names: 0.1 + 0.2 must be called 0.3
-    names = [str(round(float(level), 10)) for level in levels]
+    names = [str(float(level)) for level in levels]
     if len(set(names)) < 2:
         raise InputError(f"an interval score needs 2 quantile levels or samples, got the levels {list(levels)}")
     forecast = QuantileForecast(_rows(quantiles), _ANY_DATE, names)
@@ -197,18 +189,20 @@ def forecast_distances(
     Raises:
         InputError: shapes differ or are not (series, step), or steps is less than 1.
     """
+    # the room of the engine loads torch, which a report of stored rows can do without
+    from tsfm_lens.ablation import metrics
+
     point, plain = np.asarray(point, dtype=float), np.asarray(plain, dtype=float)
     if point.shape != plain.shape or point.ndim != 2:
         raise InputError(f"two forecasts (series, step) of one shape are compared, got {point.shape} and {plain.shape}")
     if steps < 1 or point.shape[1] < 1:
         raise InputError(f"at least 1 step is compared, got steps={steps} of a horizon of {point.shape[1]}")
     point, plain = point[:, :steps], plain[:, :steps]
-    measures = (spearman_distance, pearson_distance, spectral_distance, shape_distance, slope_disagreement)
     with np.errstate(all="ignore"):
         if point.shape[1] < 2:
             found = {name: np.full(len(point), np.nan) for name in DISTANCES}
         else:
-            found = {measure.__name__: measure(point, plain) for measure in measures}
+            found = {name: getattr(metrics, name)(point, plain) for name in DISTANCES if name != "mean_shift"}
         shift = np.abs(point - plain).mean(axis=1)
         if scale is not None:
             scale = np.asarray(scale, dtype=float)
