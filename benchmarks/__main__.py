@@ -23,6 +23,7 @@ from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
 from benchmarks.explore import LIMIT, latencies
 from benchmarks.natives import SAMPLES, native_call
 from benchmarks.probes import measure
+from benchmarks.sweep_engine import table as engine_rows
 from benchmarks.timing import ratios
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, architectures, load
@@ -149,6 +150,17 @@ def linked_view(rounds: int) -> list[Row]:
     return rows
 
 
+def sweep_engine(sample: int | None) -> list[Row]:
+    """(f) The sweep engine: single forwards of two models, and sampling rollouts of a third."""
+    rows: list[Row] = []
+    lens = published("chronos-bolt", "base")
+    rows += engine_rows(lens, lens.encode(series(lens, 64)), "64 series × 512", 15.0, sample, None)
+    lens = published("timesfm-2.5", "200m")
+    rows += engine_rows(lens, lens.encode(series(lens, 2)), "2 series × 512", 2.0, sample, 2)
+    lens = published("chronos", "small")
+    return rows + engine_rows(lens, as_series(series(lens, 1)), "20 samples × 64 steps", 4.0, sample, None)
+
+
 def _row(name: str, found: tuple[float, float, float], target: float | None) -> Row:
     median, low, high = found
     met = None if target is None else median <= target
@@ -158,12 +170,12 @@ def _row(name: str, found: tuple[float, float, float], target: float | None) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="a,b,c,d,e", help="measurements, e.g. a,c (default: all)")
+    parser.add_argument("--only", default="a,b,c,d,e,f", help="measurements, e.g. a,c (default: all)")
     parser.add_argument(
         "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
     )
     parser.add_argument("--rounds", type=int, default=9, help="paired runs of (a) and (b), events of (e)")
-    parser.add_argument("--full", action="store_true", help="(c): time every full forward, not a sample of 16")
+    parser.add_argument("--full", action="store_true", help="(c), (f): time every plain run, not a sample")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
@@ -179,7 +191,7 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     )
     rows: list[Row] = []
-    # (d) and (e) have models of their own
+    # (d) to (f) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
         with console.status(f"{name}: building"):
             lens = published(name, PLANS[name].size)
@@ -205,6 +217,11 @@ def main() -> None:
     if "e" in wanted:
         with console.status("(e) lens.explore"):
             rows += linked_view(options.rounds)
+        if options.json:
+            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
+    if "f" in wanted:
+        with console.status("(f) sweep engine"):
+            rows += sweep_engine(None if options.full else 4)
         if options.json:
             options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
     table = Table("measurement", "median", "range / note", "target", "met", title=f"random weights; {place}")
