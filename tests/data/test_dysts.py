@@ -63,6 +63,15 @@ def test_trajectories_repeat_and_leave_the_global_generator_alone() -> None:
     assert not np.array_equal(whole(first, "ic1.1"), whole(first, "ic2.1"))
 
 
+def test_unbounded_phases_are_mapped_as_dysts_does() -> None:
+    from dysts.flows import ForcedBrusselator
+
+    (found,) = dysts_sets("ForcedBrusselator", instances=2, multivariate=True, **FAST)
+    own = ForcedBrusselator().make_trajectory(300, pts_per_period=100, method="LSODA", rtol=1e-8, atol=1e-8)
+    np.testing.assert_array_equal(whole(found, "ic0"), own.T)
+    assert np.abs(whole(found, "ic1")[2]).max() <= 1
+
+
 def test_coordinates_are_series_or_variates() -> None:
     (apart,) = dysts_sets("Lorenz", windows=2, **FAST)
     (together,) = dysts_sets("Lorenz", windows=2, multivariate=True, **FAST)

@@ -80,7 +80,7 @@ bizitobs_l2c/H bizitobs_l2c/H 48/480/720 24 7 Web/CloudOps
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 # frequencies as the stored files spell them, where it is not the key's
-ANCHORED = {"A": "A-DEC", "Q": "Q-DEC", "W": "W-SUN"}
+ANCHORED = {"A": "A-DEC", "Q": "Q-DEC", "W": "W-TUE"}
 DECILES = tuple(k / 10 for k in range(1, 10))
 
 Writer = Callable[..., Path]
@@ -130,6 +130,8 @@ def test_the_whole_benchmark_is_read_from_its_layout(
     for config, each in zip(gift_eval_configs(), found, strict=True):
         assert (each.name, each.horizon, each.seasonality) == (config.key, config.horizon, config.seasonality)
         assert each.domain == config.domain
+        # stamped by the day after the one on which the stored weeks end
+        assert each.freq == "W-WED" or config.freq != "W"
         assert {w.n_variates for w in each.windows} == {config.variates}
         assert {w.item for w in each.windows} == {"item_0", "item_1"}
     assert [each.name for each in gift_eval(configs="*/long")] == [
