@@ -5,7 +5,7 @@ SERIES ?= bundled:co2,elnino,electricity,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report test lint typecheck conformance bench notebook clean
+.PHONY: setup report sweep-demo test lint typecheck conformance bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -21,6 +21,11 @@ $(STAMP): pyproject.toml constraints.txt requirements-nodeps.txt
 
 report: $(STAMP)
 	$(BIN)/tsfm-lens report $(MODEL) --data $(SERIES) --out report
+
+# go on with a sweep that was stopped, or show what it found, by the same command
+sweep-demo: $(STAMP)
+	$(BIN)/tsfm-lens sweep examples/sweep-demo.yaml --store sweep-demo.store --engine processes --workers 2
+	$(BIN)/tsfm-lens sweep report sweep-demo.store --out sweep-report
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
@@ -43,4 +48,4 @@ notebook: $(STAMP)
 	$(BIN)/python -m pytest tests/test_examples.py
 
 clean:
-	rm -rf .venv report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -60,11 +60,11 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     finished = cells["key"].isin(done)
     notes = _notes(about, int((~finished).sum()), len(cells), store.unused(cells["key"]))
     whole = _whole(cells, finished)
-    plan = entries[[key in whole for key in zip(entries["model"], entries["variant"], strict=True)]]
+    plan = entries[_among(entries, whole)]
     plan = plan.drop_duplicates(["model", "family", "label", "variant"], ignore_index=True)
     if plan.empty:
         raise InputError(f"nothing of {chosen!r} is finished in {folder} yet: `tsfm-lens sweep` goes on with it")
-    wanted = cells[finished & [key in whole for key in zip(cells["model"], cells["variant"], strict=True)]]
+    wanted = cells[finished & _among(cells, whole)]
     found = Results(
         _sums(store, wanted),
         plan,
@@ -94,6 +94,12 @@ def _whole(cells: pd.DataFrame, finished: pd.Series) -> set[tuple[str, str]]:
     counts = have.reset_index(name="count")
     full = counts[counts["count"] == counts["model"].map(chunks)]
     return set(zip(full["model"], full["variant"], strict=True))
+
+
+def _among(table: pd.DataFrame, whole: set[tuple[str, str]]) -> pd.Series:
+    """Which rows are of a (model, variant) in a set."""
+    keys = zip(table["model"], table["variant"], strict=True)
+    return pd.Series([key in whole for key in keys], index=table.index)
 
 
 def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
