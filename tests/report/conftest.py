@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -492,6 +493,12 @@ COUNTS = {
     "edges": 1,
     "effects": 2,
     "circuit": 1 + 3 + 1,
+    "layers": 3 + 1 + 1,
+    "curves": 1 + 2,
+    "heads_at": 1,
+    "datasets": 2,
+    "recipes": 2,
+    "selection": 1,
 }
 
 
@@ -559,16 +566,22 @@ def counts() -> dict[str, int]:
     return COUNTS
 
 
+@pytest.fixture(scope="session")
+def swept(planted_sweep: Callable[..., dict[str, xr.Dataset]]) -> dict[str, xr.Dataset]:
+    """Results of a small sweep; to be copied before they are changed."""
+    return planted_sweep(layers=(4, 3), heads=(3, 2))
+
+
 @pytest.fixture
-def results() -> dict[str, xr.Dataset]:
-    return everything()
+def results(swept: dict[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    return everything() | {name: ds.copy(deep=True) for name, ds in swept.items()}
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory) -> Path:
+def whole(tmp_path_factory, swept) -> Path:
     """The report of everything, built once."""
     folder = tmp_path_factory.mktemp("whole")
-    return build_report(everything(), folder, title="T", provenance={"model": "toy", "hash": "x" * 200})
+    return build_report(everything() | swept, folder, title="T", provenance={"model": "toy", "hash": "x" * 200})
 
 
 @pytest.fixture(scope="session")
@@ -579,15 +592,22 @@ def explored(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def evil_whole(tmp_path_factory) -> Path:
+def evil_whole(tmp_path_factory, evil_swept) -> Path:
     """The report with markup in every string a user can set."""
     return build_report(
-        evil_everything(),
+        evil_everything() | evil_swept,
         tmp_path_factory.mktemp("evil"),
         title=EVIL,
         provenance={EVIL: EVIL},
         readings={"gain": EVIL},
     )
+
+
+@pytest.fixture(scope="session")
+def evil_swept(planted_sweep: Callable[..., dict[str, xr.Dataset]]) -> dict[str, xr.Dataset]:
+    """The same of a sweep."""
+    found = planted_sweep((EVIL, "b</script>"), layers=(4, 3), heads=(3, 2), name=lambda i: f"{EVIL} {i}")
+    return {name: ds.assign_attrs(sweep=EVIL) for name, ds in found.items()}
 
 
 def evil_everything() -> dict[str, xr.Dataset]:

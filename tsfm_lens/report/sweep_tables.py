@@ -17,6 +17,14 @@ from tsfm_lens.viz.theme import percent
 
 _LONG = 45  # rows that still fit a page
 _BOLD = "bfseries: ; boldmath: ;"
+# columns of every tidy table in this order, others behind them by name
+_COLUMNS = (
+    *("model", "family", "recipe", "selection", "seed", "label", "part", "first", "last", "layer", "role", "order"),
+    *("ablated", "of", "share", "kept", "heads_ablated", "heads_total", "n_mlps", "n_layers", "dataset", "metric"),
+    *("spearman_distance", "spearman_distance_lower", "spearman_distance_upper", "baseline_mase", "mase"),
+    *("mase_change", "mase_change_lower", "mase_change_upper", "change", "lower", "upper", "p_value", "p_holm"),
+    *("stands", "tests", "diff", "diff_lower", "diff_upper", "diff_p", "largest_within"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,13 @@ def tidy(ds: xr.Dataset) -> pd.DataFrame:
     Raises:
         InputError: ``ds`` is of another kind.
     """
-    kind = _kind(ds)
+    table = _tidy(ds, _kind(ds))
+    known = {name: place for place, name in enumerate(_COLUMNS)}
+    ordered: list[str] = sorted((str(name) for name in table), key=lambda name: (known.get(name, len(known)), name))
+    return table[ordered]
+
+
+def _tidy(ds: xr.Dataset, kind: str) -> pd.DataFrame:
     if kind == "sweep_datasets":
         return _tidy_datasets(ds)
     if kind == "sweep_recipes":
@@ -83,9 +97,7 @@ def _tidy_datasets(ds: xr.Dataset) -> pd.DataFrame:
     table = ds.to_dataframe().reset_index()
     table = table[np.isfinite(table["mase"].to_numpy(float))]
     table["largest_within"] = table["largest_within"].astype(int)
-    first = ["model", "layer", "role", "order", "of", "dataset", "ablated"]
-    rest = [str(name) for name in table if name not in {*first, "panel"}]
-    return table[first + rest].reset_index(drop=True)
+    return table.drop(columns="panel", errors="ignore").reset_index(drop=True)
 
 
 def latex(ds: xr.Dataset) -> str:

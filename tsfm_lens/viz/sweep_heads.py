@@ -170,7 +170,11 @@ def _by_model(ds: xr.Dataset, table: pd.DataFrame, remark: str) -> go.Figure:
 
 def _verdict(rows: pd.DataFrame, tolerance: float) -> str:
     order, within = better_order(rows, tolerance)
-    return f"{within} of {int(rows['of'].max())}, {order_words(order)}"
+    words = order_words(order)
+    if rows.loc[~rows["order"].map(is_random), "order"].str.partition(":")[0].nunique() == 1 and not is_random(order):
+        # the legend says of what
+        words = f"{words.split()[0]} first"
+    return f"{within} of {int(rows['of'].max())}, {words}"
 
 
 def _colours(orders: Sequence[str]) -> dict[str, str]:
