@@ -113,7 +113,7 @@ CHAPTERS = {
     ),
     "sweep_heads_at": Chapter(
         "Heads that each layer must keep",
-        "The fewest heads that a layer keeps while the error rises by less than the tolerance (heads@1pp for 1 %), all "
+        "The fewest heads that a layer keeps while the error rises by less than the tolerance (heads@1pp for 1 %), all "
         "its others ablated at once.",
         _heads_at,
         _subject,

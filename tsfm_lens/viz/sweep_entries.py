@@ -197,3 +197,8 @@ def level_line(fig: go.Figure, value: float, *, dash: str, **at: Any) -> None:
 def legend_only(fig: go.Figure, name: str, **look: Any) -> None:
     """An entry of the legend without data of its own."""
     fig.add_trace(go.Scatter(x=[None], y=[None], name=plain(name), hoverinfo="skip", **look))
+
+
+def whole_ticks(fig: go.Figure, most: float) -> None:
+    """Ticks of the x axes at whole numbers, about six up to ``most``."""
+    fig.update_xaxes(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))

@@ -28,6 +28,7 @@ from tsfm_lens.viz.sweep_entries import (
     some,
     told,
     tolerance_of,
+    whole_ticks,
 )
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, dress, mixed, percent, plain
 
@@ -278,6 +279,7 @@ def heads_at_layers(ds: xr.Dataset) -> go.Figure:
     grid.fig.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": bar})
     grid.fig.update_yaxes(range=[-0.06 * most, 1.14 * most], nticks=6)
     title_axes(grid, "layer", "heads kept")
+    whole_ticks(grid.fig, float(table["layer"].max()))
     fig = dress(
         grid.fig,
         f"Heads that each layer must keep for {metric} to stay within {percent(tolerance)}",

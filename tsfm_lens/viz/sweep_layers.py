@@ -30,6 +30,7 @@ from tsfm_lens.viz.sweep_entries import (
     span_text,
     symbols,
     told,
+    whole_ticks,
 )
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, dress, mixed, number, plain
 
@@ -74,6 +75,7 @@ def layer_distances(ds: xr.Dataset, *, part: str = "both") -> go.Figure:
                 legend_only(grid.fig, words, mode="markers", marker=marker)
     grid.fig.update_yaxes(rangemode="tozero")
     title_axes(grid, "layer", "Spearman distance")
+    whole_ticks(grid.fig, float(table["last"].max()))
     return dress(
         grid.fig,
         f"How far the forecast moves without the {PARTS[part]} of layers",
@@ -221,7 +223,7 @@ def range_curves(ds: xr.Dataset) -> go.Figure:
                 drawn.add(part)
         level_line(grid.fig, base, dash="dash", row=row, col=col)
     title_axes(grid, "layers in the range", "MASE")
-    grid.fig.update_xaxes(dtick=max(1, round(float(table["size"].max()) / 6)))
+    whole_ticks(grid.fig, float(table["size"].max()))
     return dress(
         grid.fig,
         "Error as a growing range of layers is ablated",
