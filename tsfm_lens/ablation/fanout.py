@@ -81,10 +81,14 @@ class Sizes:
             if not peaks:
                 return 1
             fit = min(self.most, fitting(peaks, self.limit))
-            if fit < min(self.most, left) and fit > 1 and 2 not in peaks:
-                return 2
         # chunks of equal size waste the least
         return -(-left // -(-left // fit))
+
+    def watches(self, peaks: dict[int, int], copies: int, left: int) -> bool:
+        """Whether to measure a chunk: the first one, and larger ones than any before while the memory binds."""
+        if not self.watched or copies <= max(peaks, default=0):
+            return False
+        return not peaks or fitting(peaks, self.limit) < min(self.most, left)
 
     def peaks(self, kind: str) -> dict[int, int]:
         """Bytes by number of variants, measured so far on batches of this shape; the dictionary is kept."""
@@ -135,7 +139,7 @@ def fanned_out(
             copies = sizes.of(peaks, len(left))
             chunk = [variants[index] for index in left[:copies]]
             try:
-                if sizes.watched and copies <= 2 and copies not in peaks:
+                if sizes.watches(peaks, copies, len(left)):
                     forecasts, peaks[copies] = measured(partial(fan.side_by_side, chunk), sizes.device)
                     # refuses a limit that not even this fits
                     fitting(peaks, sizes.limit)

@@ -86,25 +86,22 @@ def limit_of(memory: int | None, device: torch.device) -> int:
     return int(_SHARE * psutil.virtual_memory().available)
 
 
-def fitting(bytes_by_copies: dict[int, int], limit: int) -> int:
-    """How many variants fit side by side, from runs of one or two of them.
+def fitting(peaks: dict[int, int], limit: int) -> int:
+    """How many variants fit side by side, from runs of fewer of them.
 
     Args:
-        bytes_by_copies: peak bytes of runs of so many variants. From the first alone, every further variant is taken
-            to need as much again, which is never too little.
+        peaks: bytes by number of variants. What so many need, n times as many need no more than n times.
         limit: bytes.
 
     Raises:
         InputError: not even one variant fits.
     """
-    one = bytes_by_copies[1]
-    if one > limit:
+    if peaks[1] > limit:
         raise InputError(
-            f"one variant of this batch needs {one / 2**20:.1f} MiB for its tensors, memory allows "
-            f"{limit / 2**20:.1f} MiB; forecast fewer series at once, or give it at least {one} bytes"
+            f"one variant of this batch needs {peaks[1] / 2**20:.1f} MiB for its tensors, memory allows "
+            f"{limit / 2**20:.1f} MiB; forecast fewer series at once, or give it at least {peaks[1]} bytes"
         )
-    each = max(bytes_by_copies.get(2, 2 * one) - one, 1)
-    return 1 + (limit - one) // each
+    return max(limit * copies // max(peak, 1) for copies, peak in peaks.items() if peak <= limit)
 
 
 def out_of_memory(error: BaseException) -> bool:
