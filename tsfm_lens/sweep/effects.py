@@ -243,8 +243,11 @@ def selection(results: Results) -> xr.Dataset | None:
         own = results.of(model, "recipes", "random")
         for name, lines in own.groupby("recipe", sort=False):
             drawn, chosen = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
+            # a draw of the very heads that were chosen is no other choice
+            drawn = drawn[~drawn["variant"].isin(chosen["variant"])]
             if drawn.empty or chosen.empty:
                 continue
+            lines = pd.concat([chosen, drawn])
             moved = results.changes(lines)
             seeds = lines["seed"].fillna(-1)
             frames.append(lines.assign(seed=seeds, tests=len(moved), **change_columns(lines, moved)))
