@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +146,8 @@ def run_engine(engine: str, workers: int, work: float, groups: int = GROUPS) -> 
     return rate, times[0] - start, statistics.median(busy)
 
 
-def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> list[Row]:
+def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> Iterator[Row]:
     """Cells a second of fixed work with one and two workers, and what the engine adds to a cell."""
-    rows: list[Row] = []
     forward = base_forward()
     for engine in engines:
         if engine == "ray":
@@ -157,7 +156,7 @@ def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> li
             rate, first, _ = run_engine(engine, workers, WORK)
             ideal = min(workers, os.cpu_count() or 1) / WORK
             note = f"{1000 * WORK:g} ms of work a cell, at most {ideal:.0f}; first group after {first:.1f} s"
-            rows.append((f"{engine}, {workers} worker(s): cells a second", f"{rate:.0f}", note, "", None))
+            yield f"{engine}, {workers} worker(s): cells a second", f"{rate:.0f}", note, "", None
         # one worker without work: what is left is claiming, writing, scheduling and sending
         idle, _, inside = run_engine(engine, 1, 0.0, 4 * GROUPS)
         overhead = 1 / idle
@@ -166,16 +165,8 @@ def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> li
             f"a Bolt-base forecast of one series takes {1000 * forward:.0f} ms"
         )
         limit = SHARE_OF_FORWARD * forward
-        rows.append(
-            (
-                f"{engine}: the engine's own time a cell",
-                f"{1000 * overhead:.2f} ms",
-                note,
-                f"< {1000 * limit:.2f} ms",
-                overhead < limit,
-            )
-        )
-    return rows
+        name, value = f"{engine}: the engine's own time a cell", f"{1000 * overhead:.2f} ms"
+        yield name, value, note, f"< {1000 * limit:.2f} ms", overhead < limit
 
 
 def start_ray() -> None:
