@@ -353,6 +353,10 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     found = changes(frame[~lost]).iloc[0]
     assert (found["n_series"], found["n_unpaired"]) == (3, 1)
     assert (found["baseline"], found["value"]) == (pytest.approx(1.0), pytest.approx(2.0))
+    # what is left of dataset a has no geometric mean, whatever the series that is not compared says
+    perfect = frame[~lost].copy()
+    perfect.loc[(frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "y"), "scaled_error"] = 0.0
+    assert changes(perfect).iloc[0]["left_out"] == ("a",)
     # as many windows, but others
     moved = frame.assign(window=frame["window"].where(~lost, 5))
     assert changes(moved).iloc[0]["n_unpaired"] == 1
