@@ -34,13 +34,22 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
 def test_thirty_kills_end_in_the_table_of_an_undisturbed_run(
-    tmp_path: Path, kill_often: Callable[..., int], table_of: Table, engine: str
+    tmp_path: Path, kill_often: Callable[..., int], wait_for: Callable[..., None], table_of: Table, engine: str
 ) -> None:
-    # processes start their workers first, so it takes longer until a kill can interrupt anything
-    groups, seconds, kills, longest = (300, 0.01, 30, 0.15) if engine == "single" else (200, 0.04, 6, 1.2)
+    groups, seconds, kills, longest = (300, 0.01, 30, 0.15) if engine == "single" else (200, 0.04, 6, 0.6)
     common = {"seconds": seconds, "notes": tmp_path}
     path = tmp_path / "store"
-    hit = kill_often(toys.run_toy, path, groups, common, engine, store=path, kills=kills, longest=longest)
+    computed = [0]
+
+    def at_work() -> None:
+        # workers start first, and before that there is nothing to interrupt
+        if engine == "processes":
+            wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) > computed[0])
+            computed[0] = len(toys.notes_of(tmp_path, "computed")) + 2
+
+    hit = kill_often(
+        toys.run_toy, path, groups, common, engine, store=path, kills=kills, longest=longest, begun=at_work
+    )
     assert hit == kills
     tasks = toys.toy_tasks(groups)
     finished = len(Store(path).done())

@@ -318,10 +318,11 @@ def _serve(
     while True:
         try:
             cells, payload, key, fresh, sent = pipe.recv()
+            data = sent if fresh else data
+            pipe.send(run_one(store, work, GroupTask(cells, payload, data, key=key)))
         except (EOFError, OSError):
+            # the parent is gone
             return
-        data = sent if fresh else data
-        pipe.send(run_one(store, work, GroupTask(cells, payload, data, key=key)))
 
 
 def _end_with_parent() -> None:
