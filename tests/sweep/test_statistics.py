@@ -483,3 +483,8 @@ def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], A
     one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
     pd.testing.assert_frame_equal(one, again)
     pd.testing.assert_frame_equal(one, pd.DataFrame(replay(per_series(shuffled, ["MASE"]))))
+    # stores give texts as categories, in whatever order they came
+    coded = shuffled.astype(dict.fromkeys(["model", "variant", "dataset", "item"], "category"))
+    for key in ("variant", "dataset", "item"):
+        coded[key] = coded[key].cat.reorder_categories(list(coded[key].cat.categories)[::-1])
+    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))

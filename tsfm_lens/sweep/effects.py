@@ -218,7 +218,7 @@ def recipes(results: Results) -> xr.Dataset | None:
     table = pd.concat(frames, ignore_index=True)
     table = table.rename(columns={"ablated": "heads_ablated", "of": "heads_total", "mlps": "n_mlps"})
     together = {name: np.concatenate([block[name] for block in blocks]) for name in RECIPE}
-    together["stands"] = together["stands"].astype(bool)
+    together["stands"] = together["stands"] == 1
     return results.dataset(
         "sweep_recipes",
         "Heavy ablations",

@@ -105,7 +105,7 @@ def change_columns(entries: pd.DataFrame, moved: pd.DataFrame) -> dict[str, pd.S
         found[name] = found[name].mask(plain, 0.0)
     for name in ("p_value", "p_holm"):
         found[name] = found[name].mask(plain, 1.0)
-    found["stands"] = found["stands"].mask(plain, False).astype(bool)
+    found["stands"] = found["stands"].eq(True)
     return found
 
 

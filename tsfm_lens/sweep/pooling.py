@@ -119,7 +119,9 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         defined = ~np.isnan(values)
         found[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
         found[f"n_{name}"] = np.bincount(group, defined, len(out))
-    return pd.DataFrame(found, copy=False)
+    # categories, as stores give them, sort by their codes; series are compared by their names
+    named = found | {key: found[key].astype(str) for key in KEYS}
+    return pd.DataFrame(named, copy=False).sort_values(list(KEYS), ignore_index=True)
 
 
 def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:

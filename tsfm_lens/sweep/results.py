@@ -14,7 +14,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.sweep.config import SweepConfig, parse_config
 from tsfm_lens.sweep.effects import by_dataset, curves, effects, heads_at, recipes, selection
 from tsfm_lens.sweep.frames import TABLE_METRICS, Results
-from tsfm_lens.sweep.pooling import KEYS, per_series
+from tsfm_lens.sweep.pooling import per_series
 from tsfm_lens.sweep.scores import SUMS
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
@@ -113,8 +113,7 @@ def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
         rows = store.read(keys[1], columns).to_pandas()
         rows["model"] = model_of[keys[1].iloc[0]]
         parts.append(per_series(rows, measures))
-    together = pd.concat(parts, ignore_index=True)
-    return together.astype(dict.fromkeys(KEYS, str))
+    return pd.concat(parts, ignore_index=True)
 
 
 def _datasets(found: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, xr.Dataset]:
@@ -131,7 +130,9 @@ def _datasets(found: Results, config: SweepConfig, about: Mapping[str, Any]) -> 
 
 def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int) -> list[str]:
     notes = []
-    if missing or not about["complete"]:
+    if not missing and not about["complete"]:
+        notes.append("This sweep is not finished: what it will run next depends on results.")
+    if missing:
         notes.append(
             f"This sweep is not finished: {missing} of the {cells} cells planned so far are missing. Only variants "
             "that were run on every window are shown."

@@ -6,6 +6,7 @@ datasets by the geometric mean, so that any fixed normaliser of a dataset cancel
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -51,10 +52,15 @@ def holm(p_values: np.ndarray, families: Sequence[Any] | np.ndarray | None = Non
     p = np.asarray(p_values, dtype=float)
     codes = np.zeros(len(p), dtype=int) if families is None else pd.factorize(pd.Series(list(families)).astype(str))[0]
     out = np.full(p.shape, np.nan)
-    for code in np.unique(codes):
-        tested = (codes == code) & np.isfinite(p)
-        # one test alone needs no correction, and statsmodels collects garbage at each call
-        out[tested] = multipletests(p[tested], method="holm")[1] if tested.sum() > 1 else p[tested]
+    # statsmodels collects garbage at every call, which takes long in a process that has torch loaded
+    gc.freeze()
+    try:
+        for code in np.unique(codes):
+            tested = (codes == code) & np.isfinite(p)
+            # one test alone needs no correction
+            out[tested] = multipletests(p[tested], method="holm")[1] if tested.sum() > 1 else p[tested]
+    finally:
+        gc.unfreeze()
     return out
 
 
