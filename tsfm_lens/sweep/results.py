@@ -14,11 +14,14 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.sweep.config import SweepConfig, parse_config
 from tsfm_lens.sweep.effects import by_dataset, curves, effects, heads_at, recipes, selection
 from tsfm_lens.sweep.frames import TABLE_METRICS, Results
-from tsfm_lens.sweep.pooling import per_series
-from tsfm_lens.sweep.scores import SUMS
+from tsfm_lens.sweep.pooling import formula, per_series
+from tsfm_lens.sweep.scores import DISTANCES, SUMS
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 TOLERANCE = 0.01
+VALUES = (*SUMS, *DISTANCES)
+# datasets whose rows are held at once
+_TOGETHER = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +107,15 @@ def _among(table: pd.DataFrame, whole: set[tuple[str, str]]) -> pd.Series:
 
 def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
     """Sums a series, models by the names that the configuration gives them."""
-    model_of = dict(zip(wanted["key"], wanted["model"], strict=True))
     measures = [*TABLE_METRICS, "spearman_distance"]
-    columns = [*KEY_COLUMNS, *SUMS, "spearman_distance"]
+    columns = [*KEY_COLUMNS, *dict.fromkeys(name for each in measures for name in formula(each)[0] if name in VALUES)]
+    columns += ["n", "n_invalid"]
     parts = []
-    # a model at a time, so that only one model's rows are held
-    for keys in wanted.groupby("model", sort=False)["key"]:
-        rows = store.read(keys[1], columns).to_pandas()
-        rows["model"] = model_of[keys[1].iloc[0]]
+    # few datasets at a time, so that few rows are held
+    block = wanted["dataset"].map({name: i // _TOGETHER for i, name in enumerate(wanted["dataset"].unique())})
+    for _, own in wanted.groupby(["model", block], sort=False):
+        rows = store.read(own["key"], list(dict.fromkeys(columns))).to_pandas()
+        rows["model"] = own["model"].iloc[0]
         parts.append(per_series(rows, measures))
     return pd.concat(parts, ignore_index=True)
 
