@@ -6,6 +6,7 @@ number. What is stored a window are therefore the sums; they add up over any set
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from gluonts.ev import stats
-from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
 
 from tsfm_lens.errors import InputError
+
+with warnings.catch_warnings():
+    # it recommends a faster JSON library, and nothing here reads JSON through it
+    warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
+    from gluonts.model.forecast import Forecast, QuantileForecast, SampleForecast
 
 SUMS = (
     "n",
