@@ -25,8 +25,8 @@ from tsfm_lens.models.lens import Lens
 
 # what runs have needed, so that the next batch of the same shape need not be measured
 _MEASURED: WeakKeyDictionary[Lens, dict[tuple[object, ...], dict[int, int]]] = WeakKeyDictionary()
-# rows, paths included, beyond which a larger batch makes no product faster
-_ROWS = 512
+# rows, paths included: beyond them products get no faster, and the rest leaves the cache
+_ROWS = 160
 
 
 @dataclass(frozen=True)
