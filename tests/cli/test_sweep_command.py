@@ -1,0 +1,96 @@
+"""``tsfm-lens sweep``: from a configuration to a report, and what wrong arguments are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from tsfm_lens.cli import app
+
+RUNNER = CliRunner()
+CONTENT = {
+    "name": "command",
+    "models": [{"source": "bolt-nano", "context_length": 64}],
+    "data": [{"source": "bundled", "names": ["co2", "nile"], "horizon": 6}],
+    "variants": {"layers": {"parts": ["mlp", "heads"]}, "heads_at": {"layers": [1], "tolerance": 0.2}},
+    "statistics": {"replicates": 100},
+}
+
+
+def run(*args: str | Path) -> Result:
+    return RUNNER.invoke(app, ["sweep", *map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("command") / "small.yaml"
+    path.write_text(yaml.safe_dump(CONTENT))
+    return path
+
+
+def test_a_plan_is_shown_and_nothing_is_written(config: Path) -> None:
+    result = run(config, "--plan", "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert (plan["finished"], [part["variants"] for part in plan["parts"]]) == (0, [1, 6, 8])
+    assert not config.with_suffix(".store").exists()
+
+
+def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None:
+    first = run(config, "--json")
+    assert first.exit_code == 0, first.output
+    outcome = json.loads(first.stdout)
+    assert outcome["finished"] == outcome["cells"]
+    assert outcome["resumed"] == 0
+    again = run(config)
+    assert again.exit_code == 0, again.output
+    cells = outcome["cells"]
+    assert f"{cells} of {cells} cells are finished ({cells} of them before this run)" in again.stdout
+    status = json.loads(run("status", config, "--json").stdout)
+    assert status["finished"] == status["cells"]
+    made = run("report", config, "--out", tmp_path / "report", "--json")
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["results"] == ["curves", "datasets", "effects", "heads_at"]
+    assert (tmp_path / "report" / "index.html").stat().st_size > 100_000
+    assert {path.suffix for path in (tmp_path / "report" / "tables").iterdir()} == {".csv", ".tex"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.yaml"], "cannot be read"),
+        (["report", "none.yaml"], "no store of a sweep"),
+        (["report", "."], "no store of a sweep"),
+    ],
+)
+def test_what_is_not_there_is_said(arguments: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        result = run(*arguments)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(config: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump({**CONTENT, "variants": {"layer": {}}}))
+    result = run(wrong)
+    assert result.exit_code == 1
+    assert "variants.layer" in result.stderr
+    assert "'layers'" in result.stderr
+    assert run(config, "--engine", "rays").exit_code == 2
+    assert run().exit_code == 2
+
+
+def test_a_store_that_is_a_file_is_refused(config: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    result = run(config, "--store", file)
+    assert result.exit_code == 1
+    assert str(file) in result.stderr
+    assert file.read_text() == ""
