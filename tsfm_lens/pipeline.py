@@ -160,7 +160,7 @@ def provenance(
 
     facts = results["forecast"]
     lines = {key: str(value) for key, value in lens.provenance().items() if value}
-    known = [bundled_info(name) for name in _bundled_in(sources)]
+    known = [bundled_info(name) for name in bundled_in(sources)]
     horizon = facts.sizes["step"]
     lines["data"] = "; ".join(sources)
     if known:
@@ -186,15 +186,15 @@ def read_sources(sources: Sequence[str]) -> SeriesBatch:
         if not source.startswith(_BUNDLED):
             batches.append(read_series(source))
             continue
-        names = _bundled_in([source])
+        names = bundled_in([source])
         if not names:
             raise InputError(f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}")
         batches.append(bundled(*names))
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
 
 
-def _bundled_in(sources: Sequence[str]) -> list[str]:
-    """Names of the bundled series asked for."""
+def bundled_in(sources: Sequence[str]) -> list[str]:
+    """Names of the bundled series that ``bundled:NAME[,NAME…]`` asks for; none of what is no such word."""
     from tsfm_lens.data import bundled_names
 
     asked = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]

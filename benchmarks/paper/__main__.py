@@ -8,6 +8,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from typer.main import get_command
 
 from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError, LensError, MissingExtraError
+from tsfm_lens.paper.items import HOLDS, Item
 from tsfm_lens.paper.reproduce import item_of, reproduce
-from tsfm_lens.paper.values import HOLDS
 
 README = Path(__file__).with_name("README.md")
 EMBEDDED = {"S3-F21": "bolt-nano"}
+EMBEDDED_SERIES = ["co2", "elnino", "pedestrians"]
 EMBEDDED_HORIZON = 24
 HEADER = "| id | model | quantity | paper | ours | difference | unit |\n|---|---|---|---|---|---|---|\n"
 
@@ -32,7 +34,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(cell)[2:] for cell in cells if cell.startswith("tsfm-lens reproduce S")]
 
 
-def parsed(arguments: Sequence[str]) -> dict[str, object]:
+def parsed(arguments: Sequence[str]) -> dict[str, Any]:
     """The arguments as the command line reads them, by name of the parameter.
 
     Raises:
@@ -40,6 +42,13 @@ def parsed(arguments: Sequence[str]) -> dict[str, object]:
     """
     group: Any = get_command(app)
     return group.commands["reproduce"].make_context("reproduce", list(arguments)).params
+
+
+def embedded(item: Item) -> str | None:
+    """The embedded model that stands in for an item's own; None where it needs none."""
+    if item.sweep:
+        return "bolt-nano"
+    return EMBEDDED.get(item.id, "chronos-nano") if item.model else None
 
 
 def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
@@ -62,6 +71,7 @@ def main() -> None:
     parser.add_argument("--local", action="append", default=[], metavar="ID=FOLDER", help="a copy of a checkpoint")
     parser.add_argument("--embedded", action="store_true", help="on the embedded models: mechanics, not values")
     parser.add_argument("--windows", type=int, help="windows instead of those of the commands")
+    parser.add_argument("--sweeps", action="store_true", help="also the sweeps over GIFT-Eval; --only runs them too")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -70,31 +80,40 @@ def main() -> None:
     console = Console(stderr=True)
     lines: list[str] = []
     notes: dict[str, None] = {}
-    for arguments in commands():
-        asked = parsed(arguments)
-        name = str(asked["name"])
-        if only and name not in only:
-            continue
-        model = None if asked["model"] is None else str(asked["model"])
-        if options.embedded and model is not None:
-            model = EMBEDDED.get(name, "chronos-nano")
-        label = model or ""
-        if any(line.startswith(f"| {name} | {label} |") for line in lines):
-            continue
-        try:
-            with console.status(f"{name} {label}"):
-                windows = options.windows or int(str(asked["windows"]))
-                horizon = EMBEDDED_HORIZON if options.embedded else None
-                result = reproduce(name, folders.get(label, model), windows=windows, horizon=horizon)
-        except (CheckpointError, MissingExtraError) as error:
-            notes[f"{label or name}: {error}"] = None
-            continue
-        except LensError as error:
-            notes[f"{name} on {label}: {error}"] = None
-            continue
-        lines += rows(result, name, label)
-        if result.attrs["note"]:
-            notes[f"{name}: {result.attrs['note']}"] = None
+    with TemporaryDirectory() as scratch:
+        for arguments in commands():
+            asked = parsed(arguments)
+            name = str(asked["name"])
+            if only and name not in only:
+                continue
+            item = item_of(name)
+            if item.sweep and not (only or options.sweeps or options.embedded):
+                notes[f"{name} runs over the whole benchmark: --sweeps"] = None
+                continue
+            model = embedded(item) if options.embedded else str(asked["model"][0]) if asked["model"] else None
+            label = model or ""
+            if any(line.startswith(f"| {name} | {label} |") for line in lines):
+                continue
+            more: dict[str, Any] = {"windows": options.windows or asked["windows"]}
+            if options.embedded:
+                more["horizon"] = EMBEDDED_HORIZON
+            chosen: Any = folders.get(label, model)
+            if item.sweep:
+                more["store"] = Path(scratch) / "store" if options.embedded else asked["store"]
+                more["data"] = EMBEDDED_SERIES if options.embedded else None
+                chosen = chosen or [folders.get(each, each) for each in item.model.split(", ")]
+            try:
+                with console.status(f"{name} {label}"):
+                    result = reproduce(name, chosen, **more)
+            except (CheckpointError, MissingExtraError) as error:
+                notes[f"{label or name}: {error}"] = None
+                continue
+            except LensError as error:
+                notes[f"{name} on {label}: {error}"] = None
+                continue
+            lines += rows(result, name, label)
+            if result.attrs["note"]:
+                notes[f"{name}: {result.attrs['note']}"] = None
     text = HEADER + "\n".join(lines) + "\n\n" + "".join(f"- {note}\n" for note in notes)
     if options.out:
         options.out.write_text(text)

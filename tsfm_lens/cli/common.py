@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -30,6 +30,8 @@ Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the mo
 Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
+Engine = Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells of a sweep.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one a core or device.")]
 
 
 _PIPED_WIDTH = 1000
@@ -123,6 +125,49 @@ def progress_display() -> Iterator[Any]:
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         yield bar
+
+
+class SweepDisplay:
+    """Progress of a sweep on stderr: cells, and the time left once it can be known."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description:<36}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("reading models and data", total=None, left="")
+
+    def __enter__(self) -> SweepDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, what: str, done: int, total: int, left: float | None) -> None:
+        """Show where the sweep stands.
+
+        Args:
+            what: the stage, in words.
+            done, total: cells, those of stages that are to come included.
+            left: seconds; None while it is unknown.
+        """
+        words = "" if left is None else f"about {_duration(left)} left"
+        self._bar.update(self._task, description=what, completed=done, total=total, left=words)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{round(seconds)} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
 
 
 def step_words(step: str) -> str:

@@ -78,3 +78,7 @@ def _list() -> None:
         [each.name, each.title, each.computes, "paper" if each.paper else ""] for each in figures().values()
     ]
     show_rows(["figure", "what it shows", "computed by", "of the"], rows)
+    typer.echo(
+        "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
+        "`tsfm-lens sweep report S3-F10.store`."
+    )

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsfm_lens.cli.common import DATA_HELP, AsJson, Horizon, Seed, app, emit, read_series, show, show_rows
+from tsfm_lens.cli.common import (
+    DATA_HELP,
+    AsJson,
+    Engine,
+    Horizon,
+    Seed,
+    SweepDisplay,
+    Workers,
+    app,
+    emit,
+    read_series,
+    show,
+    show_rows,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -16,13 +31,35 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The paper's own by default.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="The paper's own by default; may be given more than once for a sweep."),
+    ] = None,
     data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
-    windows: Annotated[int, typer.Option(min=1, help="Windows of chaotic systems, where no data is given.")] = 8,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Windows of chaotic systems, where no data is given (8). Of a sweep: windows drawn from each "
+            "configuration of the benchmark (all), or the last ones of each series of --data (1).",
+        ),
+    ] = None,
     horizon: Horizon = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")] = 64,
     seed: Seed = 0,
+    store: Annotated[
+        Path | None, typer.Option("--store", "-s", help="Folder of a sweep's results; the id with .store if none.")
+    ] = None,
+    gift_eval: Annotated[
+        Path | None, typer.Option(help="Folder of GIFT-Eval; the variable GIFT_EVAL if none, and no --data.")
+    ] = None,
+    configs: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME|GLOB", help="Configurations of GIFT-Eval; all of them if none."),
+    ] = None,
+    engine: Engine = "single",
+    workers: Workers = None,
     listed: Annotated[bool, typer.Option("--list", help="Show every id, and what it needs.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,18 +75,30 @@ def reproduce(
     from tsfm_lens.paper.reproduce import reproduce as measure
 
     logging.disable_progress_bar()
-    item_of(name)
-    series = read_series(data) if data else None
-    result = measure(
-        name,
-        model,
-        series,
-        windows=windows,
-        horizon=horizon,
-        num_samples=samples,
-        n_sequences=sequences,
-        seed=seed,
-    )
+    sweep = item_of(name).sweep
+    series = (data if sweep else read_series(data)) if data else None
+    try:
+        with SweepDisplay() if sweep else nullcontext() as display:
+            result = measure(
+                name,
+                model or None,
+                series,
+                windows=windows,
+                horizon=horizon,
+                num_samples=samples,
+                n_sequences=sequences,
+                seed=seed,
+                store=store,
+                benchmark=gift_eval,
+                configs=configs or ("*",),
+                engine=engine,
+                workers=workers,
+                progress=display.update if display else None,
+            )
+    except KeyboardInterrupt:
+        if sweep:
+            typer.echo("cancelled; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         emit(result)
         return
@@ -90,8 +139,10 @@ def _render(result: xr.Dataset) -> None:
     from tsfm_lens.paper.values import HOLDS
 
     table = Table(title=escape(result.attrs["title"]), title_justify="left", header_style="bold")
-    for column in ("quantity", "paper", "ours", "difference", "unit", "where"):
-        table.add_column(column, justify="right" if column in ("paper", "ours", "difference") else "left")
+    spans = "ours_lower" in result
+    columns = ["quantity", "paper", "ours", *(["interval"] if spans else []), "difference", "unit", "where"]
+    for column in columns:
+        table.add_column(column, justify="right" if column in columns[1:-2] else "left")
     for index in range(result.sizes["quantity"]):
         row = result.isel(quantity=index)
         unit = str(row["unit"].values)
@@ -101,6 +152,8 @@ def _render(result: xr.Dataset) -> None:
             cells, unit = [*words, "" if numbers[2] == 0 else "differs"], "statement"
         else:
             cells = [_number(number) for number in numbers]
+        if spans:
+            cells.insert(2, _interval(float(row["ours_lower"]), float(row["ours_upper"])))
         table.add_row(*map(escape, (str(row["quantity"].values), *cells, unit, str(row["where"].values))))
     show(table)
     if result.sizes["setting"]:
@@ -112,6 +165,10 @@ def _render(result: xr.Dataset) -> None:
         show(differ)
     if result.attrs["note"]:
         typer.echo(result.attrs["note"], err=True)
+
+
+def _interval(lower: float, upper: float) -> str:
+    return "" if lower != lower else f"{lower:.4g} to {upper:.4g}"
 
 
 def _number(value: float) -> str:

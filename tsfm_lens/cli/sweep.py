@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from tsfm_lens.cli.common import AsJson, app, show_rows
+from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, show_rows
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.run import Outcome, Standing
@@ -43,8 +43,8 @@ app.add_typer(sweeps, name="sweep")
 def run(
     config: ConfigArgument,
     store: StoreOption = None,
-    engine: Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells.")] = "single",
-    workers: Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one a core or device.")] = None,
+    engine: Engine = "single",
+    workers: Workers = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join; a local one is started if none.")] = None,
     dry: Annotated[bool, typer.Option("--plan", help="Show what would run, and run nothing.")] = False,
     as_json: AsJson = False,
@@ -58,7 +58,7 @@ def run(
     if dry:
         _show_standing(plan_sweep(chosen, folder), as_json)
         return
-    with _Display() as display:
+    with SweepDisplay() as display:
         outcome = run_sweep(chosen, folder, engine=engine, workers=workers, address=address, progress=display.update)
     _show_outcome(outcome, folder, as_json)
     if outcome.cancelled:
@@ -120,46 +120,3 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
         err.print("cancelled; the same command goes on from here", markup=False)
     elif not outcome.failed:
         typer.echo(f"tsfm-lens sweep report {folder}")
-
-
-class _Display:
-    """Progress on stderr: cells, and the time left once it can be known."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("{task.description:<36}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True))
-        self._task = self._bar.add_task("reading models and data", total=None, left="")
-
-    def __enter__(self) -> _Display:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, what: str, done: int, total: int, left: float | None) -> None:
-        """Show where the sweep stands.
-
-        Args:
-            what: the stage, in words.
-            done, total: cells, those of stages that are to come included.
-            left: seconds; None while it is unknown.
-        """
-        words = "" if left is None else f"about {_duration(left)} left"
-        self._bar.update(self._task, description=what, completed=done, total=total, left=words)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{round(seconds)} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,13 @@ import xarray as xr
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
+from tsfm_lens.paper.items import Item
 from tsfm_lens.paper.measures import MEASURES
 from tsfm_lens.paper.runs import Found, Run
-from tsfm_lens.paper.values import ITEMS, Item
+from tsfm_lens.paper.sweeps import Where, sweep_item
+from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.pipeline import prepare
+from tsfm_lens.sweep.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
 from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
 
@@ -38,50 +43,74 @@ def item_of(name: str) -> Item:
 
 def reproduce(
     name: str,
-    model: str | Lens | None = None,
+    model: str | Lens | Sequence[str] | None = None,
     data: Any = None,
     *,
-    windows: int = 8,
+    windows: int | None = None,
     horizon: int | None = None,
     num_samples: int | None = None,
     n_sequences: int = 64,
     seed: int = 0,
+    store: str | Path | None = None,
+    benchmark: str | Path | None = None,
+    configs: Sequence[str] = ("*",),
+    engine: str = "single",
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
 
+    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``: the same call
+    goes on with one that was interrupted.
+
     Args:
         name: id of the table or figure, such as "S3-T5".
-        model: checkpoint, folder, hub id or lens; the paper's own if None.
-        data: series with the truth at their end; windows of chaotic systems, like the paper's for Chronos, if None.
-        windows: how many such windows.
+        model: checkpoint, folder, hub id or lens; of a sweep one or several names. The paper's own if None.
+        data: series with the truth at their end; of a sweep names of bundled series, or files. If None windows of
+            chaotic systems, like the paper's for Chronos; of a sweep GIFT-Eval.
+        windows: how many of the chaotic windows, 8 if None; of a sweep those drawn from each configuration of the
+            benchmark, all if None, or the last ones of each series, one if None.
         horizon: forecast steps; the paper's, or the model's prediction length, if None.
-        num_samples: sample paths of a sampling model; its configured number if None.
+        num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
         n_sequences: sequences of the repeated-random-tokens test.
         seed: of the windows, forecasts and sequences.
+        store: folder of a sweep's results; the id with .store if None.
+        benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
+        configs: configurations of GIFT-Eval, or patterns of their names.
+        engine: of a sweep: "single", "processes" or "ray".
+        workers: of the engine; one a core if None.
+        progress: of a sweep; see :data:`tsfm_lens.sweep.ledger.Progress`.
 
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
         paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed; of a statement 1 says
-        that it holds. Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given
-        by the paper. ``note`` says what keeps the two from being compared.
+        that it holds. ``ours_lower`` and ``ours_upper`` where any quantity has an interval, NaN for the others. Over
+        ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper.
+        ``note`` says what keeps the two from being compared.
 
     Raises:
         UnknownNameError: no such id.
-        InputError: the numbers need the sweep over the benchmark, or the model cannot be measured so.
+        InputError: the model cannot be measured so, the benchmark is not there, or an option is of sweeps only.
         CheckpointError: the checkpoint is not there; the message says how to get it.
+        SweepFailedError: some cells of the sweep could not be computed.
     """
     item = item_of(name)
+    where = Where(store, benchmark, configs, engine, workers, progress)
+    several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
     if item.sweep:
-        raise InputError(
-            f"{item.id} ({item.title}) needs the benchmark sweep: errors over {item.settings['series']} under "
-            f"ablations, not single runs. {LIST_HINT}"
-        )
+        options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples, "seed": seed}
+        return _beside(item, *sweep_item(item, several, data, where, **options))
+    if where != Where(progress=progress):
+        raise InputError(f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers")
+    if len(several) > 1:
+        raise InputError(f"{item.id} is measured on one model, and {len(several)} are given")
     lens = None
-    if model is not None or item.id not in NO_MODEL:
-        lens = model if isinstance(model, Lens) else load(model or item.model)
-    run = Run(lens, data is None, *_windows(item, lens, data, windows, horizon, seed), num_samples, n_sequences, seed)
-    found = MEASURES[item.id](run)
-    return compare(item, found, lens)
+    if several or item.id not in NO_MODEL:
+        first = several[0] if several else item.model
+        lens = first if isinstance(first, Lens) else load(first)
+    count = 8 if windows is None else windows
+    run = Run(lens, data is None, *_windows(item, lens, data, count, horizon, seed), num_samples, n_sequences, seed)
+    return compare(item, MEASURES[item.id](run), lens)
 
 
 def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
@@ -95,15 +124,21 @@ def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
     Raises:
         InputError: none of the item's quantities was found.
     """
-    printed = {value.quantity: value for value in item.values}
-    wanted = [quantity for quantity in printed if quantity in found.values]
-    if not wanted:
+    if not any(value.quantity in found.values for value in item.values):
         raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
-    names = wanted + [quantity for quantity in found.values if quantity not in printed]
+    return _beside(item, found, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
+
+
+def _beside(item: Item, found: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
+    """The paper's numbers beside found ones, of models by name."""
+    printed = {value.quantity: value for value in item.values}
+    names = [quantity for quantity in printed if quantity in found.values]
+    names += [quantity for quantity in found.values if quantity not in printed]
     paper = np.array([printed[each].paper if each in printed else np.nan for each in names], dtype=float)
     ours = np.array([found.values[each] for each in names], dtype=float)
+    other = _other_models(item, models)
     printed_settings = {**item.settings, "model": item.model}
-    here = {**({"model": lens.model_id} if lens is not None and _other_model(item, lens) else {}), **found.settings}
+    here = {**({"model": ", ".join(models)} if other else {}), **found.settings}
     differ = {key: value for key, value in here.items() if value != printed_settings.get(key)}
     data = xr.Dataset(
         {
@@ -123,25 +158,30 @@ def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
             "setting": list(differ),
         },
     )
+    if found.intervals:
+        ends = np.array([found.intervals.get(each, (np.nan, np.nan)) for each in names])
+        data = data.assign(ours_lower=("quantity", ends[:, 0]), ours_upper=("quantity", ends[:, 1]))
     data.attrs = {
         "kind": "reproduction",
         "title": f"{item.id}: {item.title}",
         "source": "tsfm-lens paper",
         "paper_model": item.model,
-        **({} if lens is None else lens.provenance()),
-        "note": "; ".join(part for part in (_other_model(item, lens), item.note) if part),
+        **attrs,
+        "note": "; ".join(part for part in (other, item.note, *found.notes) if part),
     }
     return data
 
 
-def _other_model(item: Item, lens: Lens | None) -> str:
-    theirs = tuple(dict.fromkeys(name for name in (item.model, *item.others) if name))
-    if lens is None or not theirs or lens.model_id in theirs:
+def _other_models(item: Item, models: Sequence[str]) -> str:
+    """Words on models that are not the paper's."""
+    theirs = tuple(dict.fromkeys(name for name in (*item.model.split(", "), *item.others) if name))
+    others = [name for name in models if name not in theirs]
+    if not theirs or not others:
         return ""
     whose = f"the paper's values are for {', '.join(theirs)}"
-    return (
-        f"embedded model: mechanics only; {whose}" if lens.model_id in EMBEDDED else f"not the paper's model; {whose}"
-    )
+    if any(name in EMBEDDED for name in others):
+        return f"embedded model: mechanics only; {whose}"
+    return f"not the paper's model; {whose}"
 
 
 def _windows(

@@ -71,11 +71,15 @@ class Found:
         values: by quantity, in the items' words; others beside them.
         settings: by name, in the items' words.
         units: of quantities that the paper does not print.
+        intervals: lower and upper end, of quantities that have one.
+        notes: what must be known to read a difference, beside what the item says.
     """
 
     values: dict[str, float]
     settings: dict[str, str] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def each_layer(what: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:

@@ -2,63 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from tsfm_lens.sweep.released import RELEASED
-
-CHRONOS = "amazon/chronos-t5-base"
-BOLT = "amazon/chronos-bolt-base"
-BOLT_SMALL = "amazon/chronos-bolt-small"
-TIMESFM = "google/timesfm-2.5-200m-pytorch"
-TOTO = "Datadog/Toto-Open-Base-1.0"
-MOIRAI = "Salesforce/moirai-1.1-R-base"
-FIVE = (TIMESFM, BOLT, CHRONOS, TOTO, MOIRAI)
-GIFT = "GIFT-Eval test set, 97 splits"
-
-HOLDS = "1 holds, 0 does not"
-
-
-@dataclass(frozen=True)
-class Value:
-    """One number, or one statement that a number can check.
-
-    Attributes:
-        quantity: what it is; the same words name what is measured here.
-        paper: the number as printed; 1 for a statement.
-        where: where the paper prints it.
-        unit: "" for a pure number, HOLDS for a statement.
-    """
-
-    quantity: str
-    paper: float
-    where: str
-    unit: str = ""
-
-
-@dataclass(frozen=True)
-class Item:
-    """The numbers of one table or figure.
-
-    Attributes:
-        id: as in ``tsfm-lens reproduce ID``.
-        title: what is measured.
-        model: the checkpoint; "" where the numbers follow from counts alone.
-        others: further checkpoints that the numbers are about.
-        settings: the paper's, by name.
-        values: what it prints.
-        sweep: whether they are errors over the whole benchmark under ablations, which no single run gives.
-        note: what must be known to read a difference.
-    """
-
-    id: str
-    title: str
-    model: str
-    values: tuple[Value, ...]
-    settings: Mapping[str, str] = field(default_factory=dict)
-    sweep: bool = False
-    note: str = ""
-    others: tuple[str, ...] = ()
+from tsfm_lens.paper.items import BOLT, BOLT_SMALL, CHRONOS, FIVE, HOLDS, TIMESFM, TOTO, Item, Value
+from tsfm_lens.paper.values_sweeps import BENCHMARK, LAYERS_BY_DATASET
 
 
 def _overlap() -> tuple[Value, ...]:
@@ -93,37 +38,6 @@ def _sizes() -> tuple[Value, ...]:
     return (*values, Value("Chronos-Bolt small: parameters", 48, "appendix D.3", "million"))
 
 
-_METRICS = ("MASE", "NRMSE", "SMAPE", "CRPS", "MSIS")
-_HEAVY = (
-    ("TimesFM 2.5, 28 % of heads, 2 MLPs", 6.12, 2.46, 4.72, 5.86, 6.59, 33, 12),
-    ("Toto, 29 % of heads", 3.54, -38.0, 2.73, 3.6, -24.64, 41, 30),
-    ("Toto, 29 % of heads, 1 MLP", 8.54, -28.24, 5.77, 8.73, -15.27, 33, 13),
-    ("Toto, 43 % of heads", 10.1, -8.19, 6.36, 9.97, 8.24, 26, 14),
-    ("Chronos-Bolt, 28 % of heads, 6 MLPs", 4.24, -0.77, 2.46, 0.19, -15.89, 32, 27),
-    ("Chronos-Bolt, 42 % of heads, 6 MLPs", 10.71, 1.81, 6.18, 6.42, -9.75, 29, 11),
-)
-
-
-def _heavy(where: str, metrics: tuple[str, ...], counts: bool) -> tuple[Value, ...]:
-    values = []
-    for name, *numbers in _HEAVY:
-        values += [
-            Value(f"{name}: change of {metric}", numbers[_METRICS.index(metric)], where, "%") for metric in metrics
-        ]
-        if counts:
-            values.append(Value(f"{name}: resilient datasets", numbers[5], where, "of 97"))
-            values.append(Value(f"{name}: improved datasets", numbers[6], where, "of 97"))
-    return tuple(values)
-
-
-def _kept() -> tuple[Value, ...]:
-    return tuple(
-        Value(f"{architecture}: heads kept in layer {layer}", kept, "figure 11, as released")
-        for architecture, (_, counts) in RELEASED.items()
-        for layer, kept in enumerate(counts)
-    )
-
-
 _DYSTS = {"series": "dysts", "context": "512", "samples": "20"}
 _RRT = {
     "motif": "32",
@@ -150,10 +64,6 @@ def _distances(item: str, what: str, figure: str) -> Item:
 
 def _shares(item: str, title: str, model: str, value: Value, more: tuple[Value, ...] = ()) -> Item:
     return Item(item, title, "", (value, *more), note=f"counted in the released heads@1pp of {model}")
-
-
-def _sweep(item: str, title: str, model: str, values: tuple[Value, ...] = ()) -> Item:
-    return Item(item, title, model, values, {"series": GIFT}, sweep=True)
 
 
 _MIDDLE = "the middle layers' {} lies above that of the other layers"
@@ -185,8 +95,8 @@ ITEMS: tuple[Item, ...] = (
         {**_DYSTS, "windows": "401"},
     ),
     _distances("S3-F2", "heads and MLP", "figure 2"),
-    _sweep("S3-F3", "MASE with the most ablatable layer of each model ablated", ", ".join(FIVE)),
-    _sweep("S3-F4", "MASE with MLPs or heads of layer ranges ablated", f"{BOLT}, {TOTO}"),
+    BENCHMARK["S3-F3"],
+    BENCHMARK["S3-F4"],
     _shares(
         "S3-F6",
         "heads ablated in figures 6 and 12",
@@ -194,16 +104,11 @@ ITEMS: tuple[Item, ...] = (
         Value("heads ablated with layers 7 to 13 at heads@1pp", 28, "figure 6, table 1", "%"),
         (Value("MLPs ablated", 2, "figure 6, table 1"),),
     ),
-    _sweep(
-        "S3-F7",
-        "MASE over heads ablated in layers 7, 10 and 13",
-        TIMESFM,
-        (Value("MASE of the whole model, geometric mean", 0.733, "figure 7"),),
-    ),
+    BENCHMARK["S3-F7"],
     _distances("S3-F8", "all heads", "figure 8"),
     _distances("S3-F9", "the MLP", "figure 9"),
-    _sweep("S3-F10", "MASE over heads ablated in every layer", f"{BOLT}, {TOTO}, {TIMESFM}, {MOIRAI}"),
-    _sweep("S3-F11", "heads@1pp of every layer", f"{BOLT}, {TOTO}, {TIMESFM}, {MOIRAI}", _kept()),
+    BENCHMARK["S3-F10"],
+    BENCHMARK["S3-F11"],
     _shares(
         "S3-F13",
         "heads ablated in figure 13",
@@ -224,11 +129,7 @@ ITEMS: tuple[Item, ...] = (
         Value("heads ablated with layers 0 to 10 at heads@1pp", 60, "figure 15", "%"),
         (Value("MLPs ablated", 9, "figure 15"),),
     ),
-    *(
-        _sweep(f"S3-F{number}", f"change of MASE by dataset over heads ablated, layers {layers}", model)
-        for number, layers, model in ((16, "0 and 10", TIMESFM), (17, "0 and 10", TOTO), (18, "11 and 2", BOLT))
-    ),
-    _sweep("S3-F19", "change of MASE by dataset over heads ablated, layers 11 and 5", MOIRAI),
+    *(BENCHMARK[f"S3-F{number}"] for number in LAYERS_BY_DATASET),
     Item(
         "S3-F20",
         "forecasts without sharp and without diffuse heads",
@@ -312,8 +213,8 @@ ITEMS: tuple[Item, ...] = (
         ),
         {"tokens of the vocabulary": "4096"},
     ),
-    _sweep("S3-T1", "heavy ablations", f"{TIMESFM}, {TOTO}, {BOLT}", _heavy("table 1", ("MASE", "CRPS"), False)),
-    _sweep("S3-T4", "heavy ablations, all metrics", f"{TIMESFM}, {TOTO}, {BOLT}", _heavy("table 4", _METRICS, True)),
+    BENCHMARK["S3-T1"],
+    BENCHMARK["S3-T4"],
     Item(
         "S3-T5",
         "overlap of induction and sharp heads",

@@ -1,0 +1,88 @@
+"""What a reported number of the paper is, and how the paper evaluates its models (table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+CHRONOS = "amazon/chronos-t5-base"
+BOLT = "amazon/chronos-bolt-base"
+BOLT_SMALL = "amazon/chronos-bolt-small"
+TIMESFM = "google/timesfm-2.5-200m-pytorch"
+TOTO = "Datadog/Toto-Open-Base-1.0"
+MOIRAI = "Salesforce/moirai-1.1-R-base"
+FIVE = (TIMESFM, BOLT, CHRONOS, TOTO, MOIRAI)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """How the paper evaluates one model (table 3).
+
+    Attributes:
+        model: checkpoint.
+        title: in its tables.
+        layers, heads: layers of the stack that is read out, and heads in each.
+        context: steps shown to the model.
+        samples: sample paths; None for a model of quantiles.
+    """
+
+    model: str
+    title: str
+    layers: int
+    heads: int
+    context: int
+    samples: int | None = None
+
+
+# by architecture
+TABLE_3: Mapping[str, Evaluated] = {
+    "timesfm-2.5": Evaluated(TIMESFM, "TimesFM 2.5", 20, 16, 2048),
+    "chronos-bolt": Evaluated(BOLT, "Chronos-Bolt", 12, 12, 512),
+    "chronos": Evaluated(CHRONOS, "Chronos", 12, 12, 512, 20),
+    "toto-1": Evaluated(TOTO, "Toto", 12, 12, 4096, 20),
+    "moirai-1.1": Evaluated(MOIRAI, "Moirai 1.1", 12, 12, 4000, 100),
+}
+
+HOLDS = "1 holds, 0 does not"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number, or one statement that a number can check.
+
+    Attributes:
+        quantity: what it is; the same words name what is measured here.
+        paper: the number as printed; 1 for a statement.
+        where: where the paper prints it.
+        unit: "" for a pure number, HOLDS for a statement.
+    """
+
+    quantity: str
+    paper: float
+    where: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """The numbers of one table or figure.
+
+    Attributes:
+        id: as in ``tsfm-lens reproduce ID``.
+        title: what is measured.
+        model: the checkpoint; "" where the numbers follow from counts alone.
+        others: further checkpoints that the numbers are about.
+        settings: the paper's, by name.
+        values: what it prints.
+        sweep: whether they are errors over the whole benchmark under ablations, for which a sweep is run.
+        note: what must be known to read a difference.
+    """
+
+    id: str
+    title: str
+    model: str
+    values: tuple[Value, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sweep: bool = False
+    note: str = ""
+    others: tuple[str, ...] = ()
