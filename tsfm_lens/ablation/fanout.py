@@ -25,8 +25,11 @@ from tsfm_lens.models.lens import Lens
 
 # what runs have needed, so that the next batch of the same shape need not be measured
 _MEASURED: WeakKeyDictionary[Lens, dict[tuple[object, ...], dict[int, int]]] = WeakKeyDictionary()
-# rows, paths included: beyond them products get no faster, and the rest leaves the cache
-_ROWS = 160
+# numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's products get no faster, and the
+# rest leaves its cache
+_ABREAST = 80_000
+# variants side by side where only the memory of a device limits them
+_MOST = 4096
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Sizes:
         # whoever gives rows alone has said what fits
         self.watched = memory is not None or max_rows is None
         rows = len(request.batch)
-        self.most = max(1, _ROWS // (rows * _paths(request)) if max_rows is None else max_rows // rows)
+        pays = _ABREAST // (request.lens.d_model * rows * _paths(request)) if self.device.type == "cpu" else _MOST
+        self.most = max(1, pays if max_rows is None else max_rows // rows)
         self.given = max_rows
 
     def of(self, peaks: dict[int, int], left: int) -> int:
