@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import heads_at
 from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
 from benchmarks.explore import LIMIT, latencies
 from benchmarks.natives import SAMPLES, native_call
 from benchmarks.probes import measure
 from benchmarks.sweep_engine import table as engine_rows
+from benchmarks.sweep_store import engine_rows as worker_rows
+from benchmarks.sweep_store import store_rows
 from benchmarks.timing import ratios
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, architectures, load
@@ -161,6 +164,16 @@ def sweep_engine(sample: int | None) -> list[Row]:
     return rows + engine_rows(lens, as_series(series(lens, 1)), "20 samples × 64 steps", 4.0, sample, None)
 
 
+def heads_at_rows() -> list[Row]:
+    """(g) What heads@k of one layer of 12 heads takes: every method on both orders of stable rank."""
+    rows: list[Row] = []
+    for each in heads_at.measure():
+        name = f"heads@k, {each.order}, {each.tolerance:.0%}: {each.method}"
+        note = f"keeps {each.kept}, saves {each.saved:.1f} of {heads_at.HEADS}; as the scan in {each.agrees:.0%}"
+        rows.append((name, f"{each.evaluations:.1f} evaluations", note, "", None))
+    return rows
+
+
 def _row(name: str, found: tuple[float, float, float], target: float | None) -> Row:
     median, low, high = found
     met = None if target is None else median <= target
@@ -170,7 +183,7 @@ def _row(name: str, found: tuple[float, float, float], target: float | None) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="a,b,c,d,e,f", help="measurements, e.g. a,c (default: all)")
+    parser.add_argument("--only", default="a,b,c,d,e,f,g,h", help="measurements, e.g. a,c (default: all)")
     parser.add_argument(
         "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
     )
@@ -191,7 +204,7 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     )
     rows: list[Row] = []
-    # (d) to (f) have models of their own
+    # (d) to (h) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
         with console.status(f"{name}: building"):
             lens = published(name, PLANS[name].size)
@@ -209,19 +222,19 @@ def main() -> None:
         # what was measured is kept, whatever happens to a later model
         if options.json:
             options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
-    if "d" in wanted:
-        with console.status("(d) probes"):
-            rows += measure(options.rounds)
-        if options.json:
-            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
-    if "e" in wanted:
-        with console.status("(e) lens.explore"):
-            rows += linked_view(options.rounds)
-        if options.json:
-            options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
-    if "f" in wanted:
-        with console.status("(f) sweep engine"):
-            rows += sweep_engine(None if options.full else 4)
+    sections: dict[str, tuple[str, Callable[[], Iterable[Row]]]] = {
+        "d": ("probes", lambda: measure(options.rounds)),
+        "e": ("lens.explore", lambda: linked_view(options.rounds)),
+        "f": ("sweep engine", lambda: sweep_engine(None if options.full else 4)),
+        "g": ("heads@k", heads_at_rows),
+        "h": ("store and workers of sweeps", lambda: [*store_rows(), *worker_rows()]),
+    }
+    for letter, (title, work) in sections.items():
+        if letter not in wanted:
+            continue
+        with console.status(f"({letter}) {title}"):
+            rows += work()
+        # what was measured is kept, whatever happens to a later one
         if options.json:
             options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
     table = Table("measurement", "median", "range / note", "target", "met", title=f"random weights; {place}")
