@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
 from tsfm_lens.paper.values import ITEMS
+from tsfm_lens.sweep.run import Outcome
 
 RUNNER = CliRunner()
 
@@ -59,14 +62,52 @@ def test_statements_are_words_for_people_and_numbers_for_scripts() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (("S3-T4", "--model", "bolt-nano"), 1, "needs the benchmark sweep"),
+        (("S3-T4", "--model", "bolt-nano"), 1, "where is GIFT-Eval"),
+        (("S3-T4", "--model", "bolt-nano", "--gift-eval", "no-such-folder"), 1, "no folder 'no-such-folder'"),
+        (("S3-T5", "--model", "chronos-nano", "--store", "x"), 1, "S3-T5 is no sweep"),
         (("S3-T55",), 1, "Closest: S3-T5"),
         ((), 2, "id of a table or figure"),
         (("S3-F1D", "--model", "bolt-nano", "--windows", "1"), 1, "no logits"),
     ],
 )
-def test_failures_say_what_to_do(args: tuple[str, ...], code: int, message: str) -> None:
+def test_failures_say_what_to_do(
+    args: tuple[str, ...], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GIFT_EVAL", raising=False)
+    monkeypatch.chdir(tmp_path)
     result = run(*args)
     assert result.exit_code == code
     assert message in " ".join(result.stderr.split())
     assert result.stdout == ""
+    # a sweep that cannot start leaves no store behind
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_shows_intervals_and_keeps_its_cells_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("s3-t1", "--model", "bolt-nano", "--data", "bundled:nile,elnino", "--horizon", "6")
+    shown = run(*options)
+    assert shown.exit_code == 0, shown.output
+    header = next(line for line in shown.stdout.splitlines() if "quantity" in line)
+    assert "interval" in header
+    line = next(line for line in shown.stdout.splitlines() if "Toto, 29 % of heads: change of MASE" in line)
+    assert re.search(r"3\.54 .* -?[\d.e+]+ to -?[\d.e+]+ ", line)
+    assert "not given by the paper" in shown.stderr
+    assert "cells" not in shown.stdout
+    cells = {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
+    assert cells
+    found = json.loads(run(*options, "--json").stdout)
+    assert cells == {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
+    lower, upper = (found["data_vars"][name]["data"] for name in ("ours_lower", "ours_upper"))
+    assert any(low is not None and low <= high for low, high in zip(lower, upper, strict=True))
+    assert lower[found["coords"]["quantity"]["data"].index("Toto, 29 % of heads: MLPs ablated")] is None
+
+
+def test_a_cancelled_sweep_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tsfm_lens.paper.sweeps.run_sweep", lambda *args, **options: Outcome(cancelled=True))
+    result = run("S3-T1", "--model", "bolt-nano", "--data", "bundled:nile", "--horizon", "6")
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.stderr

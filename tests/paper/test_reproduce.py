@@ -18,6 +18,7 @@ from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper.measures import MEASURES, released_share
 from tsfm_lens.paper.measures_heads import overlap_values
+from tsfm_lens.paper.measures_sweeps import DESIGNS
 from tsfm_lens.paper.reproduce import chaotic_windows, compare, item_of, reproduce
 from tsfm_lens.paper.runs import Found
 from tsfm_lens.paper.values import HOLDS, ITEMS
@@ -118,12 +119,9 @@ def test_every_number_can_be_measured(name: str) -> None:
         assert lens.model_id not in found.attrs["note"]
 
 
-def test_every_item_is_measured_or_says_that_it_needs_the_sweep() -> None:
+def test_every_item_is_measured_by_a_run_or_a_sweep() -> None:
     assert set(MEASURES) == set(MEASURED)
-    for item in ITEMS:
-        if item.sweep:
-            with pytest.raises(InputError, match="needs the benchmark sweep"):
-                reproduce(item.id, "chronos-nano")
+    assert set(DESIGNS) == {item.id for item in ITEMS if item.sweep}
 
 
 def test_sizes_of_a_model_are_its_parameters() -> None:
@@ -199,12 +197,12 @@ def bench() -> ModuleType:
 
 def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleType) -> None:
     found = bench.commands()
-    assert {bench.parsed(arguments)["name"] for arguments in found} == set(MEASURED)
+    assert {bench.parsed(arguments)["name"] for arguments in found} == {item.id for item in ITEMS}
     for arguments in found:
         asked = bench.parsed(arguments)
         item = item_of(asked["name"])
-        assert asked["model"] in (item.model or None, *item.others)
-        assert not item.sweep
+        assert set(asked["model"] or ()) <= {*item.model.split(", "), *item.others}
+        assert bool(asked["store"]) == item.sweep
     text = bench.README.read_text()
     assert {item.id for item in ITEMS} == set(re.findall(r"S3-[A-Z0-9]+", text))
     # every model of the statements about five
@@ -220,3 +218,23 @@ def test_the_table_of_all_has_what_the_paper_prints(
     assert "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |" in out
     assert out.count("| S3-RRT | chronos-nano |") == 4
     assert "mechanics only" in out
+
+
+def test_the_table_of_all_has_sweeps_on_stand_ins(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paper", "--embedded", "--only", "S3-T1"])
+    bench.main()
+    out = capsys.readouterr().out
+    assert out.count("| S3-T1 | bolt-nano | Toto, 29 % of heads: change of ") == 2
+    assert "not given by the paper" in out
+
+
+def test_the_table_of_all_leaves_the_benchmark_out_unless_asked(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_sweeps = [each for each in bench.commands() if item_of(each[0]).sweep]
+    monkeypatch.setattr(bench, "commands", lambda: only_sweeps)
+    monkeypatch.setattr(sys, "argv", ["paper"])
+    bench.main()
+    assert capsys.readouterr().out.count("runs over the whole benchmark: --sweeps") == len(only_sweeps) == 11
