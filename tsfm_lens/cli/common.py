@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,6 +36,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine;
 
 
 _PIPED_WIDTH = 1000
+_SECONDS_A_LINE = 30.0
 
 
 class _Commands(TyperGroup):
@@ -140,8 +142,12 @@ class SweepDisplay:
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
         )
-        self._bar = Progress(*columns, console=Console(stderr=True))
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("reading models and data", total=None, left="")
+        # the log of a batch job gets a line now and then
+        self._lines = None if console.is_terminal else console
+        self._next = 0.0
 
     def __enter__(self) -> SweepDisplay:
         self._bar.start()
@@ -160,6 +166,11 @@ class SweepDisplay:
         """
         words = "" if left is None else f"about {_duration(left)} left"
         self._bar.update(self._task, description=what, completed=done, total=total, left=words)
+        now = time.monotonic()
+        if self._lines is not None and (now >= self._next or done == total):
+            self._next = now + _SECONDS_A_LINE
+            line = ", ".join(part for part in (f"{what}: {done} of {total} cells", words) if part)
+            self._lines.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

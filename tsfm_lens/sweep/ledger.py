@@ -36,6 +36,11 @@ class Ledger:
         """
         self._expected[model] = (cells, cost)
 
+    def settle(self, model: str) -> None:
+        """Nothing more is to come of a model."""
+        self._expected[model] = (0, 0.0)
+        self._tell()
+
     def begin(self, title: str, finished: int, tasks: Sequence[GroupTask]) -> None:
         """Begin a stage.
 
