@@ -14,16 +14,13 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
-from tsfm_lens.data.gift_eval import gift_eval_configs, select_configs
 from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
 from tsfm_lens.models import Lens
-from tsfm_lens.paper.items import TABLE_3
-from tsfm_lens.paper.measures_sweeps import DESIGNS, Subject, rows_of
 from tsfm_lens.paper.reproduce import item_of, reproduce
 from tsfm_lens.paper.sweeps import Where, sweep_config
 from tsfm_lens.paper.values import HOLDS, ITEMS
 from tsfm_lens.paper.values_sweeps import KINDER
-from tsfm_lens.sweep.config import GiftEval
+from tsfm_lens.sweep.results import gather
 from tsfm_lens.sweep.run import Outcome
 from tsfm_lens.sweep.store import Store
 
@@ -223,8 +220,6 @@ def test_datasets_of_an_important_and_an_ablatable_layer(store: Path) -> None:
 
 
 def test_intervals_are_those_of_the_sweep_in_percent(store: Path) -> None:
-    from tsfm_lens.sweep.results import gather
-
     found = run("S3-T4", store)
     table = gather(store, "S3-T4").results["recipes"]
     own = table.isel(entry=int((table["recipe"] == "toto-29").values.argmax()))
@@ -243,45 +238,6 @@ def test_sweeps_that_share_a_store_share_their_cells(store: Path) -> None:
     assert Store(store, create=False).done() == before
 
 
-def test_sample_paths_and_contexts_are_those_of_table_3() -> None:
-    printed = {"timesfm-2.5": (2048, None), "chronos-bolt": (512, None), "chronos": (512, 20), "toto-1": (4096, 20)}
-    printed["moirai-1.1"] = (4000, 100)
-    settings = {TABLE_3[each].model: numbers for each, numbers in printed.items()}
-    for name in SWEEPS:
-        config, subjects = sweep_config(item_of(name))
-        assert {each.source for each in config.models} <= set(item_of(name).model.split(", "))
-        assert all(subject.published for subject in subjects)
-        for model in config.models:
-            assert (model.context_length, model.num_samples) == settings[model.source]
-        (source,) = config.data
-        assert isinstance(source, GiftEval)
-        assert source.missing == "error"
-        assert len(select_configs(source.configs)) == len(gift_eval_configs()) == 97
-        assert config.windows is None
-        assert config.how == "zero"
-    everything = {name: sweep_config(item_of(name))[0] for name in SWEEPS}
-    assert len(everything["S3-F3"].models) == 5
-    for name in ("S3-T1", "S3-T4"):
-        variants = everything[name].variants
-        assert variants.recipes == ("timesfm-28", "toto-29")
-        assert not variants.scale_recipes
-        # the layers of Chronos-Bolt's rows are not given
-        assert [model.source for model in everything[name].models] == [
-            "google/timesfm-2.5-200m-pytorch",
-            "Datadog/Toto-Open-Base-1.0",
-        ]
-    layers = {"S3-F7": (7, 10, 13), "S3-F10": None, "S3-F11": None, "S3-F16": (0, 10), "S3-F17": (0, 10)}
-    layers |= {"S3-F18": (11, 2), "S3-F19": (11, 5)}
-    for name, wanted in layers.items():
-        chosen = everything[name].variants.heads_at
-        assert chosen is not None
-        assert chosen.layers == wanted
-        assert chosen.orders == ("stable_rank:low", "stable_rank:high")
-        assert chosen.tolerance == 0.01
-        assert chosen.search == "scan"
-    assert set(DESIGNS) == set(SWEEPS)
-
-
 def test_a_sampling_model_is_given_its_sample_paths(tmp_path: Path) -> None:
     found = run("S3-F19", tmp_path / "store", "chronos-nano", data="nile", num_samples=2)
     settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
@@ -290,21 +246,6 @@ def test_a_sampling_model_is_given_its_sample_paths(tmp_path: Path) -> None:
     # layers 11 and 5 of 12
     assert np.isfinite(ours(found, "layer 2: change of MASE without all heads"))
     assert np.isfinite(ours(found, "layer 1: change of MASE without all heads"))
-
-
-def test_which_model_stands_for_which_row() -> None:
-    known = ["TimesFM 2.5, 28 % of heads, 2 MLPs", "Toto, 29 % of heads"]
-    timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 2, 2)
-    assert rows_of([timesfm, toto]) == dict(zip(known, (timesfm, toto), strict=True))
-    assert rows_of([timesfm]) == {known[0]: timesfm}
-    small, base = Subject("c", "chronos-bolt", 6, 8), Subject("d", "chronos-bolt", 12, 12)
-    assert list(rows_of([small])) == known
-    # the paper's own model, whose rows it leaves open, stands for no other
-    with pytest.raises(InputError, match="does not say which layers"):
-        rows_of([base])
-    assert list(rows_of([timesfm, base])) == known[:1]
-    with pytest.raises(InputError, match="both stand for the row"):
-        rows_of([timesfm, small])
 
 
 def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
