@@ -33,7 +33,10 @@ MAY_IMPORT = {
     "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "zoo", "pipeline", "sweep"},
     "pipeline": {"errors", "data", "hooks", "models", "probes"},
     "doctor": {"errors", "models", "testing", "zoo"},
-    "cli": {"errors", "data", "models", "testing", "probes", "viz", "report", "zoo", "pipeline", "doctor", "paper", "sweep"},
+    "cli": {
+        *("errors", "data", "models", "testing", "probes", "viz", "report", "zoo", "pipeline", "doctor", "paper"),
+        "sweep",
+    },
     "__init__": {"data", "hooks", "models"},
 }
 # imports inside functions that would point upwards: opening a model by name, checking it on load, lens.explore

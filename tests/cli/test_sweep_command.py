@@ -63,7 +63,7 @@ def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None
     ("arguments", "words"),
     [
         (["none.yaml"], "cannot be read"),
-        (["report", "none.yaml"], "no store of a sweep"),
+        (["report", "none.yaml"], "cannot be read"),
         (["report", "."], "no store of a sweep"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, StoreError
 from tsfm_lens.sweep.config import parse_config
+from tsfm_lens.sweep.plans import read_saved
 from tsfm_lens.sweep.results import Gathered, gather
 from tsfm_lens.sweep.run import run_sweep
 from tsfm_lens.sweep.store import Store
@@ -57,7 +59,7 @@ def mase(folder: Path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def plan(folder: Path) -> pd.DataFrame:
-    return Store(folder, create=False).read_plan("results.entries")
+    return read_saved(Store(folder, create=False), "results").entries
 
 
 def geometric(values: pd.Series) -> float:
@@ -154,26 +156,65 @@ def test_informed_choices_are_compared_with_the_mean_of_random_ones(gathered: Ga
     assert ds["diff_lower"][0] <= ds["diff"][0] <= ds["diff_upper"][0]
 
 
-def test_an_unfinished_sweep_shows_only_what_is_whole(folder: Path, tmp_path: Path, plan: pd.DataFrame) -> None:
-    path = tmp_path / "store"
-    store = Store(path, values=Store(folder, create=False).values)
+def without(folder: Path, path: Path, gone: pd.Series) -> Path:
+    """A copy of a store without some cells."""
     full = Store(folder, create=False)
-    for each in ("entries", "cells", "about"):
-        store.write_plan(f"results.{each}", full.read_plan(f"results.{each}"))
-    cells = full.read_plan("results.cells")
+    store = Store(path, values=full.values)
+    shutil.copytree(folder / "plans", path / "plans", dirs_exist_ok=True)
+    keys = sorted(set(read_saved(full).cells["key"]) - set(gone))
+    store.write(full.read(keys).to_pandas(), keys)
+    return path
+
+
+def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
+    folder: Path, gathered: Gathered, tmp_path: Path, plan: pd.DataFrame
+) -> None:
+    cells = read_saved(Store(folder, create=False)).cells
     gone = plan[plan["family"] == "layers"]["variant"].iloc[0]
-    missing = cells[(cells["variant"] == gone) & (cells["chunk"] == 1)]["key"].iloc[0]
-    rows = full.read(set(cells["key"]) - {missing}).to_pandas()
-    store.write(rows, sorted(set(cells["key"]) - {missing}))
-    found = gather(path)
+    missing = cells[(cells["variant"] == gone) & (cells["dataset"] == "bundled/elnino")]["key"]
+    found = gather(without(folder, tmp_path / "store", missing))
     assert any(f"1 of the {len(cells)} cells" in note for note in found.notes)
-    assert gather(folder).results["effects"].sizes["entry"] - found.results["effects"].sizes["entry"] == 1
+    assert gathered.results["effects"].sizes["entry"] - found.results["effects"].sizes["entry"] == 1
+
+
+def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
+    folder: Path, tmp_path: Path, mase: pd.DataFrame, plan: pd.DataFrame
+) -> None:
+    cells = read_saved(Store(folder, create=False)).cells
+    missing = cells[(cells["dataset"] == "bundled/elnino") & (cells["model"] == "bolt")]["key"]
+    found = gather(without(folder, tmp_path / "store", missing))
+    assert any("bolt is shown on the 3 of 4 datasets" in note for note in found.notes)
+    rest = mase.drop("bundled/elnino")
+    ds = found.results["effects"].isel(entry=0)
+    own = rest[plan.set_index("label")["variant"][str(ds["label"].values)]]
+    assert float(ds["mase_change"]) == pytest.approx(geometric(own / rest["plain"]) - 1)
+    assert float(ds["mase"]) == pytest.approx(geometric(own / rest["seasonal_naive"]))
+
+
+def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_path: Path) -> None:
+    config = parse_config({**CONTENT, "name": "stopped"})
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    outcome = run_sweep(config, tmp_path / "store", progress=stop)
+    assert outcome.cancelled
+    saved = read_saved(Store(tmp_path / "store", create=False))
+    assert len(saved.cells) == outcome.cells > 100
+    with pytest.raises(InputError, match=r"no variant of 'stopped-.*is finished on a whole dataset"):
+        gather(tmp_path / "store")
+    # stopping a run that only resumes loses nothing of what is known
+    before = read_saved(Store(folder, create=False), "results")
+    run_sweep(parse_config(before.about["config"]), folder, progress=stop)
+    after = read_saved(Store(folder, create=False), "results")
+    pd.testing.assert_frame_equal(before.cells, after.cells)
+    assert after.about == before.about
 
 
 def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, gathered: Gathered) -> None:
     assert not any("other configurations" in note for note in gathered.notes)
     run_sweep(parse_config({**CONTENT, "name": "other", "seed": 5, "variants": {"heads": {}}}), folder)
-    with pytest.raises(InputError, match="other, results"):
+    with pytest.raises(InputError, match=r"other-.*, results-"):
         gather(folder)
     again = gather(folder, "results")
     assert any("other configurations" in note for note in again.notes)

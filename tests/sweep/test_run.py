@@ -16,7 +16,9 @@ from scipy.stats import spearmanr
 from tsfm_lens import load
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
+from tsfm_lens.sweep.cells import model_fingerprint
 from tsfm_lens.sweep.config import SweepConfig, parse_config
+from tsfm_lens.sweep.plans import plan_name, read_saved
 from tsfm_lens.sweep.run import plan_sweep, run_sweep
 from tsfm_lens.sweep.sources import evaluation_sets
 from tsfm_lens.sweep.store import Store
@@ -55,7 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entries_of(path: Path, name: str = "small") -> pd.DataFrame:
-    return Store(path, create=False).read_plan(f"{name}.entries")
+    return read_saved(Store(path, create=False), name).entries
 
 
 def test_rows_are_those_of_plain_forecasts(
@@ -118,14 +120,53 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
     outcome = run_sweep(parse_config(other), path)
     # only the seasonal naive forecast does not depend on the context that the model is shown
     assert outcome.resumed == 4
-    cells = Store(path).read_plan("short.cells")
+    cells = read_saved(Store(path), "short").cells
     short = table_of(path, list(cells["key"]))
     long = table_of(undisturbed)
     together = short.merge(long, on=["variant", "dataset", "item", "window"], suffixes=("", "_long"))
     moved = together["variant"] != "seasonal_naive"
     assert len(together) == len(short)
     assert not np.isclose(together["scaled_error"], together["scaled_error_long"])[moved].all()
-    assert table_of(path, list(Store(path).read_plan("small.cells")["key"])).equals(long)
+    assert table_of(path, list(read_saved(Store(path), plan_name(config())).cells["key"])).equals(long)
+
+
+def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
+    model = config().models[0]
+    before = model_fingerprint(lens, model)
+    assert model_fingerprint(load("bolt-nano", check=False), model) == before
+    other = load("chronos-nano", check=False)
+    plain = model_fingerprint(other, model)
+    kept = other.native.model.config.temperature
+    try:
+        other.native.model.config.temperature = 3.0
+        assert model_fingerprint(other, model) != plain
+    finally:
+        other.native.model.config.temperature = kept
+    assert model_fingerprint(other, model) == plain
+
+
+def test_a_renamed_model_goes_on_with_its_cells(tmp_path: Path) -> None:
+    variants = {"heads_at": {"search": "bisection", "layers": [0]}}
+    data = [{**CONTENT["data"][0], "names": ["co2"], "windows": 1}]
+    first = config(variants={"layers": {"parts": ["mlp"]}}, data=data)
+    assert not run_sweep(first, tmp_path / "store").failed
+    renamed = config(models=[{**CONTENT["models"][0], "name": "two"}], variants=variants, data=data)
+    outcome = run_sweep(renamed, tmp_path / "store")
+    assert not outcome.failed
+    # the plain model and the seasonal naive forecast
+    assert outcome.resumed == 2
+
+
+def test_a_dataset_without_a_scale_stops_no_search(tmp_path: Path) -> None:
+    table = pd.DataFrame({"constant": np.ones(60), "other": np.sin(np.arange(60.0))})
+    table.to_csv(tmp_path / "two.csv", index=False)
+    for search in ("scan", "sequential"):
+        content = {
+            "name": search,
+            "data": [{"source": "file", "path": str(tmp_path / "two.csv"), "horizon": 6, "windows": 2}],
+            "variants": {"heads_at": {"search": search, "layers": [0], "orders": ["stable_rank:low"]}},
+        }
+        assert not run_sweep(config(**content), tmp_path / "store").failed
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"distance_steps": 4}, {"how": "noise"}])
@@ -207,6 +248,8 @@ def test_progress_ends_at_all_cells(tmp_path: Path) -> None:
         ({"variants": {"components": {"x": ["decoder.7.mlp"]}}}, "decoder.7.mlp"),
         ({"variants": {"heads_at": {"orders": ["stable_ranks:low"]}}}, "stable_rank"),
         ({"data": [CONTENT["data"][0], CONTENT["data"][0]]}, "more than once"),
+        ({"variants": {"recipes": ["toto-29", "toto-29"], "scale_recipes": True}}, "two recipes are called"),
+        ({"models": [{"source": "bolt-nano", "device": "gpu"}]}, "device 'gpu'"),
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_written(change: dict[str, Any], words: str, tmp_path: Path) -> None:

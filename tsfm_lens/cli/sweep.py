@@ -88,6 +88,12 @@ def report(
     from tsfm_lens.sweep.results import gather
 
     folder = store if store.is_dir() else store.with_suffix(".store")
+    if not store.is_dir() and name is None:
+        from tsfm_lens.sweep.config import read_config
+        from tsfm_lens.sweep.plans import plan_name
+
+        # the results of this configuration, not of what it said when the store was made
+        name = plan_name(read_config(store))
     found = gather(folder, name)
     page = build_sweep_report(found.results, out, title=found.title, provenance=found.provenance, notes=found.notes)
     if as_json:

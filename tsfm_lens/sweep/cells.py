@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -169,7 +170,7 @@ class Opened:
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
-    """What decides a model's forecasts: weights, architecture, library versions, precision and context.
+    """What decides a model's forecasts: weights, settings, architecture, library versions, precision and context.
 
     The device is no part of it: a sweep may use several.
     """
@@ -180,6 +181,7 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
     package = lens.adapter.package
     return {
         "weights": digest.hexdigest(),
+        "settings": _settings(lens),
         "architecture": lens.wiring.architecture,
         "versions": {name: version(name) for name in sorted({package, "torch", "transformers"})},
         "numerics": NUMERICS,
@@ -187,6 +189,35 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
         "context_length": shown_steps(lens, config),
         "univariate": config.univariate or not lens.adapter.multivariate,
     }
+
+
+# what says where a model comes from, and nothing of what it computes
+_PROVENANCE = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version")
+
+
+def _settings(lens: Lens) -> str:
+    """Hash of what a model is configured with: its network, its sampling and its pipeline."""
+    adapter = lens.adapter
+    holders = [adapter.model, adapter.native, adapter]
+    names = ("config", "generation_config", "settings", "forecast_config")
+    found = {
+        f"{index}.{name}": _values(getattr(each, name, None)) for index, each in enumerate(holders) for name in names
+    }
+    found["levels"] = list(getattr(adapter, "levels", ()))
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _values(thing: Any) -> Any:
+    """The plain values of a configuration, however a library keeps it."""
+    if isinstance(thing, str | int | float | bool | None):
+        return thing
+    if isinstance(thing, list | tuple):
+        return [_values(each) for each in thing]
+    if hasattr(thing, "to_dict"):
+        thing = thing.to_dict()
+    elif not isinstance(thing, dict):
+        thing = getattr(thing, "__dict__", {}) if type(thing).__name__.lower().endswith(("config", "settings")) else {}
+    return {str(key): _values(value) for key, value in thing.items() if key not in _PROVENANCE}
 
 
 def shown_steps(lens: Lens, config: ModelConfig) -> int:
@@ -273,9 +304,14 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return load(
-        config.source, revision=config.revision, device=device or config.device, dtype=config.dtype, check=False
-    )
+    where = device or config.device
+    try:
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        gpus = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device {where!r} of {config.title} cannot be used ({reason}); there is cpu {gpus}") from None
+    return load(config.source, revision=config.revision, device=where, dtype=config.dtype, check=False)
 
 
 def _reference(lens: Lens, group: CellGroup, shared: Shared) -> Any:

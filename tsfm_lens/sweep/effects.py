@@ -107,8 +107,10 @@ def heads_at(
     table = pd.DataFrame(found)
     orders = list(dict.fromkeys(table["order"]))
     kept = table.pivot(index=["model", "layer"], columns="order", values="kept").reindex(columns=orders)
-    # the better of all orders counts; of equals the first
-    best = table.sort_values(["kept", "change"], kind="stable").drop_duplicates(["model", "layer"])
+    # the better order counts, of equals the first; the best of many random ones would win by luck
+    chance = table["order"].str.startswith("random:")
+    named = table[~chance] if not chance.all() else table
+    best = named.sort_values(["kept", "change"], kind="stable").drop_duplicates(["model", "layer"])
     best = best.set_index(["model", "layer"]).sort_index().reset_index()
     spent = table.groupby(["model", "layer"])[["evaluations", "total"]].sum()
     places = pd.MultiIndex.from_frame(best[["model", "layer"]])

@@ -11,7 +11,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.sweep.config import Statistics
-from tsfm_lens.sweep.pooling import SEASONAL_NAIVE, formula, geometric_mean
+from tsfm_lens.sweep.pooling import SEASONAL_NAIVE, dataset_metrics, geometric_mean, normalised
 from tsfm_lens.sweep.spec import PLAIN
 from tsfm_lens.sweep.statistics import changes, dataset_changes
 
@@ -75,7 +75,10 @@ class Results:
         if model not in self._mase:
             ratios = mase_ratios(self.sums, model)
             usable = ratios[ratios[PLAIN].gt(0)]
-            self._mase[model] = usable.apply(lambda column: geometric_mean(column)[0])
+            # a variant without a metric on one of them has no mean over all of them
+            defined = usable.gt(0) & np.isfinite(usable)
+            means = usable.apply(lambda column: geometric_mean(column)[0])
+            self._mase[model] = means.where(defined.all())
         return self._mase[model]
 
     def dataset(
@@ -111,11 +114,9 @@ def change_columns(entries: pd.DataFrame, moved: pd.DataFrame) -> dict[str, pd.S
 
 def mase_ratios(sums: pd.DataFrame, model: str) -> pd.DataFrame:
     """(dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
-    columns, function = formula("MASE")
     rows = sums[(sums["model"] == model) | (sums["variant"] == SEASONAL_NAIVE)]
-    total = rows.groupby(["dataset", "variant"], observed=True)[list(columns)].sum()
-    mase = function(*(total[name].replace(0, np.nan) for name in columns)).unstack("variant")
-    return mase.drop(columns=SEASONAL_NAIVE).div(mase[SEASONAL_NAIVE], axis=0)
+    ratios = normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
+    return ratios.droplevel("model").unstack("variant")
 
 
 def per_dataset(results: Results, model: str, line: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

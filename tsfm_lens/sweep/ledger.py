@@ -58,8 +58,9 @@ class Ledger:
     def done(self, group: GroupDone) -> None:
         """A group of the stage has ended."""
         cells = len(group.task.cells)
-        self._finished += cells
-        self._pending -= cells
+        if group.how != "failed":
+            self._finished += cells
+            self._pending -= cells
         self._cost -= group.task.cost
         if group.how == "finished":
             self._estimate.update(group.task.cost, group.seconds)

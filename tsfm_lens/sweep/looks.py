@@ -102,8 +102,10 @@ def log_change(
     for stratum in np.unique(strata):
         inside = strata == stratum
         a, p = ablated[inside & known], plain[inside & known]
-        total = p > 0 if groups is None else np.array([p.sum() > 0])
-        if not total.all():
+        if groups is not None and not p.sum() > 0:
+            # no change is defined on such a data set, which the mean over data sets leaves out
+            continue
+        if not (p > 0).all() and groups is None:
             raise InputError("the plain model has an error of zero, so that no relative change is defined")
         with np.errstate(divide="ignore", invalid="ignore"):
             if groups is None:
@@ -116,6 +118,8 @@ def log_change(
             spread = each.var(ddof=1) if len(each) > 1 else 0.0
         variances.append(spread / len(each) * (1 - len(each) / inside.sum()))
         freedoms.append(max(len(each) - 1, 1))
+    if not values:
+        raise InputError("the plain model has an error of zero on every data set, or none that is defined")
     v = np.array(variances)
     if not v.any():
         return float(np.mean(values)), 0.0, np.inf

@@ -36,6 +36,8 @@ _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 }
 METRICS = tuple(_FORMULAS)
 MEASURES = (*METRICS, *DISTANCES)
+# a sum of errors over what does not depend on the forecast, so that sums alone tell by how much it changes
+SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
 # the largest value of a distance; none is negative
 LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
@@ -53,19 +55,21 @@ def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
     raise unknown_name("metric", measure, MEASURES)
 
 
-def pooled(sums: pd.DataFrame | Mapping[str, Any]) -> dict[str, Any]:
+def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS) -> dict[str, Any]:
     """Metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
 
     Args:
         sums: SUMS as columns or entries, each a number, array or column.
+        metrics: which; all if not given.
 
     Returns:
-        METRICS by name, in the form of the entries. NaN where a metric has no step to be a mean of, and in all
+        The metrics by name, in the form of the entries. NaN where a metric has no step to be a mean of, and in all
         metrics where a forecast was not finite (``n_invalid`` above 0).
     """
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
-        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in _FORMULAS.items()}
+        chosen = {name: formula(name) for name in metrics}
+        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in chosen.items()}
         found = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
     if isinstance(sums, pd.DataFrame):
         return {name: pd.Series(value, index=sums.index, name=name) for name, value in found.items()}
@@ -145,22 +149,26 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
     return frame
 
 
-def dataset_metrics(frame: pd.DataFrame) -> pd.DataFrame:
-    """METRICS, and the mean over windows of each of DISTANCES, by (model, variant, dataset).
+def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
+    """Metrics, and the mean over windows of distances, by (model, variant, dataset).
 
     Args:
         frame: stored rows, or `per_series` of them.
+        measures: metrics and distances; all if not given.
 
     Returns:
         A frame with these three as index; also ``n_series``, ``n_rows`` and ``n_invalid``, steps whose forecast is
         not finite. NaN where a metric is undefined.
     """
-    sums = as_series_sums(frame, MEASURES).drop(columns=["windows", "item"])
+    sums = as_series_sums(frame, measures).drop(columns=["windows", "item"])
     by = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True)
     total = by.sum()
     with np.errstate(all="ignore"):
-        distances = {name: total[name] / total[f"n_{name}"].replace(0, np.nan) for name in DISTANCES}
-    found = pd.DataFrame({**pooled(total), **distances}, index=total.index)
+        distances = {
+            name: total[name] / total[f"n_{name}"].replace(0, np.nan) for name in measures if name in DISTANCES
+        }
+    metrics = pooled(total, [name for name in measures if name in METRICS])
+    found = pd.DataFrame({**metrics, **distances}, index=total.index)
     return found.assign(n_series=by.size(), n_rows=total["n_rows"], n_invalid=total["n_invalid"])
 
 
@@ -173,7 +181,7 @@ def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.D
             model and variant); without it, the rows of variant "seasonal_naive" in metrics, whatever their model.
 
     Returns:
-        METRICS as ratios, without the naive rows; NaN where the naive forecast's is 0, undefined or not there.
+        The metrics as ratios, without the naive rows; NaN where the naive forecast's is 0, undefined or not there.
 
     Raises:
         InputError: there is no naive forecast, or more than one for a dataset.
@@ -182,10 +190,11 @@ def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.D
     naive = metrics[is_naive] if naive is None else naive
     if not len(naive):
         raise InputError(f"no rows of the variant {SEASONAL_NAIVE!r}: add the seasonal naive forecast to the sweep")
-    table = naive[list(METRICS)].set_axis(naive.index.get_level_values("dataset"))
+    names = [name for name in metrics if name in METRICS]
+    table = naive[names].set_axis(naive.index.get_level_values("dataset"))
     if table.index.has_duplicates:
         raise InputError(f"more than one seasonal naive forecast of {table.index[table.index.duplicated()][0]!r}")
-    rest = metrics.loc[~is_naive, list(METRICS)]
+    rest = metrics.loc[~is_naive, names]
     below = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
     return rest.div(np.where(below > 0, below, np.nan))
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.sweep.checked import Strict, complaints
 from tsfm_lens.sweep.heavy import random_entries, recipe_entry
 from tsfm_lens.sweep.orders import FROM_WEIGHTS, parse_orders, rankings
 from tsfm_lens.sweep.parts import kinds_of
@@ -26,11 +26,7 @@ Ranked = Mapping[int, Sequence[int]]
 """Layer -> heads, the first to be ablated first."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LayersAt(_Strict):
+class LayersAt(Strict):
     """Layers taken to heads@k.
 
     Attributes:
@@ -42,7 +38,7 @@ class LayersAt(_Strict):
     extra: int = Field(default=0, ge=0)
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """Heads and MLPs that go together.
 
     Attributes:
@@ -68,8 +64,8 @@ class Recipe(_Strict):
     architecture: str = ""
     n_layers: int | None = Field(default=None, ge=1)
     n_heads: int | None = Field(default=None, ge=1)
-    heads: dict[int, tuple[int, ...]] = {}
-    kept_heads: dict[int, int] = {}
+    heads: dict[int, tuple[int, ...]] = Field(default_factory=dict)
+    kept_heads: dict[int, int] = Field(default_factory=dict)
     layers_at: tuple[LayersAt, ...] = ()
     released: str | None = None
     mlps: Named = ()
@@ -167,17 +163,11 @@ def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recip
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{where}: " + "; ".join(map(_complaint, error.errors()))) from error
+        raise InputError(f"{where}: {complaints(error, 'a recipe', _fields_at)}") from error
 
 
-def _complaint(error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        known = list((LayersAt if error["loc"][0] == "layers_at" else Recipe).model_fields)
-        near = get_close_matches(str(error["loc"][-1]), known, n=1) or known
-        return f"{place} is no field of a recipe; the nearest is {near[0]!r} (there are {', '.join(known)})"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+def _fields_at(place: tuple[Any, ...]) -> list[str]:
+    return list((LayersAt if place[:1] == ("layers_at",) else Recipe).model_fields)
 
 
 def heads_of(

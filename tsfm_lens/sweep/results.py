@@ -10,12 +10,14 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.config import SweepConfig, parse_config
 from tsfm_lens.sweep.effects import by_dataset, curves, effects, heads_at, recipes, selection
 from tsfm_lens.sweep.frames import TABLE_METRICS, Results
+from tsfm_lens.sweep.plans import read_saved
 from tsfm_lens.sweep.pooling import formula, per_series
 from tsfm_lens.sweep.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.spec import PLAIN
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 TOLERANCE = 0.01
@@ -55,54 +57,71 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         UnknownNameError: no sweep of that name.
     """
     store = Store(folder, create=False)
-    chosen = _chosen(store, name)
-    about: dict[str, Any] = store.read_plan(f"{chosen}.about")
+    saved = read_saved(store, name)
+    about, cells = saved.about, saved.cells
     config = parse_config(about["config"], f"the configuration in {folder}")
-    entries, cells = store.read_plan(f"{chosen}.entries"), store.read_plan(f"{chosen}.cells")
-    done = store.done()
-    finished = cells["key"].isin(done)
-    notes = _notes(about, int((~finished).sum()), len(cells), store.unused(cells["key"]))
-    whole = _whole(cells, finished)
-    plan = entries[_among(entries, whole)]
+    finished = cells["key"].isin(store.done())
+    chosen, left_out = _comparable(cells, finished)
+    plan = saved.entries[_among(saved.entries, set(zip(chosen["model"], chosen["variant"], strict=True)))]
     plan = plan.drop_duplicates(["model", "family", "label", "variant"], ignore_index=True)
-    if plan.empty:
-        raise InputError(f"nothing of {chosen!r} is finished in {folder} yet: `tsfm-lens sweep` goes on with it")
-    wanted = cells[finished & _among(cells, whole)]
+    if set(plan["variant"]) <= {PLAIN}:
+        raise InputError(
+            f"no variant of {saved.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` goes on "
+            "with it"
+        )
     found = Results(
-        _sums(store, wanted),
+        _sums(store, chosen),
         plan,
         {title: model["layers"] for title, model in about["models"].items()},
         config.statistics,
         config.seed,
         _attrs(about, config),
     )
+    notes = _notes(about, int((~finished).sum()), len(cells), store.unused(cells["key"]), left_out)
+    notes += _without_choice(saved.entries)
     return Gathered(config.name, _datasets(found, config, about), _provenance(about, config), notes)
 
 
-def _chosen(store: Store, name: str | None) -> str:
-    known = sorted(each.removesuffix(".about") for each in store.plans() if each.endswith(".about"))
-    if not known:
-        raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
-    if name is None and len(known) > 1:
-        raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(known)}")
-    if name is not None and name not in known:
-        raise unknown_name("sweep", name, known)
-    return name or known[0]
+def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
+    """The finished cells that can be compared: of each model, all variants on the same windows.
+
+    Of a sweep that is not finished these are either the variants that are finished on all datasets, or the datasets
+    that are finished for all variants that were begun; whichever shows more.
+
+    Returns:
+        Rows of the table of cells; and words on the datasets that each model lacks.
+    """
+    parts, words = [], []
+    for model, own in cells.groupby("model", sort=False):
+        done = finished[own.index]
+        # a search may have run a variant on a part of the windows only
+        by_variant = done.groupby(own["variant"]).sum() == own["chunk"].nunique()
+        begun = own["variant"].map(done.groupby(own["variant"]).any())
+        by_dataset = done[begun].groupby(own.loc[begun, "dataset"]).all()
+        across = own["variant"].map(by_variant)
+        within = begun & own["dataset"].map(by_dataset).eq(True)
+        keep = across if across.sum() >= within.sum() else within
+        parts.append(own[keep & done])
+        shown, all_of = parts[-1]["dataset"].nunique(), own["dataset"].nunique()
+        if shown < all_of and len(parts[-1]):
+            words.append(f"{model} is shown on the {shown} of {all_of} datasets that are finished")
+    return pd.concat(parts), words
 
 
-def _whole(cells: pd.DataFrame, finished: pd.Series) -> set[tuple[str, str]]:
-    """(model, variant) of which every chunk is finished; a comparison is over the same windows or none."""
-    chunks = cells.groupby("model")["chunk"].nunique()
-    have = cells[finished].groupby(["model", "variant"])["chunk"].nunique()
-    counts = have.reset_index(name="count")
-    full = counts[counts["count"] == counts["model"].map(chunks)]
-    return set(zip(full["model"], full["variant"], strict=True))
-
-
-def _among(table: pd.DataFrame, whole: set[tuple[str, str]]) -> pd.Series:
+def _among(table: pd.DataFrame, wanted: set[tuple[str, str]]) -> pd.Series:
     """Which rows are of a (model, variant) in a set."""
     keys = zip(table["model"], table["variant"], strict=True)
-    return pd.Series([key in whole for key in keys], index=table.index)
+    return pd.Series([key in wanted for key in keys], index=table.index)
+
+
+def _without_choice(entries: pd.DataFrame) -> list[str]:
+    """A note on every recipe whose random choices are all the chosen heads, so that there is nothing to compare."""
+    notes = []
+    heavy = entries[entries["family"].isin(["recipes", "random"])]
+    for (model, recipe), own in heavy.groupby(["model", "recipe"], sort=False):
+        if (own["family"] == "random").any() and own["variant"].nunique() == 1:
+            notes.append(f"{model}: {recipe} takes all heads of its layers, so that no random choice differs from it.")
+    return notes
 
 
 def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
@@ -132,14 +151,15 @@ def _datasets(found: Results, config: SweepConfig, about: Mapping[str, Any]) -> 
     return {name: each for name, each in made.items() if each is not None}
 
 
-def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int) -> list[str]:
+def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int, left_out: list[str]) -> list[str]:
     notes = []
     if not missing and not about["complete"]:
         notes.append("This sweep is not finished: what it will run next depends on results.")
     if missing:
+        words = "".join(f"; {each}" for each in left_out)
         notes.append(
-            f"This sweep is not finished: {missing} of the {cells} cells planned so far are missing. Only variants "
-            "that were run on every window are shown."
+            f"This sweep is not finished: {missing} of the {cells} cells planned so far are missing. Variants are "
+            f"compared on the same windows only{words}."
         )
     if unused:
         notes.append(f"The store holds {unused} cells of other configurations; none of them is used here.")

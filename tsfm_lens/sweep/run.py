@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.cells import CellWorker, ChunkSource, Opened, open_model, run_naive
+from tsfm_lens.sweep.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
 from tsfm_lens.sweep.config import SweepConfig
 from tsfm_lens.sweep.engines import run_groups
 from tsfm_lens.sweep.grid import Cell, ModelCells
 from tsfm_lens.sweep.ledger import Ledger, Progress
 from tsfm_lens.sweep.plan import ModelPlan
+from tsfm_lens.sweep.plans import save_plan
 from tsfm_lens.sweep.pooling import SEASONAL_NAIVE
+from tsfm_lens.sweep.recipes import read_recipe
 from tsfm_lens.sweep.scores import DISTANCES, SUMS
 from tsfm_lens.sweep.sources import evaluation_sets
-from tsfm_lens.sweep.spec import Entry, VariantSpec, plan_frame
+from tsfm_lens.sweep.spec import Entry, VariantSpec
 from tsfm_lens.sweep.store import Store, cell_key
 from tsfm_lens.sweep.tasks import GroupDone, GroupTask, cores
 
@@ -71,19 +73,21 @@ class Sweep:
     Args:
         config: what is swept over.
         folder: of the store.
+        device: where this process opens models; their own if None.
     """
 
-    def __init__(self, config: SweepConfig, folder: str | Path) -> None:
+    def __init__(self, config: SweepConfig, folder: str | Path, device: str | None = None) -> None:
         self.config = config
         # what is wrong with data, models or variants shows before anything is written
         self.sets = evaluation_sets(config)
-        self.lenses = {model.title: open_model(model) for model in config.models}
+        self.lenses = {model.title: open_model(model, device) for model in config.models}
         self.models = {
             model.title: ModelCells(config, model, self.lenses[model.title], self.sets) for model in config.models
         }
         self.plans = {
             model.title: ModelPlan(self.lenses[model.title], model, config, self.sets) for model in config.models
         }
+        _refuse_namesakes([read_recipe(source).name for source in config.variants.recipes])
         for source in config.variants.recipes:
             if all(source in plan.unfit for plan in self.plans.values()):
                 raise InputError(
@@ -101,7 +105,14 @@ class Sweep:
         for each in self.sets:
             for number, indices in enumerate(each.chunks(self.config.chunk)):
                 chunk = ChunkSource(each, indices, None)
-                key = cell_key(variant=SEASONAL_NAIVE, dataset=each.name, windows=chunk.fingerprint)
+                key = cell_key(
+                    variant=SEASONAL_NAIVE,
+                    numerics=NUMERICS,
+                    levels=list(LEVELS),
+                    versions={"gluonts": version("gluonts")},
+                    dataset=each.name,
+                    windows=chunk.fingerprint,
+                )
                 made.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, each.name, number, chunk.series), chunk))
         return made
 
@@ -123,33 +134,28 @@ class Sweep:
         return Standing(len(keys), len(keys & done), parts, words)
 
     def save(self, store: Store, *, complete: bool) -> None:
-        """Write what was planned so far, for reports."""
-        name = plan_name(self.config)
-        store.write_plan(f"{name}.entries", plan_frame(self.entries))
-        store.write_plan(f"{name}.cells", pd.DataFrame([asdict(cell) for cell in self.cells.values()]))
-        store.write_plan(
-            f"{name}.about",
-            {
-                "config": self.config.model_dump(mode="json"),
-                "complete": complete,
-                "models": {title: self._about(title) for title in self.models},
-                "datasets": [
-                    {
-                        "name": each.name,
-                        "domain": each.domain,
-                        "source": each.source,
-                        "horizon": each.horizon,
-                        "seasonality": each.seasonality,
-                        "freq": each.freq,
-                        "windows": len(each),
-                        "series": each.n_series,
-                        "notes": list(each.notes),
-                    }
-                    for each in self.sets
-                ],
-                "heads_at": self.found,
-            },
-        )
+        """Write what was planned so far, for reports; a plan that holds all of it already stays."""
+        about = {
+            "config": self.config.model_dump(mode="json", exclude_none=True),
+            "complete": complete,
+            "models": {title: self._about(title) for title in self.models},
+            "datasets": [
+                {
+                    "name": each.name,
+                    "domain": each.domain,
+                    "source": each.source,
+                    "horizon": each.horizon,
+                    "seasonality": each.seasonality,
+                    "freq": each.freq,
+                    "windows": len(each),
+                    "series": each.n_series,
+                    "notes": list(each.notes),
+                }
+                for each in self.sets
+            ],
+            "heads_at": self.found,
+        }
+        save_plan(store, self.config, about, self.entries, list(self.cells.values()))
 
     def _about(self, title: str) -> dict[str, Any]:
         stack = self.lenses[title].wiring.output_stack
@@ -194,7 +200,8 @@ def run_sweep(
         StoreError: the store cannot be written.
         LensError: a model, dataset or variant of the configuration cannot be used.
     """
-    sweep = Sweep(config, folder)
+    # one process is one worker, so that it takes the first device
+    sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
     outcome = Outcome(notes=[f"damaged, and set aside: {each}" for each in store.damaged(move=True)])
     before = store.done()
@@ -225,11 +232,17 @@ class _Runner:
 
     def run(self) -> None:
         """The whole sweep."""
-        self._naive()
+        naive = self.sweep.naive()
+        self.sweep.cells |= {cell.key: cell for cell, _ in naive}
         done = self.store.done()
         for title, plan in self.sweep.plans.items():
-            tasks = self.sweep.models[title].tasks(_unique([entry.spec for entry in plan.first]), done)
-            self._expect(title, plan.later, tasks)
+            own, specs = self.sweep.models[title], _unique([entry.spec for entry in plan.first])
+            self.sweep.entries += plan.first
+            self.sweep.cells |= {cell.key: cell for cell in own.cells(specs)}
+            self._expect(title, plan.later, own.tasks(specs, done))
+        # a report of a run that is killed knows what was to come
+        self.sweep.save(self.store, complete=False)
+        self._naive(naive)
         for title in self.sweep.models:
             try:
                 self._model(title)
@@ -237,11 +250,10 @@ class _Runner:
                 self.outcome.notes.append(f"{title}: heads@k and recipes wait for the cells that failed")
             self.sweep.save(self.store, complete=False)
 
-    def _naive(self) -> None:
+    def _naive(self, cells: Sequence[tuple[Cell, ChunkSource]]) -> None:
         """Score the seasonal naive forecast here: it takes no model."""
         done = self.store.done()
-        for cell, chunk in self.sweep.naive():
-            self.sweep.cells[cell.key] = cell
+        for cell, chunk in cells:
             if cell.key not in done:
                 self.store.write(run_naive(chunk, cell.key), [cell.key])
 
@@ -252,7 +264,8 @@ class _Runner:
         for stage in plan.stages(lambda entries, looks: self._rows(own, entries, looks)):
             specs = _unique([entry.spec for entry in stage.entries])
             cells = own.cells(specs, stage.looks)
-            self.sweep.entries += stage.entries
+            # the first stage is in the plan from the beginning
+            self.sweep.entries += stage.entries if seen else []
             self.sweep.cells |= {cell.key: cell for cell in cells}
             tasks = own.tasks(specs, self.store.done(), stage.looks)
             later -= len(specs) if seen else 0
@@ -290,16 +303,20 @@ class _Runner:
         cells = [cell.key for cell in own.cells(_unique([entry.spec for entry in entries]), looks)]
         if self.outcome.failed and not self.store.done().issuperset(cells):
             raise _WaitingError
-        return self.store.read(cells).to_pandas()
+        rows = self.store.read(cells).to_pandas()
+        # a cell that another configuration left has the model's name there
+        rows["model"] = own.model.title
+        return rows
+
+
+def _refuse_namesakes(recipes: Sequence[str]) -> None:
+    repeated = sorted({name for name in recipes if list(recipes).count(name) > 1})
+    if repeated:
+        raise InputError(f"two recipes are called {repeated[0]!r}; give each its own name in its file")
 
 
 class _WaitingError(Exception):
     """What depends on results cannot be planned without them."""
-
-
-def plan_name(config: SweepConfig) -> str:
-    """Name of a sweep's plan in a store: its own, as far as a file can have it."""
-    return re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
 
 
 def _unique(specs: Sequence[VariantSpec]) -> list[VariantSpec]:

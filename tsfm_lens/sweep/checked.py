@@ -1,0 +1,66 @@
+"""Files that people write, checked field by field: what configurations and recipes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused, so that a misspelt one is not silently without effect."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""Texts; a single one may stand without brackets."""
+
+
+def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
+    """What is wrong, field by field.
+
+    Args:
+        error: of pydantic.
+        what: the kind of file, as in "a sweep".
+        fields_at: the fields of the part of the file at a place.
+    """
+    found = error.errors()
+    places = [each["loc"] for each in found]
+
+    def follows(each: Any) -> bool:
+        """Whether a whole is wrong only because a part of it is."""
+        place = each["loc"]
+        return any(len(other) > len(place) and other[: len(place)] == place for other in places)
+
+    return "; ".join(_complaint(each, what, fields_at) for each in found if not follows(each))
+
+
+def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        known = list(fields_at(error["loc"][:-1]))
+        near = get_close_matches(str(error["loc"][-1]), known, n=1) or known
+        return f"{place} is no field of {what}; the nearest is {near[0]!r} (there are {', '.join(known)})"
+    message = error["msg"].removeprefix("Value error, ")
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    given = error.get("input")
+    shown = f" (got {given!r})" if isinstance(given, str | int | float) else ""
+    return f"{place}: {message}{shown}" if place else message
+
+
+# pydantic speaks of Python, and the file is YAML
+_WORDS = {
+    "Input should be a valid tuple": "expected a list",
+    "Input should be a valid dictionary or instance of": "expected the fields of",
+    "Input should be a valid dictionary": "expected fields and values",
+    "Tuple should have at least 1 item after validation, not 0": "expected at least one",
+    "Input should be": "it must be",
+}

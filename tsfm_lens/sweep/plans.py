@@ -1,0 +1,100 @@
+"""Plans in a store: what a sweep runs and why, written so that a report never sees half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.sweep.config import SweepConfig
+from tsfm_lens.sweep.grid import Cell
+from tsfm_lens.sweep.spec import Entry, plan_frame
+from tsfm_lens.sweep.store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPlan:
+    """A plan as a store holds it.
+
+    Attributes:
+        name: of the plan: the sweep's own, and a hash of its configuration.
+        about: configuration, models, datasets, results of heads@k, and whether all of it has run.
+        entries: of `plan_frame`.
+        cells: a row a :class:`Cell`.
+    """
+
+    name: str
+    about: dict[str, Any]
+    entries: pd.DataFrame
+    cells: pd.DataFrame
+
+
+def plan_name(config: SweepConfig) -> str:
+    """Name of a sweep's plan: its own, as far as a file can have it, and a hash of all that decides its results."""
+    text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
+    own = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
+    return f"{own}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def save_plan(
+    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[Entry], cells: Sequence[Cell]
+) -> None:
+    """Write a plan, unless the store holds one of this configuration that has all its cells and more.
+
+    The tables go first, under names of their own; the file that names them is replaced at once, last.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    name = plan_name(config)
+    keys = {cell.key for cell in cells}
+    before = _stored(store, name)
+    if before is not None:
+        known = set(before.cells["key"])
+        # a run that resumes begins with less than it knew when it was stopped
+        if known > keys or (known == keys and before.about["complete"] >= about["complete"]):
+            return
+    turn = hashlib.sha256(json.dumps([sorted(keys), about["complete"]]).encode()).hexdigest()[:8]
+    store.write_plan(f"{name}.entries.{turn}", plan_frame(entries))
+    store.write_plan(f"{name}.cells.{turn}", pd.DataFrame([asdict(cell) for cell in cells]))
+    store.write_plan(f"{name}.about", {**about, "turn": turn})
+
+
+def read_saved(store: Store, name: str | None = None) -> SavedPlan:
+    """A plan of a store.
+
+    Args:
+        store: with plans.
+        name: of the plan, or of the sweep if only one has it; may be left out where there is but one.
+
+    Raises:
+        InputError: there is no plan, or several and no name.
+        UnknownNameError: none of that name.
+    """
+    known = sorted(each.removesuffix(".about") for each in store.plans() if each.endswith(".about"))
+    if not known:
+        raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
+    fitting = [each for each in known if name in (None, each, each.rpartition("-")[0])]
+    if not fitting:
+        raise unknown_name("sweep", name, known)
+    if len(fitting) > 1:
+        raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(fitting)}")
+    found = _stored(store, fitting[0])
+    assert found is not None
+    return found
+
+
+def _stored(store: Store, name: str) -> SavedPlan | None:
+    try:
+        about = store.read_plan(f"{name}.about")
+    except UnknownNameError:
+        return None
+    turn = about["turn"]
+    entries, cells = (store.read_plan(f"{name}.{table}.{turn}") for table in ("entries", "cells"))
+    return SavedPlan(name, about, entries, cells)
