@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from functools import cache
 from typing import Any
 
@@ -118,10 +120,14 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     batch = shown(lens)
     variant = Variant.zero(writers(lens.wiring)[0])
     levels = (0.3, 0.5)
-    found = forecast_variants(lens, batch, 3, [variant, Variant("", ())], quantiles=levels, seed=4, **draws(lens))
+    how = {"quantiles": levels, "seed": 4, **draws(lens)}
+    found = forecast_variants(lens, batch, 3, [variant, Variant("", ())], **how)
     assert found.levels == levels
+    # where nothing is refused, the loop does not go through lens.forecast
+    kept = forecast_variants(lens, batch, 3, [variant], economy=False, non_finite="keep", **how)
     with lens.edit(*variant.interventions):
         edited = lens.forecast(batch, 3, quantiles=levels, seed=4, **draws(lens))
+    np.testing.assert_array_equal(kept.quantiles[0], edited.quantiles)
     plain = lens.forecast(batch, 3, quantiles=levels, seed=4, **draws(lens))
     for index, forecast in enumerate((edited, plain)):
         np.testing.assert_allclose(found.quantiles[index], forecast.quantiles, rtol=1e-4, atol=1e-5)
@@ -235,6 +241,92 @@ def test_progress_counts_to_the_end(economy: bool) -> None:
     assert calls[-1] == (7, 7)
 
 
+def spoilt(lens: Lens) -> Variant:
+    """Infinite from the first layer on."""
+    stack = lens.wiring.output_stack
+    return Variant("infinite", (Steer(f"{stack.prefix}.0.hook_resid_post", torch.full((stack.d_model,), np.inf)),))
+
+
+MIXED = ["bolt-nano", "chronos-nano", "chronos-2", "moirai-1.1", "t5", "timesfm-2.5", "toto-1"]
+
+
+@pytest.mark.parametrize("economy", [True, False])
+@pytest.mark.parametrize("name", MIXED)
+def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> None:
+    lens = load(name) if name.endswith("nano") else lens_of(name)
+    batch = shown(lens)
+    good = [Variant("", ()), *[Variant.zero(part) for part in writers(lens.wiring)[:4]]]
+    mixed = [*good[:2], spoilt(lens), *good[2:], spoilt(lens)]
+    reaches = name in BEYOND or name == "bolt-nano"
+    if reaches and not lens.adapter.joint_rollout:
+        batch = as_series(list(batch.values[::2]))
+    for horizon in (4, *([lens.adapter.longest_pass + 3] if reaches and economy else [])):
+        how = {"economy": economy, "seed": 3, **draws(lens)}
+        alone = forecast_variants(lens, batch, horizon, good, **how)
+        state, counted = torch.get_rng_state(), dict[int, int]()
+        found = forecast_variants(lens, batch, horizon, mixed, non_finite="keep", progress=counted.__setitem__, **how)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert max(counted.items()) == (len(mixed), len(mixed))
+        kept, lost = [0, 1, 3, 4, 5], [2, 6]
+        for part in ("quantiles", "mean", "samples"):
+            values = getattr(found, part)
+            if values is not None:
+                assert np.isnan(values[lost]).all()
+                object.__setattr__(found, part, values[kept])
+        check(found, alone)
+        with pytest.raises(InputError, match="forecasts no number at step 0"):
+            forecast_variants(lens, batch, horizon, mixed, **how)
+
+
+def test_values_that_are_no_numbers_stay_where_they_are() -> None:
+    lens = lens_of("chronos-bolt")
+    batch, stack = shown(lens), lens.wiring.output_stack
+    part = Variant("one series", (Steer(f"{stack.prefix}.0.hook_resid_post", torch.ones(stack.d_model), np.inf, [1]),))
+    variants = [Variant("", ()), part, Variant.zero(writers(lens.wiring)[0])]
+    for horizon in (4, lens.adapter.longest_pass + 2):
+        found = forecast_variants(lens, batch, horizon, variants, non_finite="keep")
+        loop = forecast_variants(lens, batch, horizon, variants, non_finite="keep", economy=False)
+        lost = np.isnan(found.quantiles).all(axis=(2, 3))
+        assert lost.tolist() == [[False] * len(batch), [index == 1 for index in range(len(batch))], [False] * 3]
+        np.testing.assert_allclose(found.quantiles, loop.quantiles, rtol=1e-5, atol=1e-5)
+
+
+def test_errors_of_the_caller_are_no_lost_variants() -> None:
+    lens = lens_of("chronos")
+
+    def fails(_pattern: torch.Tensor) -> torch.Tensor:
+        raise ValueError("from the caller's own function")
+
+    bad = Variant("bad", (EditPattern(Component("decoder", 0, "self_attn"), fails),))
+    for economy in (True, False):
+        with pytest.raises(ValueError, match="caller's own"):
+            forecast_variants(
+                lens, shown(lens), 3, [Variant("", ()), bad], num_samples=2, economy=economy, non_finite="keep"
+            )
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_a_library_warns_once_a_request(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    lens = lens_of(name)
+    batch, horizon = as_series([np.sin(np.arange(40) / 3)]), lens.adapter.longest_pass + 1
+    variants = [Variant.zero(part) for part in writers(lens.wiring)[:3]]
+    filters = {name: list(logging.getLogger(name).filters) for name in logging.root.manager.loggerDict}
+
+    def said(requests: int, **how: Any) -> int:
+        caplog.clear()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(requests):
+                forecast_variants(lens, batch, horizon, variants, max_rows=1, **how, **draws(lens))
+        texts = [str(each.message) for each in warned] + [record.getMessage() for record in caplog.records]
+        return sum("We recommend keeping prediction length" in text for text in texts)
+
+    assert said(1, economy=False) == 1
+    assert said(2) == 2
+    assert warnings.showwarning.__module__ == "warnings"
+    assert {name: logging.getLogger(name).filters for name in filters} == filters
+
+
 def test_what_cannot_be_run_is_refused() -> None:
     lens = lens_of("chronos-bolt")
     batch, one = shown(lens), Variant.zero(writers(lens.wiring)[0])
@@ -242,6 +334,8 @@ def test_what_cannot_be_run_is_refused() -> None:
         forecast_variants(lens, batch, 4, [one], max_rows=0)
     with pytest.raises(InputError, match="no variant"):
         forecast_variants(lens, batch, 4, [])
+    with pytest.raises(InputError, match="non_finite is 'drop'"):
+        forecast_variants(lens, batch, 4, [one], non_finite="drop")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="memory is -1"):
         forecast_variants(lens, batch, 4, [one], memory=-1)
     with pytest.raises(InputError, match=r"one variant of this batch needs .* memory allows"):

@@ -23,6 +23,28 @@ class Unsplittable(Exception):
     """A draw has no axis that falls into blocks; the variants have to run one by one."""
 
 
+class GuardedDraws(TorchDispatchMode):
+    """Lets indices be drawn where probabilities are no numbers: a CPU raises there, a GPU is lost to its process.
+
+    Attributes:
+        lost: whether that has happened; what has been drawn is then meaningless.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``, with probabilities that can be drawn from."""
+        if func.overloadpacket.__name__ == "multinomial":
+            probabilities, wrong = _drawable(args[0])
+            args = (probabilities, *args[1:])
+            self.lost |= bool(wrong.any())
+        return func(*args, **kwargs or {})
+
+
 class BlockDraws(TorchDispatchMode):
     """Makes every draw of random numbers block by block.
 
@@ -32,6 +54,9 @@ class BlockDraws(TorchDispatchMode):
         axis: of elementwise draws, along which rows are counted; draws of indices (multinomial) count along the first.
         outer: how often the blocks repeat along that axis (sample paths that stand outside the blocks).
 
+    Attributes:
+        lost: blocks that had indices to draw where probabilities are no numbers; what they drew is meaningless.
+
     Raises:
         Unsplittable: from a draw whose rows are no multiple of the blocks.
     """
@@ -40,6 +65,7 @@ class BlockDraws(TorchDispatchMode):
         super().__init__()
         self._copies, self._axis, self._outer, self._seed = copies, axis, outer, seed
         self._states: dict[torch.device, list[Tensor]] = {}
+        self.lost: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -57,6 +83,8 @@ class BlockDraws(TorchDispatchMode):
         device = next(
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
+        if name == "multinomial":
+            args = self._guarded(args)
         if name == "multinomial" and self._in_step(device) and args[1] == 1 and args[0].ndim == 2:
             return self._indices(func, device, args)
         states, parts = self._at(device), []
@@ -67,6 +95,14 @@ class BlockDraws(TorchDispatchMode):
         together = self._joined(parts, axis)
         # an operation in place hands its first argument back
         return args[0].copy_(together) if name.endswith("_") else together
+
+    def _guarded(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a draw of indices, with probabilities that can be drawn from."""
+        probabilities, wrong = _drawable(args[0])
+        if wrong.ndim and bool(wrong.any()):
+            blocks = wrong.unflatten(0, (self._outer, self._copies, -1)).any(2).any(0)
+            self.lost |= set(blocks.nonzero().flatten().tolist())
+        return probabilities, *args[1:]
 
     def _at(self, device: torch.device) -> list[Tensor]:
         """The random state at which each block stands."""
@@ -115,6 +151,14 @@ class BlockDraws(TorchDispatchMode):
     def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
         split = [part.unflatten(axis, (self._outer, 1, -1)) for part in parts]
         return torch.cat(split, dim=axis + 1).flatten(axis, axis + 2)
+
+
+def _drawable(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities (…, index) with all of it on the last index where they are none, and where they are none (…)."""
+    wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (probabilities.sum(-1) <= 0)
+    last = torch.zeros_like(probabilities)
+    last[..., -1] = 1
+    return torch.where(wrong[..., None], last, probabilities), wrong
 
 
 def _drawn(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
-from tsfm_lens.ablation.draws import BlockDraws, Unsplittable
+from tsfm_lens.ablation.draws import BlockDraws, GuardedDraws, Unsplittable
 from tsfm_lens.ablation.engine import Variant, on_block
 from tsfm_lens.ablation.memory import fitting, limit_of, measured, out_of_memory
 from tsfm_lens.ablation.sharing import SharedSource
@@ -23,6 +25,8 @@ from tsfm_lens.models.architecture import Prediction, rows_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.lens import Lens
 
+NonFinite = Literal["refuse", "keep"]
+
 # what runs have needed, so that the next batch of the same shape need not be measured
 _MEASURED: WeakKeyDictionary[Lens, dict[tuple[object, ...], dict[int, int]]] = WeakKeyDictionary()
 # numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's products get no faster, and the
@@ -34,7 +38,7 @@ _MOST = 4096
 
 @dataclass(frozen=True)
 class Request:
-    """What is forecast: the arguments of ``lens.forecast``, checked."""
+    """What is forecast: the arguments of ``lens.forecast``, checked, and whether values may be no numbers."""
 
     lens: Lens
     batch: SeriesBatch
@@ -42,6 +46,7 @@ class Request:
     levels: tuple[float, ...]
     num_samples: int | None
     seed: int
+    non_finite: NonFinite = "refuse"
 
     @property
     def rows(self) -> int:
@@ -49,11 +54,71 @@ class Request:
         return len(rows_of(self.batch, self.lens.adapter.packed))
 
     def alone(self, variant: Variant) -> Forecast:
-        """The forecast of one variant by itself."""
+        """The forecast of one variant by itself.
+
+        Raises:
+            InputError: it is not finite, and such are not kept.
+        """
         with self.lens.edit(*variant.interventions):
-            return self.lens.forecast(
-                self.batch, self.horizon, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed
-            )
+            try:
+                return self._as_edited()
+            except (RuntimeError, ValueError) as error:
+                return self.undrawn(error)
+
+    def _as_edited(self) -> Forecast:
+        asked = (self.batch, self.horizon)
+        if self.non_finite == "refuse":
+            return self.lens.forecast(*asked, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed)
+        # what lens.forecast runs; none but a model that draws can come to a draw that fails
+        with self.seeded(1), GuardedDraws() if self.draws else nullcontext() as guard:
+            found = self.lens.adapter.predict(*asked, self.levels, self.num_samples)
+        return self.nothing() if guard is not None and guard.lost else _forecast(self, found, 0)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model forecasts by sample paths."""
+        return self.lens.adapter.readout != "quantile"
+
+    @contextmanager
+    def seeded(self, copies: int) -> Iterator[None]:
+        """One run of the lens's own over several blocks of rows; the random state is left as it was."""
+        devices = [self.lens.device] if self.lens.device.type == "cuda" else []
+        state = self.lens.registry.state
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.seed)
+            state.restart(self.rows * copies, block_rows=self.rows if copies > 1 else None)
+            try:
+                yield
+            finally:
+                state.restart()
+
+    def nothing(self) -> Forecast:
+        """The forecast of a model that cannot be drawn from: no numbers at all."""
+        series, steps = len(self.batch), self.horizon
+        samples = np.full((series, _paths(self), steps), np.nan) if self.draws else None
+        quantiles = np.full((series, len(self.levels), steps), np.nan)
+        return Forecast(quantiles, self.levels, np.full((series, steps), np.nan), samples, self.batch)
+
+    def undrawn(self, error: Exception) -> Forecast:
+        """What stands for a forecast of which an error says that nothing can be drawn: no numbers at all.
+
+        Raises:
+            InputError: no numbers are not kept.
+        """
+        # how torch and its distributions refuse parameters that are no numbers
+        if not any(words in str(error) for words in ("probability tensor contains", "found invalid values")):
+            raise error
+        return self.checked([self.nothing()])[0]
+
+    def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
+        """The same forecasts, refused where they are no numbers and such are not kept.
+
+        Raises:
+            InputError: names the series and the first step.
+        """
+        for forecast in forecasts if self.non_finite == "refuse" else ():
+            refuse_non_finite(forecast, self.lens.wiring.architecture)
+        return forecasts
 
 
 class Sizes:
@@ -117,8 +182,9 @@ class Sizes:
 def _paths(request: Request) -> int:
     """Rows that a series has in the widest pass of a rollout."""
     adapter = request.lens.adapter
-    if adapter.readout != "quantile":
-        return request.num_samples or int(getattr(adapter, "samples", 20))
+    if request.draws:
+        settings = getattr(adapter, "settings", None)
+        return int(request.num_samples or getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20))
     return len(getattr(adapter, "levels", ())) or 1 if request.horizon > adapter.longest_pass else 1
 
 
@@ -144,11 +210,11 @@ def fanned_out(
             chunk = [variants[index] for index in left[:copies]]
             try:
                 if sizes.watches(peaks, copies, len(left)):
-                    forecasts, peaks[copies] = measured(partial(fan.side_by_side, chunk), sizes.device)
+                    forecasts, peaks[copies] = measured(partial(fan.settled, chunk), sizes.device)
                     # refuses a limit that not even this fits
                     fitting(peaks, sizes.limit)
                 else:
-                    forecasts = fan.side_by_side(chunk)
+                    forecasts = fan.settled(chunk)
             except Unsplittable:
                 forecasts = [request.alone(variant) for variant in chunk]
             except (MemoryError, RuntimeError) as error:
@@ -193,6 +259,29 @@ class Fan:
         """Whether a variant changes what a decoder takes its keys from."""
         return bool(self._encoder) and any(point.stack == self._encoder for point in self._points(variant))
 
+    def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """The forecasts of variants that run together, none of them spoilt by another.
+
+        One that is not finite may spoil its neighbours where a library mixes rows under a mask (0 times infinity is
+        no number) or refuses a batch as a whole. So all that are lost are run again in ever smaller parts.
+
+        Raises:
+            InputError: a forecast is not finite, and such are not kept.
+        """
+        request = self._request
+        try:
+            forecasts = request.checked(self.side_by_side(variants))
+        except (RuntimeError, ValueError) as error:
+            forecasts = [request.undrawn(error)] * len(variants)
+        lost = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
+        if not lost or len(variants) == 1:
+            return forecasts
+        half = len(lost) if len(lost) < len(variants) else len(lost) // 2
+        for part in filter(None, (lost[:half], lost[half:])):
+            for index, forecast in zip(part, self.settled([variants[i] for i in part]), strict=True):
+                forecasts[index] = forecast
+        return forecasts
+
     def side_by_side(self, variants: Sequence[Variant]) -> list[Forecast]:
         """The forecasts of variants that run together."""
         request, copies = self._request, len(variants)
@@ -202,31 +291,27 @@ class Fan:
             for block, variant in enumerate(variants)
             for intervention in variant.interventions
         ]
-        with torch.no_grad(), self._running(variants), skipped(lens.registry, variants), lens.edit(*placed):
+        with torch.no_grad(), self._running(variants) as lost, skipped(lens.registry, variants), lens.edit(*placed):
             found = lens.adapter.predict(
                 repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
             )
-        return [_forecast(request, found, block) for block in range(copies)]
+        return [request.nothing() if block in lost else _forecast(request, found, block) for block in range(copies)]
 
     @contextmanager
-    def _running(self, variants: Sequence[Variant]) -> Iterator[None]:
-        """One run of the lens's own over several blocks of rows; the random state is left as it was."""
+    def _running(self, variants: Sequence[Variant]) -> Iterator[set[int]]:
+        """One run of several blocks of rows, and the blocks whose draws turn out to be meaningless."""
         request, copies = self._request, len(variants)
-        lens, state = request.lens, request.lens.registry.state
-        devices = [lens.device] if lens.device.type == "cuda" else []
+        lens, lost = request.lens, set[int]()
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            torch.manual_seed(request.seed)
-            if lens.adapter.readout != "quantile":
+            stack.enter_context(request.seeded(copies))
+            if request.draws:
                 outer = _paths(request) if lens.wiring.sample_major else 1
                 axis: int = lens.adapter.draw_axis  # type: ignore[attr-defined]
-                stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer))
+                lost = stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer)).lost
             if self._source is not None:
                 shared = not any(map(self.touches_encoder, variants))
                 stack.enter_context(self._source.serving(copies, shared=shared, fold=self._folds(variants)))
-            stack.callback(state.restart)
-            state.restart(request.rows * copies, block_rows=request.rows)
-            yield
+            yield lost
 
     def _folds(self, variants: Sequence[Variant]) -> bool:
         """Whether keys and values may be held once a series: a decoder that samples, whose keys nobody looks at."""
@@ -253,12 +338,16 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
 
 def _forecast(request: Request, found: Prediction, block: int) -> Forecast:
     own = slice(block * len(request.batch), (block + 1) * len(request.batch))
-    forecast = Forecast(
+    return Forecast(
         found.quantiles[own].permute(0, 2, 1).numpy().astype(float),
         request.levels,
         found.mean[own].numpy().astype(float),
         None if found.samples is None else found.samples[own].numpy().astype(float),
         request.batch,
     )
-    refuse_non_finite(forecast, request.lens.wiring.architecture)
-    return forecast
+
+
+def all_finite(forecast: Forecast) -> bool:
+    """Whether all of a forecast is numbers."""
+    parts = (forecast.quantiles, forecast.mean, forecast.samples)
+    return all(part is None or bool(np.isfinite(part).all()) for part in parts)

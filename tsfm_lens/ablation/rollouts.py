@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant, sweep
-from tsfm_lens.ablation.fanout import Request, Sizes, fanned_out
+from tsfm_lens.ablation.fanout import NonFinite, Request, Sizes, all_finite, fanned_out
 from tsfm_lens.ablation.memory import fitting, measured, out_of_memory
+from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.models.adapter import DECILES, at_levels
-from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
+from tsfm_lens.models.forecast import Forecast, checked_request
 from tsfm_lens.models.lens import Lens
 
 # variants below which comparing the forward with the forecast costs more than replay spares
@@ -59,6 +60,7 @@ def forecast_variants(
     max_rows: int | None = None,
     memory: int | None = None,
     economy: bool = True,
+    non_finite: NonFinite = "refuse",
     progress: Progress | None = None,
 ) -> VariantForecasts:
     """The library's own forecast of every variant, as ``lens.forecast`` inside ``lens.edit`` gives it.
@@ -74,22 +76,27 @@ def forecast_variants(
         max_rows: series times variants that run side by side.
         memory: bytes that the tensors of a run may take; half of what is free if None.
         economy: False runs one forecast a variant (the result is the same).
+        non_finite: "refuse" raises where a forecast is no number; "keep" leaves NaN and infinity in the arrays of
+            that variant, and nothing but NaN where its distribution cannot be drawn from. The others are as without
+            it.
         progress: called with the variants done and their number.
 
     Returns:
         Forecasts in the order of the variants.
 
     Raises:
-        InputError: max_rows below 1, no variant, arguments that ``lens.forecast`` refuses, or a forecast that is not
-            finite.
+        InputError: max_rows below 1, no variant, arguments that ``lens.forecast`` refuses, non_finite is neither word,
+            or it is "refuse" and a forecast is not finite.
         UnknownNameError: a target does not exist; nothing has been run by then.
     """
     if max_rows is not None and max_rows < 1:
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not variants:
         raise InputError("there is no variant to forecast: expected at least one")
+    if non_finite not in get_args(NonFinite):
+        raise InputError(f"non_finite is {non_finite!r}, expected 'refuse' or 'keep'")
     steps, levels = checked_request(horizon, quantiles, num_samples, seed)
-    request = Request(lens, as_series(series), steps, levels, num_samples, int(seed))
+    request = Request(lens, as_series(series), steps, levels, num_samples, int(seed), non_finite)
     for variant in variants:
         for intervention in variant.interventions:
             resolve(lens.registry, intervention)
@@ -101,14 +108,15 @@ def forecast_variants(
         if progress is not None:
             progress(finished, len(variants))
 
-    if not economy or not _fans_out(lens):
-        return _collected(_one_by_one(request, variants, done), levels)
-    sizes = Sizes(request, max_rows, memory)
-    found = single_passes(request, variants, sizes, done)
-    if found is None:
-        finished = 0
-        found = fanned_out(request, variants, sizes, done)
-    return _collected(found, levels)
+    with said_once(lens):
+        if not economy or not _fans_out(lens):
+            return _collected(_one_by_one(request, variants, done), levels)
+        sizes = Sizes(request, max_rows, memory)
+        found = single_passes(request, variants, sizes, done)
+        if found is None:
+            finished = 0
+            found = fanned_out(request, variants, sizes, done)
+        return _collected(found, levels)
 
 
 def _one_by_one(request: Request, variants: Sequence[Variant], done: Callable[[int], None]) -> list[Forecast]:
@@ -141,6 +149,8 @@ def single_passes(
         plain, peaks[1] = measured(lambda: request.alone(nothing), sizes.device)
     else:
         plain = request.alone(nothing)
+    if not all_finite(plain):
+        return None
     encoded = lens.encode(request.batch, horizon=request.horizon)
     known: tuple[float, ...] = adapter.levels  # type: ignore[attr-defined]
 
@@ -168,14 +178,23 @@ def single_passes(
         if not out_of_memory(error):
             raise
         outputs = None
-    return None if outputs is None else [_read_out(request, output) for output in outputs]
+    if outputs is None:
+        return None
+    found = request.checked([_read_out(request, output) for output in outputs])
+    lost = [index for index, forecast in enumerate(found) if not all_finite(forecast)]
+    # what the library makes of no numbers is its own, and one such variant may spoil its neighbours
+    for index, forecast in zip(lost, fanned_out(request, [variants[i] for i in lost], sizes, _nobody), strict=True):
+        found[index] = forecast
+    return found
+
+
+def _nobody(_count: int) -> None:
+    """Tell no one of variants that have been counted before."""
 
 
 def _read_out(request: Request, output: Tensor) -> Forecast:
     values = output.cpu().double().numpy()
-    forecast = Forecast(values[:, :-1], request.levels, values[:, -1], None, request.batch)
-    refuse_non_finite(forecast, request.lens.wiring.architecture)
-    return forecast
+    return Forecast(values[:, :-1], request.levels, values[:, -1], None, request.batch)
 
 
 def _collected(forecasts: Sequence[Forecast], levels: tuple[float, ...]) -> VariantForecasts:

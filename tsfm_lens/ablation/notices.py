@@ -1,0 +1,59 @@
+"""What a library says of a request that is run many times: once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tsfm_lens.models.lens import Lens
+
+
+@contextmanager
+def said_once(lens: Lens) -> Iterator[None]:
+    """Let each warning, and each line that the model's libraries log, through once while the block runs.
+
+    Filters of the caller's hold as before, and nothing is left of this one.
+    """
+    said: set[Hashable] = set()
+
+    def fresh(*words: Hashable) -> bool:
+        known = words in said
+        said.add(words)
+        return not known
+
+    def first_time(record: logging.LogRecord) -> bool:
+        return fresh(record.name, record.levelno, record.getMessage())
+
+    with ExitStack() as stack:
+        for logger in _loggers(lens):
+            logger.addFilter(first_time)
+            stack.callback(logger.removeFilter, first_time)
+        stack.enter_context(warnings.catch_warnings())
+        # put in place by what catch_warnings takes back
+        warnings.showwarning = _once(warnings.showwarning, fresh)
+        yield
+
+
+def _once(show: Callable[..., None], fresh: Callable[..., bool]) -> Callable[..., None]:
+    def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if fresh(category, str(message)):
+            show(message, category, *place, **more)
+
+    return shown
+
+
+def _loggers(lens: Lens) -> list[logging.Logger]:
+    """Loggers of the libraries that a model comes from, named after a module or after its file."""
+    packages = {type(part).__module__.partition(".")[0] for part in (lens.native, lens.adapter.model)}
+    known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    return [logger for logger in known if any(_within(logger.name, package) for package in packages)]
+
+
+def _within(name: str, package: str) -> bool:
+    places = getattr(sys.modules.get(package), "__path__", ())
+    return name.partition(".")[0] == package or any(Path(name).is_relative_to(place) for place in places)
