@@ -30,7 +30,8 @@ def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> 
 def start_process() -> Iterator[Callable[..., Any]]:
     """Starts ``run(*arguments)`` in a process of its own, and returns when it has begun; ended with the test."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tsfm_lens.sweep.engines", "pandas"])
+    # what takes long to import is there before a process starts, and kills hit its work
+    context.set_forkserver_preload(["tsfm_lens.sweep.run", "tsfm_lens.models.wirings.chronos_bolt", "chronos"])
     processes = []
 
     def start(run: Callable[..., None], *arguments: Any) -> Any:

@@ -33,10 +33,10 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_thirty_kills_end_in_the_table_of_an_undisturbed_run(
+def test_kills_end_in_the_table_of_an_undisturbed_run(
     tmp_path: Path, kill_often: Callable[..., int], wait_for: Callable[..., None], table_of: Table, engine: str
 ) -> None:
-    groups, seconds, kills, longest = (300, 0.01, 30, 0.15) if engine == "single" else (200, 0.04, 6, 0.6)
+    groups, seconds, kills, longest = (300, 0.01, 8, 0.15) if engine == "single" else (200, 0.04, 6, 0.6)
     common = {"seconds": seconds, "notes": tmp_path}
     path = tmp_path / "store"
     computed = [0]
