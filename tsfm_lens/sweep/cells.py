@@ -253,6 +253,8 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
         num_samples=settings.num_samples,
         seed=settings.seed,
         memory=settings.memory,
+        # such a variant's metrics are undefined, and the others go on
+        non_finite="keep",
     )
     count = len(group.specs)
     # all variants are scored at once: series of every variant stand one below the other
