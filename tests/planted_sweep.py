@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from scipy.stats import norm
 
@@ -131,7 +132,8 @@ def effects(models: Sequence[Planted]) -> xr.Dataset:
     return with_baselines(dataset(rows, coords, "sweep_effects"), models)
 
 
-def curves(models: Sequence[Planted]) -> xr.Dataset:
+def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> xr.Dataset:
+    """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to the log error, where given."""
     rows = []
     for m in models:
         for layer in range(m.layers):
@@ -141,7 +143,9 @@ def curves(models: Sequence[Planted]) -> xr.Dataset:
                 ]
                 for count in range(m.heads + 1):
                     share = count / m.heads
-                    errors = m.ablated(worse * m.depth(layer) * share**2, 0.02) if count else m.plain
+                    if counts is not None and count not in counts:
+                        continue
+                    errors = m.ablated(worse * m.depth(layer) * share**2 + harm, 0.02) if count else m.plain
                     found = m.change(errors)
                     rows.append(
                         {"model": m.model, "layer": layer, "order": order, "ablated": count, "of": m.heads}
@@ -160,7 +164,8 @@ def heads_at(ds: xr.Dataset) -> xr.Dataset:
     rows = []
     for (model, layer), group in table.groupby(["model", "layer"], sort=False):
         within = group[group["mase_change"] < TOLERANCE]
-        best = within.sort_values(["ablated", "mase_change"], ascending=[True, False]).iloc[-1]
+        nothing = group.iloc[[0]].assign(ablated=0, mase_change=0.0)
+        best = pd.concat([nothing, within]).sort_values(["ablated", "mase_change"], ascending=[True, False]).iloc[-1]
         rows.append(
             {"model": model, "layer": int(layer), "of": int(best["of"]), "kept": int(best["of"] - best["ablated"])}
             | {"ablated": int(best["ablated"]), "order": best["order"], "change": float(best["mase_change"])}
@@ -171,7 +176,7 @@ def heads_at(ds: xr.Dataset) -> xr.Dataset:
     )
 
 
-def maps(models: Sequence[Planted]) -> xr.Dataset:
+def maps(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> xr.Dataset:
     panels = [
         (m, layer, role) for m in models for layer, role in ((0, "most important"), (m.layers // 2, "most ablatable"))
     ]
@@ -180,7 +185,9 @@ def maps(models: Sequence[Planted]) -> xr.Dataset:
     change = mase.copy()
     for i, (m, layer, _) in enumerate(panels):
         for count in range(m.heads + 1):
-            errors = m.ablated(m.depth(layer) * (count / m.heads) ** 2, 0.03) if count else m.plain
+            if counts is not None and count not in counts:
+                continue
+            errors = m.ablated(m.depth(layer) * (count / m.heads) ** 2 + harm, 0.03) if count else m.plain
             mase[i, :, count] = errors.mean(-1)
             change[i, :, count] = errors.mean(-1) / m.plain.mean(-1) - 1
     within = np.where(change < TOLERANCE, np.arange(most + 1), -1).max(-1)
@@ -249,25 +256,28 @@ def planted(
     layers: Sequence[int] = (6, 5),
     heads: Sequence[int] = (4, 3),
     name: Callable[[int], str] = "set {}/H/short".format,
+    counts: Sequence[int] | None = None,
+    harm: float = 0.0,
 ) -> dict[str, xr.Dataset]:
     """Every kind of result of one sweep.
 
     Args:
         models: names; layers, heads: of each, repeated where there are fewer.
         datasets: how many; name: of each.
+        counts, harm: see ``curves``.
     """
     names = [name(i) for i in range(datasets)]
     made = [
         Planted(model, names, 11 * i + 1, layers[i % len(layers)], heads[i % len(heads)])
         for i, model in enumerate(models)
     ]
-    steps = curves(made)
+    steps = curves(made, counts, harm)
     heavy, choice = recipes(made)
     return {
         "layers": effects(made),
         "curves": steps,
         "heads_at": heads_at(steps),
-        "datasets": maps(made),
+        "datasets": maps(made, counts, harm),
         "recipes": heavy,
         "selection": choice,
     }

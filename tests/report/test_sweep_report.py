@@ -18,8 +18,12 @@ import xarray as xr
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import readings_sweep as read
 from tsfm_lens.report import sweep as room
+from tsfm_lens.report.plates_sweep import CHAPTERS
 from tsfm_lens.report.sweep import build_sweep_report, written
 from tsfm_lens.report.sweep_tables import latex, tidy
+from tsfm_lens.sweep.config import parse_config
+from tsfm_lens.sweep.results import gather
+from tsfm_lens.sweep.run import run_sweep
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
 
@@ -187,7 +191,7 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, xr.Dat
     page = build_sweep_report({"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={})
     words = Text(page.read_text()).words
     assert "Nothing of heads_at can be drawn yet" in words
-    assert f"1 of {layers.sizes['entry']} numbers of layers are missing" in words
+    assert f"1 of {layers.sizes['entry']} numbers of layers is missing; what is drawn leaves it out" in words
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"layer_distances-{part}" for part in ("both", "heads", "mlp")
     }
@@ -235,13 +239,76 @@ def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, xr.Data
     assert read.read_recipes(recipes)[0].startswith(
         "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], which stands"
     )
-    assert "3 of 4 datasets rise by less than 5 %, 1 of them improve" in read.read_recipes(recipes)[0]
+    assert "3 of 4 datasets rise by less than 5 %, 1 of them improves." in read.read_recipes(recipes)[0]
     choice = swept["selection"].copy(deep=True)
     choice["diff"][0], choice["diff_lower"][0], choice["diff_upper"][0] = -0.25, -0.3, 0.1
     assert read.read_selection(choice)[0] == (
         "alpha, light: the informed choice changes MASE by −25.0 percentage points against the mean of 3 random ones "
         "[−30.0, +10.0], an interval that holds 0."
     )
+
+
+def test_readings_count_in_the_singular(swept: dict[str, xr.Dataset]) -> None:
+    ds = swept["layers"].copy(deep=True)
+    mine = (ds["model"] == "alpha") & (ds["part"] == "both")
+    one = ds.isel(entry=np.flatnonzero(mine & (ds["family"] == "layers"))[:1])
+    group = ds.isel(entry=np.flatnonzero(mine & (ds["family"] == "groups"))[:1])
+    one["tests"][:], one["mase_change"][:], one["stands"][:], group["stands"][:] = 1, 0.0, True, False
+    assert read.read_distances(one, "both")[0] == (
+        "alpha: without the heads and MLPs of one layer, 1 of 1 layer changes MASE by less than 1 %; the change of "
+        "layer 0 stands after Holm's correction (family of 1 test)."
+    )
+    assert read.read_distances(group, "both") == ["Of 1 change of MASE without a group of layers, 0 stand."]
+    group["stands"][:] = True
+    assert read.read_distances(group, "both") == ["Of 1 change of MASE without a group of layers, 1 stands."]
+    chapter = CHAPTERS["sweep_effects"]
+    assert chapter.subject(one.assign_attrs(n_datasets=1, n_windows=1)) == "alpha on 1 dataset, 1 window"
+    assert chapter.subject(one.assign_attrs(n_datasets=2, n_windows=3)) == "alpha on 2 datasets, 3 windows"
+
+
+@pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0), ((3,), 2.0)])
+def test_lines_with_few_counts_are_reported(
+    planted_sweep: Any, tmp_path: Path, counts: tuple[int, ...], harm: float
+) -> None:
+    made = planted_sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
+    made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
+    # one model has no finished line at all
+    for name in ("mase", "mase_change"):
+        made["curves"][name][made["curves"]["model"].values == "beta"] = np.nan
+    words = Text(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).words
+    assert "numbers of datasets are missing" not in words
+    assert re.search(r"\bnan\b", words) is None
+    heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
+    assert (heads["order"].isna() == (heads["kept"] == heads["of"])).all()
+    assert latex(made["heads_at"]).count("no head can go") == (heads["kept"] == heads["of"]).sum()
+    assert read.read_curves(made["curves"], "beta") == []
+    if harm:
+        assert "in 0 of 4 layers all heads can go at once" in words
+        assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go." in words
+        assert all("median largest number is 0" in line for line in read.read_datasets(made["datasets"], "alpha"))
+
+
+def test_a_bisection_that_no_count_passes_is_reported(tmp_path: Path) -> None:
+    asked = {"search": "bisection", "tolerance": 0.0001, "layers": [0]}
+    content = {
+        "name": "few counts",
+        "models": [{"source": "bolt-nano", "name": "bolt", "context_length": 128}],
+        "data": [{"source": "bundled", "names": ["co2", "elnino"], "horizon": 6}],
+        "variants": {"heads_at": asked},
+        "statistics": {"replicates": 100},
+    }
+    assert not run_sweep(parse_config(content), tmp_path / "store").failed
+    found = gather(tmp_path / "store")
+    curves, kept = found.results["curves"], found.results["heads_at"]
+    # the case at hand: some counts of an order only, and all of them too costly
+    first = curves["mase_change"].values[curves["order"].values == "stable_rank:low"]
+    assert len(first) < 4
+    page = build_sweep_report(
+        found.results, tmp_path / "report", title=found.title, provenance=found.provenance, notes=found.notes
+    )
+    words = Text(page.read_text()).words
+    assert f"layer 0 needs most, {int(kept['kept'][0])} of 4" in words
+    assert (tmp_path / "report" / "figures" / "head_curves-bolt.json").exists()
 
 
 def test_provenance_is_written_line_by_line() -> None:

@@ -16,6 +16,7 @@ from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 from tsfm_lens.viz.sweep_heads import better_order
 
 EVIL = '<script>x</script>&%{y}"$'
+RECIPES = ("light", "heavy")
 DRAW = {
     "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
     "curves": (viz.head_curves, lambda ds: viz.head_curves(ds, by="model")),
@@ -87,7 +88,13 @@ def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, xr.Datase
         best[model] = int(rows.set_index("first")["mase_change"].idxmin())
     bars = {trace.name: trace for trace in fig.data}
     assert list(bars["unablated"].x) == [baseline_of(ds, "alpha"), baseline_of(ds, "beta")]
-    assert list(bars["unablated"].y) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
+    assert list(fig.layout.yaxis.ticktext) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
+    np.testing.assert_array_equal(np.round([bar.y for bar in bars.values()]), [[0, 1]] * 4)
+    # labels stand right of all bars and intervals, each at the height of its bar
+    assert {(note.x, note.xref, note.xanchor, note.font.size) for note in fig.layout.annotations} == {
+        (1, "paper", "left", 11)
+    }
+    labels = {note.y: note.text for note in fig.layout.annotations}
     for name, part in (("without MLP", "mlp"), ("without all heads", "heads"), ("without heads and MLP", "both")):
         rows = [
             single[(single["model"] == m) & (single["first"] == best[m]) & (single["part"] == part)].iloc[0]
@@ -97,7 +104,9 @@ def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, xr.Datase
         base = np.array([baseline_of(ds, m) for m in best])
         expected = [base * (1 + np.array([row[f"mase_change_{end}"] for row in rows])) for end in ("lower", "upper")]
         np.testing.assert_allclose(ends(bars[name].error_x, np.array(bars[name].x)), expected, rtol=1e-12)
-        assert ["<b>" in text for text in bars[name].text] == [bool(row["stands"]) for row in rows]
+        said = [labels[y] for y in bars[name].y]
+        assert ["<b>" in text for text in said] == [bool(row["stands"]) for row in rows]
+        assert all(f"{row['mase']:.3f}"[:4] in text for text, row in zip(said, rows, strict=True))
 
 
 def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, xr.Dataset]) -> None:
@@ -128,7 +137,7 @@ def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: 
             np.testing.assert_allclose(line.x, 100 * rows["share"])
             np.testing.assert_array_equal(line.y, rows["mase"])
         best, _ = better_order(mine, 0.01)
-        assert [t.name for t in lines if t.line.width > 2] == [order_words(best)]
+        assert [t.name for t in lines if t.line.width > 2] == ([order_words(best)] if best else [])
     np.testing.assert_allclose([s.y0 for s in fig.layout.shapes], [base, 1.01 * base] * 2)
     # without its first point a curve still starts at the unablated model
     bare = viz.head_curves(ds.isel(entry=ds["ablated"].values > 0), model="beta", layers=[1])
@@ -145,6 +154,14 @@ def test_the_better_order_takes_most_heads_even_after_a_worse_count() -> None:
             "mase_change": [0, 0.0, 0.05, 0.009, 0, 0.0, 0.0, 0.01, 0, 0, 0, 0],
         }
     )
+    # of equal numbers the smaller change there, however the rest of the curve runs, then the first
+    even = rows.assign(mase_change=[0, 0.9, 0.9, 0.001, 0, 0.0, 0.0, 0.002, 0, 0, 0, -1])
+    assert better_order(even, 0.01) == ("a:low", 3)
+    assert better_order(even.assign(mase_change=0.0).iloc[::-1], 0.01) == ("a:high", 3)
+    # where no head can go there is no better order, even if a random one could lose some
+    worse = rows.assign(mase_change=[0, *[0.5] * 3, 0, *[0.5] * 3, 0, 0, 0, 0])
+    assert better_order(worse, 0.01) == better_order(worse[worse["ablated"] > 2], 0.01) == ("", 0)
+    assert better_order(worse[worse["ablated"] == 0], 0.01) == better_order(worse.iloc[:0], 0.01) == ("", 0)
     assert better_order(rows, 0.01) == ("a:low", 3)
     assert better_order(rows[rows["order"] != "a:low"], 0.01) == ("a:high", 2)
     assert better_order(rows[rows["order"] == "random:1"], 0.01) == ("random:1", 3)
@@ -156,9 +173,63 @@ def test_lines_by_model_are_the_better_orders(sweep: dict[str, xr.Dataset]) -> N
     assert len(lines) == 5
     for layer, line in enumerate(lines):
         mine = table[(table["model"] == "beta") & (table["layer"] == layer)]
-        rows = mine[mine["order"] == better_order(mine, 0.01)[0]].sort_values("ablated")
+        # the first order where no head can go
+        best = better_order(mine, 0.01)[0] or "stable_rank:low"
+        rows = mine[mine["order"] == best].sort_values("ablated")
         np.testing.assert_allclose(line.y, 100 * rows["mase_change"], atol=1e-12)
     assert len({line.line.color for line in lines}) == 5
+
+
+@pytest.mark.parametrize("harm", [0.0, 2.0])
+@pytest.mark.parametrize("counts", [None, (0, 3), (2,), (1, 4), (4,)])
+def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
+    planted_sweep: Any, counts: tuple[int, ...] | None, harm: float
+) -> None:
+    made = planted_sweep(models=("alpha",), counts=counts, harm=harm)
+    table = frame(made["heads_at"]).set_index("layer")
+    titles = [note.text.split("<br>") for note in viz.head_curves(made["curves"]).layout.annotations]
+    dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.mode == "markers+text")
+    verdicts = {int(words[0].split()[1]): words[1] for words in titles if len(words) == 2}
+    assert len(verdicts) == 6
+    for layer, verdict in verdicts.items():
+        row = table.loc[layer]
+        order = order_words(row["order"]) if row["ablated"] else "no head can go"
+        first = f"{order.split()[0]} first"
+        assert verdict == (f"{int(row['ablated'])} of 4, {first}" if row["ablated"] else order)
+        assert order in dots.customdata[list(dots.x).index(layer)]
+    assert (set(verdicts.values()) == {"no head can go"}) == (harm > 0)
+    viz.head_curves(made["curves"], by="model")
+    cells = viz.dataset_heatmap(made["datasets"])
+    evaluated = set(range(5)) if counts is None else set(counts)
+    assert set(cells.data[0].x) == evaluated | {1, 2, 3, 4}
+    assert ("empty columns were not evaluated" in cells.layout.meta["subtitle"]) == (not {1, 2, 3, 4} <= evaluated)
+
+
+def test_a_model_without_finished_curves_is_left_out(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["curves"].copy(deep=True)
+    ds["mase"][ds["model"].values == "beta"] = np.nan
+    assert [note.text for note in viz.head_curves(ds, by="model").layout.annotations][:1] == ["alpha"]
+    with pytest.raises(InputError, match="no finished entry for heads by count of beta"):
+        viz.head_curves(ds, model="beta")
+
+
+def test_wide_bands_leave_the_lines_of_ranges_their_axis(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["layers"].copy(deep=True)
+    ds["mase_change_upper"][:] = 40.0
+    fig, table = viz.range_curves(ds), frame(ds)
+    lines = [*table.loc[table["family"] == "ranges", "mase"], *ds["baseline_mase"].values]
+    low, high = fig.layout.yaxis.range
+    assert low < min(lines) < max(lines) < high < max(lines) + 0.5 * (max(lines) - min(lines))
+    assert "what leaves the axis is cut off" in fig.layout.meta["subtitle"]
+    assert "cut off" not in viz.range_curves(sweep["layers"]).layout.meta["subtitle"]
+
+
+def test_recipes_of_one_size_are_told_apart_by_name(sweep: dict[str, xr.Dataset]) -> None:
+    ds = sweep["recipes"].copy(deep=True)
+    ds["heads_ablated"][:], ds["n_mlps"][:] = 6, 1
+    for draw in (viz.recipe_changes, viz.recipe_table):
+        rows = list(draw(ds).layout.yaxis.ticktext)
+        assert rows == [f"{m} ({s} % of heads + 1 MLP), {r}" for m, s in (("alpha", 25), ("beta", 40)) for r in RECIPES]
 
 
 def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, xr.Dataset]) -> None:
@@ -259,7 +330,7 @@ def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, xr.Dataset]) -
         ds[f"mase_change_{end}"][:] = np.nan
     assert len(traces(viz.layer_distances(ds), "x")[0].x) == 4
     assert not [t for t in viz.range_curves(ds).data if t.name == "interval"]
-    assert "nan" not in str(viz.component_errors(ds).data[-1].text)
+    assert "nan" not in str(viz.component_errors(ds).layout.annotations)
 
 
 def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, xr.Dataset]) -> None:

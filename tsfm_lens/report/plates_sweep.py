@@ -23,7 +23,7 @@ from tsfm_lens.viz import (
     recipe_table,
     selection_comparison,
 )
-from tsfm_lens.viz.sweep_entries import PARTS
+from tsfm_lens.viz.sweep_entries import PARTS, counted
 
 
 def _if_any(draw: Callable[[], go.Figure]) -> go.Figure | None:
@@ -92,8 +92,9 @@ def _subject(ds: xr.Dataset) -> str:
     """Which models on how many datasets and windows."""
     models = list(dict.fromkeys(str(model) for model in ds["model"].values))
     count = int(ds.attrs.get("n_datasets", ds.sizes.get("dataset", 0)))
-    windows = f", {int(ds.attrs['n_windows'])} windows" if "n_windows" in ds.attrs else ""
-    return f"{listed(models)}{f' on {count} datasets' if count else ''}{windows}"
+    windows = f", {counted(int(ds.attrs['n_windows']), 'window')}" if "n_windows" in ds.attrs else ""
+    datasets = f" on {counted(count, 'dataset')}" if count else ""
+    return f"{listed(models)}{datasets}{windows}"
 
 
 CHAPTERS = {

@@ -15,6 +15,7 @@ from tsfm_lens.viz.sweep_entries import (
     PARTS,
     baseline_of,
     change_text,
+    counted,
     effects_of,
     entries,
     models_in,
@@ -58,7 +59,10 @@ def read_distances(ds: xr.Dataset, part: str) -> list[str]:
             out += _single_layers(single, model, part)
         if len(groups):
             standing = int(groups["stands"].sum())
-            out.append(f"Of its {len(groups)} groups of layers, {standing} change it so that the change stands.")
+            out.append(
+                f"Of {counted(len(groups), 'change')} of MASE without a group of layers, {standing} "
+                f"stand{'s' if standing == 1 else ''}."
+            )
     return out
 
 
@@ -70,7 +74,8 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
     distance = rows["spearman_distance"].to_numpy(float)
     near, far = rows.iloc[int(distance.argmin())], rows.iloc[int(distance.argmax())]
     return [
-        f"{model}: without the {PARTS[part]} of one layer, {small} of {len(rows)} layers change MASE by less than "
+        f"{model}: without the {PARTS[part]} of one layer, {small} of {counted(len(rows), 'layer')} "
+        f"change{'s' if small == 1 else ''} MASE by less than "
         f"{percent(_SMALL)}; {which} after Holm's correction{_family(rows)}.",
         f"The forecast keeps its shape best without layer {near['first']} (Spearman distance "
         f"{num(near['spearman_distance'])}) and loses it most without layer {far['first']} "
@@ -83,7 +88,8 @@ def _family(rows: pd.DataFrame) -> str:
     if "tests" not in rows:
         return ""
     sizes = sorted({int(count) for count in rows["tests"]})
-    return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} tests)"
+    tests = "test" if sizes == [1] else "tests"
+    return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
 
 
 def read_components(ds: xr.Dataset) -> list[str]:
@@ -140,15 +146,17 @@ def read_curves(ds: xr.Dataset, model: str) -> list[str]:
     """How many heads the layers of a model can lose, and whether one order is the better one throughout."""
     table = entries(ds, "sweep_curves", "mase_change")
     table = table[(table["model"] == model) & np.isfinite(table["mase_change"].to_numpy(float))]
+    if table.empty:
+        return []
     tolerance = tolerance_of(ds)
     best = {int(layer): better_order(rows, tolerance) for layer, rows in table.groupby("layer")}
     sizes = {int(layer): int(rows["of"].max()) for layer, rows in table.groupby("layer")}
     whole = [layer for layer, (_, within) in best.items() if within == sizes[layer]]
     least = min(best, key=lambda layer: best[layer][1] / sizes[layer])
     out = [
-        f"{model}: in {len(whole)} of {len(best)} layers all heads can go at once with a rise of MASE below "
+        f"{model}: in {len(whole)} of {counted(len(best), 'layer')} all heads can go at once with a rise of MASE below "
         f"{percent(tolerance)}{f' (layer{_s(whole)} {runs(whole)})' if whole else ''}; layer {least} bears least, "
-        f"{best[least][1]} of {sizes[least]} heads."
+        f"{best[least][1]} of {counted(sizes[least], 'head')}."
     ]
     # a layer that bears every order says nothing about orders
     open_layers = {layer: order for layer, (order, within) in best.items() if within < sizes[layer]}
@@ -156,7 +164,9 @@ def read_curves(ds: xr.Dataset, model: str) -> list[str]:
     if len(orders) > 1 and open_layers:
         counts = {order: sum(each == order for each in open_layers.values()) for order in orders}
         parts = [f"{order_words(order)} in {count}" for order, count in counts.items()]
-        out.append(f"Of the {len(open_layers)} other layers, the better order is {listed(parts)}.")
+        none = sum(not order for order in open_layers.values())
+        said = f"; in {none} no head can go" if none else ""
+        out.append(f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{said}.")
     return out
 
 
@@ -175,13 +185,14 @@ def read_heads_at(ds: xr.Dataset) -> list[str]:
         none = [int(layer) for layer in rows.loc[rows["kept"] == 0, "layer"]]
         most = rows.iloc[int((rows["kept"] / rows["of"]).to_numpy(float).argmax())]
         text = (
-            f"{model}: layer by layer, {total - kept} of {total} heads can go ({percent((total - kept) / total)}); "
-            f"layer {most['layer']} needs most, {int(most['kept'])} of {int(most['of'])}"
+            f"{model}: layer by layer, {total - kept} of {counted(total, 'head')} can go "
+            f"({percent((total - kept) / total)}); layer {most['layer']} needs most, "
+            f"{int(most['kept'])} of {int(most['of'])}"
         )
         out.append(text + (f"; layer{_s(none)} {runs(none)} need{'' if _s(none) else 's'} none." if none else "."))
     if {"evaluations", "total"} <= set(table):
         spent, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
-        out.append(f"The search ({ds.attrs.get('search', 'scan')}) used {spent} of {all_of} evaluations.")
+        out.append(f"The search ({ds.attrs.get('search', 'scan')}) used {spent} of {counted(all_of, 'evaluation')}.")
     return out
 
 
@@ -191,16 +202,19 @@ def read_datasets(ds: xr.Dataset, model: str) -> list[str]:
     for i in [i for i, each in enumerate(ds["model"].values) if str(each) == model]:
         of, layer = int(ds["of"].values[i]), int(ds["layer"].values[i])
         largest = array(ds, "largest_within", "dataset", panel=i)
-        change = array(ds.sel(ablated=of), "mase_change", "dataset", panel=i)
-        known = np.isfinite(change)
+        change = array(ds, "mase_change", "dataset", "ablated", panel=i)
+        known = np.isfinite(change).any(axis=1)
         if not known.any():
             continue
-        out.append(
+        # no head ablated is always within
+        largest, without = np.maximum(largest[known], 0), change[known, names(ds, "ablated").index(str(of))]
+        text = (
             f"Layer {layer} ({ds['role'].values[i]}): all {of} heads can go within {percent(tolerance_of(ds))} on "
-            f"{int((largest[known] == of).sum())} of {int(known.sum())} datasets, their median "
-            f"largest number is {num(float(np.median(largest[known])))}; without all heads the "
-            f"MASE falls on {int((change[known] < 0).sum())}."
+            f"{int((largest == of).sum())} of {counted(int(known.sum()), 'dataset')}, their median "
+            f"largest number is {num(float(np.median(largest)))}"
         )
+        falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
+        out.append(f"{text}{falls if np.isfinite(without).any() else ', of those evaluated'}.")
     return out
 
 
@@ -217,9 +231,10 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
             continue
         counts = ""
         if "n_resilient" in row:
+            resilient, improved = int(row["n_resilient"]), int(row["n_improved"])
             counts = (
-                f"; {int(row['n_resilient'])} of {int(row['n_datasets'])} datasets rise by less than 5 %, "
-                f"{int(row['n_improved'])} of them improve"
+                f"; {resilient} of {counted(int(row['n_datasets']), 'dataset')} rise{'s' if resilient == 1 else ''} "
+                f"by less than 5 %, {improved} of them improve{'s' if improved == 1 else ''}"
             )
         stands = "stands" if own["stands"] else "does not stand"
         span = span_text(own["lower"], own["upper"])
@@ -228,7 +243,8 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
             f"after Holm's correction{_family(table)}{counts}."
         )
     if len(table) > _NAMED:
-        out.append(f"{len(table) - _NAMED} more are in the table.")
+        more = len(table) - _NAMED
+        out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
     return out
 
 

@@ -87,14 +87,13 @@ def _missing(results: Mapping[str, xr.Dataset], plates: Mapping[str, list[Plate]
         main = next(v for v in ("mase", "change", "kept") if v in ds)
         values = np.asarray(ds[main].values, dtype=float)
         if values.ndim == 3:
-            # places beyond a layer's number of heads are no results that could be missing
-            values = values[
-                np.asarray(ds["of"].values)[:, None, None]
-                >= ds["ablated"].values[None, None, :].repeat(values.shape[1], 1)
-            ]
+            # numbers of heads that no dataset has were not asked for, and cannot be missing
+            asked = np.isfinite(values).any(axis=1)
+            values = np.moveaxis(values, 1, -1)[asked]
         lost = int((~np.isfinite(values)).sum())
         if lost:
-            notes.append(f"{lost} of {values.size} numbers of {name} are missing; what is drawn leaves them out.")
+            verb, what = ("is", "it") if lost == 1 else ("are", "them")
+            notes.append(f"{lost} of {values.size} numbers of {name} {verb} missing; what is drawn leaves {what} out.")
     return notes
 
 

@@ -74,6 +74,9 @@ def _tidy(ds: xr.Dataset, kind: str) -> pd.DataFrame:
         informed = table["selection"].astype(str) != "random"
         gaps = [str(name) for name in table if str(name).startswith("diff")]
         table[gaps] = table[gaps].where(informed)
+    if kind == "sweep_heads_at":
+        # where all heads stay, no order is the better one
+        table["order"] = table["order"].where(table["kept"] < table["of"])
     if kind == "sweep_heads_at" and "kept_by_order" in ds:
         for i, order in enumerate(names(ds, "order_name")):
             table[f"kept: {order}"] = array(ds, "kept_by_order", "entry", order_name=i)
@@ -201,13 +204,14 @@ def _heads_at(ds: xr.Dataset) -> _Sheet:
     rows = [
         {
             "model": str(row["model"]),
-            "better order": order_words(row["order"]),
+            "better order": order_words("" if row["kept"] >= row["of"] else row["order"]) if known else "--",
             "layer": str(row["layer"]),
-            "heads kept": str(int(row["kept"])) if np.isfinite(row["kept"]) else "--",
+            "heads kept": str(int(row["kept"])) if known else "--",
             "of": str(int(row["of"])),
             "% change": _percent(row["change"]),
         }
         for row in told(tidy(ds))
+        for known in [np.isfinite(row["kept"])]
     ]
     caption = f"Heads that each layer must keep for a rise below {percent(tolerance_of(ds))}."
     return _sheet(rows, ["model", "better order"], [False] * len(rows), [], caption)

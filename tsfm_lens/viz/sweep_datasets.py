@@ -46,7 +46,7 @@ def dataset_heatmap(
         has = ", ".join(str(int(ds["layer"].values[i])) for i in own)
         raise InputError(f"no layer of {list(layers or ())} is mapped by dataset for {name!r}; there are: {has}")
     rows = positions(ds, "dataset", datasets)
-    counts = ds["ablated"].values.astype(int)
+    counts, known = ds["ablated"].values.astype(int), _known_counts(ds)
     widths = [int(ds["of"].values[i]) + 1 for i in panels]
     fig = make_subplots(
         rows=1,
@@ -58,7 +58,7 @@ def dataset_heatmap(
     )
     fig.update_annotations(font={"size": 12})
     for column, panel in enumerate(panels, start=1):
-        shown = counts <= int(ds["of"].values[panel])
+        shown = (counts <= int(ds["of"].values[panel])) & (known[panel] | (counts > 0))
         _panel(fig, ds, panel, rows, np.flatnonzero(shown), column)
         fig.update_xaxes(title_text="heads ablated", tickvals=counts[shown], ticks="", showline=False, col=column)
     labels = [plain(names(ds, "dataset")[i]) for i in rows]
@@ -82,12 +82,26 @@ def dataset_heatmap(
         fig,
         f"MASE of {name} on every dataset as heads of a layer are ablated",
         f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
-        f"the largest number of heads with a rise below {percent(tolerance_of(ds))}",
+        f"the largest number of heads with a rise below {percent(tolerance_of(ds))}{_gaps(ds, panels)}",
         plot_height=height,
         above=40,
         min_width=round(130 + _LETTER * max(len(label) for label in labels) + _CELL * sum(widths)),
     )
     return made.update_layout(margin_r=96)
+
+
+def _known_counts(ds: xr.Dataset) -> np.ndarray:
+    """(panel, ablated): whether some dataset has a result."""
+    return np.isfinite(array(ds, "mase", "panel", "dataset", "ablated")).any(axis=1)
+
+
+def _gaps(ds: xr.Dataset, panels: list[int]) -> str:
+    """What a subtitle says of numbers of heads that a search passed over."""
+    known = _known_counts(ds)
+    counts, of = ds["ablated"].values.astype(int), ds["of"].values.astype(int)
+    # no head ablated is no number that could have been searched
+    empty = any((~known[i] & (counts > 0) & (counts <= of[i])).any() for i in panels)
+    return "; empty columns were not evaluated" if empty else ""
 
 
 def _title(ds: xr.Dataset, panel: int) -> str:

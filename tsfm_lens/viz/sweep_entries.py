@@ -75,7 +75,7 @@ def finished(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
     """The rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
     known = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
     lost = int((~known).sum())
-    return table[known], f"; {lost} without a result are left out" if lost else ""
+    return table[known], f"; {lost} without a result {'is' if lost == 1 else 'are'} left out" if lost else ""
 
 
 def baseline_of(ds: xr.Dataset, model: str) -> float:
@@ -107,9 +107,14 @@ def method_of(ds: xr.Dataset) -> str:
     )
 
 
+def counted(count: int, word: str) -> str:
+    """A number of things: "1 head", "3 heads"."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def change_text(share: float, digits: int = 1) -> str:
-    """A relative change in percent with its sign; 0 has none."""
-    text = f"{100 * share:+.{digits}f}"
+    """A relative change in percent with its sign; 0 has none, and from 10 000 % on powers of ten are written."""
+    text = f"{100 * share:+.{digits}f}" if abs(share) < 100 else f"{100 * share:+.1e}"
     return "0 %" if float(text) == 0 else f"{text.replace('-', '−')} %"
 
 
@@ -121,7 +126,9 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
 
 
 def order_words(order: str) -> str:
-    """An order of ablation in words: "lowest stable rank first", "at random, seed 3"."""
+    """An order of ablation in words: "lowest stable rank first", "at random, seed 3"; of none: "no head can go"."""
+    if not order:
+        return "no head can go"
     kind, _, which = str(order).partition(":")
     if kind == "random":
         return f"at random, seed {which}" if which else "at random"

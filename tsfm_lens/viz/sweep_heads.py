@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from tsfm_lens.viz.sweep_entries import (
     baseline_of,
     change_text,
     chosen_model,
+    counted,
     entries,
     finished,
     intervals_of,
@@ -45,17 +47,21 @@ def is_random(order: str) -> bool:
 def better_order(rows: pd.DataFrame, tolerance: float) -> tuple[str, int]:
     """The order that takes most heads of one layer within the tolerance, and how many.
 
-    Of equal orders the one with the lower error on average; orders at random do not count where there are others.
+    Of equal orders the one with the smaller change at that number, then the first; orders at random do not count where
+    there are others. ("", 0) where no head can go: there no order is better.
     """
+    within = candidates(rows)
+    within = within[(within["mase_change"] < tolerance) & (within["ablated"] > 0)]
+    if within.empty:
+        return "", 0
+    best = within.sort_values(["ablated", "mase_change"], ascending=[False, True], kind="stable").iloc[0]
+    return str(best["order"]), int(best["ablated"])
+
+
+def candidates(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of orders that may be the better one: those at random only where there are no others."""
     named = rows[~rows["order"].map(is_random)]
-    best: tuple[str, int] = ("", 0)
-    key = (-1.0, 0.0)
-    for order, curve in (rows if named.empty else named).groupby("order", sort=False):
-        within = int(curve.loc[curve["mase_change"] < tolerance, "ablated"].max() if len(curve) else 0)
-        own = (float(within), -float(curve["mase_change"].mean()))
-        if own > key:
-            best, key = (str(order), within), own
-    return best
+    return rows if named.empty else named
 
 
 def with_start(rows: pd.DataFrame, baseline: float) -> pd.DataFrame:
@@ -102,8 +108,9 @@ def head_curves(
 
 
 def _by_layer(ds: xr.Dataset, table: pd.DataFrame, model: str | int, remark: str) -> go.Figure:
-    name = chosen_model(models_in(table), model)
-    table, base, tolerance = table[table["model"] == name], baseline_of(ds, name), tolerance_of(ds)
+    name = chosen_model([str(each) for each in dict.fromkeys(ds["model"].values)], model)
+    table = some(table[table["model"] == name], f"heads by count of {name}")
+    base, tolerance = baseline_of(ds, name), tolerance_of(ds)
     layers = sorted(int(layer) for layer in table["layer"].unique())
     titles: list[tuple[str, ...]] = [
         (f"layer {layer}", _verdict(table[table["layer"] == layer], tolerance)) for layer in layers
@@ -140,12 +147,14 @@ def _by_model(ds: xr.Dataset, table: pd.DataFrame, remark: str) -> go.Figure:
     models, tolerance = models_in(table), tolerance_of(ds)
     grid = panel_grid([(model,) for model in models], row_height=230, most=2)
     deepest = int(table["layer"].max())
-    ratios = []
+    ratios, none = [], False
     for model, (row, col) in zip(models, grid.places, strict=True):
         mine, base = table[table["model"] == model], baseline_of(ds, model)
         for layer in sorted(int(each) for each in mine["layer"].unique()):
             rows = mine[mine["layer"] == layer]
-            best, _ = better_order(rows, tolerance)
+            # where no head can go, no order is the better one
+            order, _ = better_order(rows, tolerance)
+            none, best = none or not order, order or str(candidates(rows)["order"].iloc[0])
             curve = with_start(rows[rows["order"] == best], base)
             trace = _curve(curve, _shade(layer, deepest), best, bold=False)
             # models differ in level, so that they are compared by the change
@@ -155,6 +164,7 @@ def _by_model(ds: xr.Dataset, table: pd.DataFrame, remark: str) -> go.Figure:
             ratios.append(trace.y)
         _levels(grid.fig, 0.0, tolerance, row, col, scale=100.0)
     cut = _limit(grid.fig, 0.0, 100 * tolerance, np.concatenate(ratios), unit=1.0)
+    cut += "; a layer of which no head can go is drawn in the first order" if none else ""
     legend_only(grid.fig, "", mode="markers", marker={"color": [0], "coloraxis": "coloraxis"}, showlegend=False)
     bar = {"title": {"text": "layer", "side": "right"}, "nticks": 6}
     scale = {"colorscale": _scale(), "cmin": 0, "cmax": max(deepest, 1), "colorbar": bar}
@@ -172,6 +182,8 @@ def _by_model(ds: xr.Dataset, table: pd.DataFrame, remark: str) -> go.Figure:
 def _verdict(rows: pd.DataFrame, tolerance: float) -> str:
     order, within = better_order(rows, tolerance)
     words = order_words(order)
+    if not order:
+        return words
     if rows.loc[~rows["order"].map(is_random), "order"].str.partition(":")[0].nunique() == 1 and not is_random(order):
         # the legend says of what
         words = f"{words.split()[0]} first"
@@ -265,9 +277,7 @@ def heads_at_layers(ds: xr.Dataset) -> go.Figure:
             textfont={"size": 10},
             marker=marker,
             customdata=[
-                f"layer {row['layer']}: {row['kept']:.0f} of {row['of']:.0f} heads stay<br>"
-                f"{plain(order_words(row['order']))}, "
-                f"{plain(metric)} {change_text(row['change'], 2)}"
+                f"layer {row['layer']}: {row['kept']:.0f} of {row['of']:.0f} heads stay<br>{_kept_words(row, metric)}"
                 for row in told(rows)
             ],
             **common,
@@ -290,6 +300,14 @@ def heads_at_layers(ds: xr.Dataset) -> go.Figure:
     return fig.update_layout(margin_r=96)
 
 
+def _kept_words(row: dict[str, Any], metric: str) -> str:
+    """In which order the others go, and what that costs."""
+    if row["kept"] >= row["of"]:
+        return order_words("")
+    change = f", {plain(metric)} {change_text(row['change'], 2)}" if np.isfinite(row["change"]) else ""
+    return f"{plain(order_words(row['order']))}{change}"
+
+
 def _kept_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
     gone, total = int(rows["of"].sum() - rows["kept"].sum()), int(rows["of"].sum())
-    return model, f"{gone} of {total} heads can go, layer by layer"
+    return model, f"{gone} of {counted(total, 'head')} can go, layer by layer"

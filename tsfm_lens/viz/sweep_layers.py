@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.sweep_entries import (
     MASE_WORDS,
     PART_COLOURS,
@@ -32,11 +34,12 @@ from tsfm_lens.viz.sweep_entries import (
     told,
     whole_ticks,
 )
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, dress, mixed, number, plain
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, dress, mixed, plain
 
 _CHANGE = ("mase_change", "mase_change_lower", "mase_change_upper")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+_BAR, _LETTER = 0.19, 6.2  # width of a bar where models are 1 apart; pixels: a letter of a bar's label
 _BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads", "both": "without heads and MLP"}
 
 
@@ -117,8 +120,8 @@ def component_errors(ds: xr.Dataset) -> go.Figure:
         ds: of kind "sweep_effects" with entries of family "layers" for whole layers.
 
     Returns:
-        A group of bars a model, with the MASE and its change written in, the 95 % interval of the change at their
-        ends; bold where the change stands after Holm's correction.
+        A group of bars a model, with the 95 % interval of the change at their ends; to their right the MASE and its
+        change, bold where the change stands after Holm's correction.
 
     Raises:
         InputError: ``ds`` is of another kind, or no single whole layer has been ablated.
@@ -129,37 +132,51 @@ def component_errors(ds: xr.Dataset) -> go.Figure:
     best = most_ablatable(layers)
     models = list(best)
     labels = [f"{plain(model)}<br>layer {best[model]}" for model in models]
-    fig = go.Figure()
-    for part in _BARS:
+    fig, longest = go.Figure(), 0
+    for i, part in enumerate(_BARS):
         bars = [_bar(ds, layers, model, best[model], part) for model in models]
         colour = mixed(GREY, 0.45) if part == "none" else PART_COLOURS[part]
+        places = np.arange(len(models)) + _BAR * (i - (len(_BARS) - 1) / 2)
         fig.add_trace(
             go.Bar(
-                y=labels,
+                y=places,
                 x=[bar["mase"] for bar in bars],
+                width=0.94 * _BAR,
                 orientation="h",
                 name=_BARS[part],
                 marker={"color": colour},
-                text=[bar["text"] for bar in bars],
-                textposition="inside",
-                insidetextanchor="start",
-                textangle=0,
                 error_x=bars_between(*(np.array([b[k] for b in bars]) for k in ("mase", "lower", "upper"))),
-                hovertemplate=f"%{{y}}<br>{_BARS[part]}: %{{text}}<extra></extra>",
+                customdata=[
+                    f"{label}<br>{_BARS[part]}: {bar['text']}" for label, bar in zip(labels, bars, strict=True)
+                ],
+                hovertemplate="%{customdata}<extra></extra>",
             )
         )
-    fig.update_yaxes(autorange="reversed", ticks="", showline=False, ticklabelstandoff=6)
-    fig.update_xaxes(title_text=MASE_WORDS)
-    fig.update_layout(barmode="group", bargap=0.25, bargroupgap=0.06)
-    return dress(
+        # beside the axes, where no bar and no interval reaches
+        for y, bar in zip(places, bars, strict=True):
+            look = {"showarrow": False, "xanchor": "left", "align": "left", "font": {"size": 11}}
+            fig.add_annotation(x=1, xref="paper", xshift=6, y=y, yref="y", text=bar["text"], **look)
+        longest = max(longest, *(len(re.sub("<.*?>", "", str(bar["text"]))) for bar in bars))
+    fig.update_yaxes(
+        tickvals=list(range(len(models))),
+        ticktext=labels,
+        range=[len(models) - 0.5, -0.5],
+        ticks="",
+        showline=False,
+        ticklabelstandoff=6,
+    )
+    fig.update_xaxes(title_text=MASE_WORDS, rangemode="tozero")
+    fig.update_layout(barmode="overlay")
+    made = dress(
         fig,
         "Error without the parts of the most ablatable layer of every model",
         f"the layer whose heads and MLP together cost least; {intervals_of(ds)} of the change; bold: the change "
         "stands after Holm's correction",
         plot_height=30 + 96 * len(models),
         legend_rows=1,
-        min_width=520,
+        min_width=round(400 + _LETTER * longest),
     )
+    return made.update_layout(margin_r=round(14 + _LETTER * longest))
 
 
 def most_ablatable(layers: pd.DataFrame) -> dict[str, int]:
@@ -180,20 +197,25 @@ def _bar(ds: xr.Dataset, layers: pd.DataFrame, model: str, layer: int, part: str
     """Length, ends of the interval and text of one bar."""
     base = baseline_of(ds, model)
     if part == "none":
-        return {"mase": base, "lower": float("nan"), "upper": float("nan"), "text": number(base)}
+        return {"mase": base, "lower": float("nan"), "upper": float("nan"), "text": _four(base)}
     rows = layers[(layers["model"] == model) & (layers["first"] == layer) & (layers["part"] == part)]
     if rows.empty:
         nothing = float("nan")
         return {"mase": nothing, "lower": nothing, "upper": nothing, "text": ""}
     row = rows.iloc[0]
     change = f"{change_text(row['mase_change'])} {span_text(row['mase_change_lower'], row['mase_change_upper'])}"
-    text = f"{number(row['mase'])}   {change}"
+    text = f"{_four(row['mase'])}   {change}"
     return {
         "mase": row["mase"],
         "lower": base * (1 + row["mase_change_lower"]),
         "upper": base * (1 + row["mase_change_upper"]),
         "text": f"<b>{text}</b>" if row["stands"] else text,
     }
+
+
+def _four(value: float) -> str:
+    """Four digits, with their zeros, so that labels below each other align; "" where there is no number."""
+    return f"{value:#.4g}".rstrip(".") if np.isfinite(value) else ""
 
 
 def range_curves(ds: xr.Dataset) -> go.Figure:
@@ -204,7 +226,8 @@ def range_curves(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A panel a model, a line a part with its 95 % interval, the unablated MASE dashed; filled where the change of
-        MASE stands after Holm's correction.
+        MASE stands after Holm's correction. Panels share the axis of errors, which holds every line; bands are followed
+        for a quarter of its length more.
 
     Raises:
         InputError: ``ds`` is of another kind, or has no such entries.
@@ -214,6 +237,7 @@ def range_curves(ds: xr.Dataset) -> go.Figure:
     models = models_in(some(table, "growing ranges"))
     grid = panel_grid([_range_title(table[table["model"] == model], model) for model in models], row_height=210, most=3)
     drawn: set[str] = set()
+    lines, ends = [*table["mase"].astype(float)], [float("nan")]
     for model, (row, col) in zip(models, grid.places, strict=True):
         base = baseline_of(ds, model)
         for part in [part for part in PARTS if part in set(table["part"])]:
@@ -222,12 +246,18 @@ def range_curves(ds: xr.Dataset) -> go.Figure:
                 _range_line(grid.fig, chain.sort_values("size"), base, part, part not in drawn, row=row, col=col)
                 drawn.add(part)
         level_line(grid.fig, base, dash="dash", row=row, col=col)
+        mine = table[table["model"] == model]
+        lines.append(base)
+        ends += [*(base * (1 + mine[list(_CHANGE[1:])].to_numpy(float))).ravel()]
+    bounds, cut = fitted_range(np.array(lines), np.array(ends), reach=0.25)
+    words = "; what leaves the axis is cut off" if cut else ""
+    grid.fig.update_yaxes(range=bounds)
     title_axes(grid, "layers in the range", "MASE")
     whole_ticks(grid.fig, float(table["size"].max()))
     return dress(
         grid.fig,
         "Error as a growing range of layers is ablated",
-        f"{MASE_WORDS}; dashed: unablated; bands: {intervals_of(ds)} of the change; {STANDS}{remark}",
+        f"{MASE_WORDS}; dashed: unablated; bands: {intervals_of(ds)} of the change{words}; {STANDS}{remark}",
         legend_rows=1,
         **grid.room,
     )
