@@ -184,7 +184,8 @@ def _paths(request: Request) -> int:
     adapter = request.lens.adapter
     if request.draws:
         settings = getattr(adapter, "settings", None)
-        return int(request.num_samples or getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20))
+        configured: int = getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20)
+        return request.num_samples or configured
     return len(getattr(adapter, "levels", ())) or 1 if request.horizon > adapter.longest_pass else 1
 
 
