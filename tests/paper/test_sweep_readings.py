@@ -14,7 +14,7 @@ from tsfm_lens.paper.reproduce import compare, item_of
 from tsfm_lens.paper.sweeps import sweep_config
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.paper.values_sweeps import HALF_MLPS
-from tsfm_lens.sweep.config import GiftEval
+from tsfm_lens.sweep.data_sources import GiftEval
 from tsfm_lens.sweep.released import RELEASED
 from tsfm_lens.sweep.results import Gathered
 

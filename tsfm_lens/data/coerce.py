@@ -25,6 +25,8 @@ def as_series(
     seasonality: int | None = None,
     targets: Sequence[str] | None = None,
     variates: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
     min_length: int = 1,
 ) -> SeriesBatch:
     """Make a batch of series, univariate or multivariate.
@@ -40,16 +42,20 @@ def as_series(
         seasonality: season length in steps; from the frequency if None.
         targets: columns of a frame to read; each becomes a series of its own.
         variates: columns of a frame to read together, as the variates of each of its items.
+        id_column: column of a frame whose values tell its series apart; found by its name if None.
+        time_column: column of a frame with its timestamps; found by its name if None.
         min_length: shortest series to accept.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
     """
     names = () if ids is None else tuple(map(str, ids))
-    batch = _renamed(_coerced(data, names, freq, targets, variates), names)
+    freq = None if freq is None else _known_frequency(freq)
+    columns = {"targets": targets, "variates": variates, "id_column": id_column, "time_column": time_column}
+    batch = _renamed(_coerced(data, names, freq, columns), names)
     changes: dict[str, Any] = {}
     if freq is not None:
-        changes |= {"freq": _known_frequency(freq), "freqs": (), "seasonality": 0, "seasonalities": ()}
+        changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (_timestamp(start),) * len(batch)
     if units:
@@ -65,25 +71,20 @@ def as_series(
     return batch
 
 
-def _coerced(
-    data: Any,
-    names: tuple[str, ...],
-    freq: str | None,
-    targets: Sequence[str] | None,
-    variates: Sequence[str] | None,
-) -> SeriesBatch:
-    if variates is not None and not isinstance(data, str | Path | pd.DataFrame):
+def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[str, Any]) -> SeriesBatch:
+    asked = next((option for option in ("variates", "id_column", "time_column") if columns[option] is not None), None)
+    if asked and not isinstance(data, str | Path | pd.DataFrame):
         raise InputError(
-            f"variates={list(variates)!r} names columns of a frame or file, but the data is {type(data).__name__}"
+            f"{asked}={columns[asked]!r} names columns of a frame or file, but the data is {type(data).__name__}"
         )
     if isinstance(data, SeriesBatch):
         return data
     if isinstance(data, str | Path):
         from tsfm_lens.data.files import read_series
 
-        return read_series(data, freq=freq, targets=targets, variates=variates)
+        return read_series(data, freq=freq, **columns)
     if isinstance(data, pd.DataFrame):
-        return from_frame(data, freq=freq, targets=targets, variates=variates)
+        return from_frame(data, freq=freq, **columns)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq)
     if isinstance(data, dict):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tsfm_lens.data.batch import SeriesBatch, season_of, to_floats
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.evaluation import EvaluationSet, Window
-from tsfm_lens.data.frequencies import stamp_frequency, start_of
+from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.windowing import rolling_windows
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -150,3 +152,90 @@ def gluonts_set(
     stamps = stamp_frequency(freq) if freq else None
     season = seasonality or season_of(stamps)
     return [EvaluationSet(name, tuple(cut), horizon, stamps, season, domain, "gluonts dataset of the caller")]
+
+
+def gluonts_file(
+    path: str | Path,
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    name: str | None = None,
+    *,
+    freq: str,
+    seasonality: int | None = None,
+    domain: str = "",
+) -> list[EvaluationSet]:
+    """Rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
+
+    Args:
+        path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
+            folder of such files, which are read in the order of their names.
+        horizon: steps of each label.
+        windows: how many an entry.
+        stride: steps from one label to the next; the horizon if None.
+        name: of the set; the file's or folder's name if None.
+        freq: frequency of all entries, in any pandas spelling.
+        seasonality: season length in steps; gluonts' own for the frequency if None.
+        domain: field that the series come from.
+
+    Returns:
+        One set.
+
+    Raises:
+        InputError: nothing is there that gluonts reads, a file is damaged, the frequency is none, or the entries are
+            refused by :func:`gluonts_set`.
+    """
+    place = Path(path).expanduser()
+    parse_frequency(freq)
+    entries = [entry for file in _gluonts_files(place) for entry in _gluonts_entries(file, freq)]
+    name = name or place.name.split(".")[0]
+    try:
+        found = gluonts_set(entries, horizon, windows, stride, name, freq=freq, seasonality=seasonality, domain=domain)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return [replace(each, source=f"gluonts dataset {place.name}") for each in found]
+
+
+def _gluonts_files(place: Path) -> list[Path]:
+    """The files of a dataset, in the order of their names.
+
+    Raises:
+        InputError: there is none, or the folder is no dataset itself.
+    """
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise InputError(f"there is no file or folder {str(place)!r}")
+    if (place / "state.json").is_file():
+        raise InputError(f"{str(place)!r} is a dataset of save_to_disk; gift_eval_folder (source: folder) reads it")
+    splits = sorted(each.name for each in place.iterdir() if each.is_dir() and each.name in ("train", "test"))
+    if splits:
+        raise InputError(f"{str(place)!r} holds {' and '.join(splits)}; give the folder of one")
+    files = sorted(each for each in place.rglob("*") if each.is_file() and not each.name.startswith("."))
+    if not files:
+        raise InputError(f"{str(place)!r} holds no file")
+    return files
+
+
+def _gluonts_entries(file: Path, freq: str) -> Iterator[Mapping[str, Any]]:
+    with warnings.catch_warnings():
+        # it asks for a faster reader of JSON
+        warnings.filterwarnings("ignore", "Using `json`-module", UserWarning)
+        from gluonts.dataset.common import FileDataset, infer_file_type
+        from gluonts.exceptions import GluonTSDataError
+    try:
+        stored = infer_file_type(file)
+        if stored is None:
+            raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
+        first = next(iter(stored), None)
+        if first is None or "target" not in first or "start" not in first:
+            holds = "no entry" if first is None else f"entries with {', '.join(map(str, first))}"
+            raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
+        univariate = np.ndim(next(iter(first["target"]), 0)) == 0
+        # as timestamps, starts need no frequency of periods, whose spelling changed between pandas' versions
+        yield from FileDataset(file, freq, one_dim_target=univariate, use_timestamp=True)
+    except InputError:
+        raise
+    except (GluonTSDataError, LookupError, ValueError, TypeError, OSError, EOFError) as error:
+        # a line of JSON may be long
+        raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.frames import from_frame
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, UnknownNameError
 
 READABLE = (".csv", ".csv.gz", ".txt", ".tsv", ".parquet", ".pq")
 
@@ -21,6 +21,8 @@ def read_series(
     freq: str | None = None,
     targets: Sequence[str] | None = None,
     variates: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
 ) -> SeriesBatch:
     """Series of a file, with the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
 
@@ -31,9 +33,12 @@ def read_series(
         freq: pandas frequency alias; inferred from timestamps if None.
         targets: columns to read, each a series of its own.
         variates: columns to read together, as the variates of one group.
+        id_column: whose values tell the series apart; found by its name if None.
+        time_column: of the timestamps; found by its name if None.
 
     Raises:
         InputError: the file is missing, empty or unreadable; the message names row and column.
+        UnknownNameError: a column that is named does not exist.
     """
     file = Path(path).expanduser()
     if not _exists(file):
@@ -49,9 +54,11 @@ def read_series(
     except (pd.errors.ParserError, UnicodeDecodeError, OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     try:
-        return from_frame(frame, freq=freq, targets=targets, variates=variates)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        return from_frame(
+            frame, freq=freq, targets=targets, variates=variates, id_column=id_column, time_column=time_column
+        )
+    except (InputError, UnknownNameError) as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def _exists(file: Path) -> bool:

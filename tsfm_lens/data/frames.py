@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import warnings
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -21,13 +22,15 @@ def from_frame(
     freq: str | None = None,
     targets: Sequence[str] | None = None,
     variates: Sequence[str] | None = None,
+    id_column: str | None = None,
+    time_column: str | None = None,
 ) -> SeriesBatch:
     """Series of a long frame.
 
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
     (``timestamp``, ``ds``, ``date`` …; optional), and the target (``target``, ``y``, ``value``). A frame
     without any of these names is read as one series a numeric column. Gaps in regular timestamps become NaN,
-    which the batch's notes say.
+    which the batch's notes say, as they name columns that are not read.
 
     Args:
         frame: it is not changed.
@@ -35,31 +38,37 @@ def from_frame(
         targets: the columns to read; with several, ids become ``id/column``.
         variates: columns to read in place of targets, as the variates of one group an id; ids become
             ``id/column``.
+        id_column: whose values tell the series apart; found by its name if None.
+        time_column: of the timestamps; found by its name if None.
 
     Raises:
-        InputError: the frame is empty, values are not numbers, timestamps repeat or are irregular, or targets
-            and variates are both given.
-        UnknownNameError: a target column does not exist.
+        InputError: the frame is empty, values are not numbers, timestamps repeat or are irregular, targets and
+            variates are both given, or text that looks like ids or dates would not be read.
+        UnknownNameError: a column that is named does not exist.
     """
     if frame.empty:
         raise InputError(f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})")
     frame = frame if isinstance(frame.columns, pd.Index) else pd.DataFrame(frame)
-    time = _find(frame, TIME_COLUMNS)
+    if frame.columns.has_duplicates:
+        raise InputError(f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}")
+    key, time = _key_and_time(frame, id_column, time_column)
     if time is None and isinstance(frame.index, pd.DatetimeIndex):
         frame = frame.rename_axis("timestamp").reset_index()
         time = "timestamp"
-    key = _find(frame, ID_COLUMNS)
     if targets is not None and variates is not None:
         raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
     together = variates is not None
     columns = _targets(frame, variates if together else targets, {time, key})
     stamps = None if time is None else _timestamps(frame[time], str(time))
+    unread = [column for column in frame.columns if column not in {key, time, *columns}]
+    _check_unread(frame, unread, key, stamps)
     only = [("series-0" if together else "", np.arange(len(frame)))]
     groups = only if key is None else _groups(frame[key], str(key))
     values: list[np.ndarray] = []
     names: list[str] = []
     starts: list[pd.Timestamp | None] = []
-    notes: list[str] = []
+    # who names columns has chosen
+    notes = _note_unread(frame, unread) if targets is None and variates is None else []
     found: set[str | None] = set()
     for group, rows in groups:
         for column in columns:
@@ -106,8 +115,82 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     return to_floats(column.to_numpy(), f"series {name!r}")
 
 
-def _find(frame: pd.DataFrame, names: Sequence[str]) -> Hashable | None:
-    lower = {str(column).strip().lower(): column for column in frame.columns}
+def _key_and_time(
+    frame: pd.DataFrame, id_column: str | None, time_column: str | None
+) -> tuple[Hashable | None, Hashable | None]:
+    """The columns of ids and timestamps: those asked for, or those of a known name.
+
+    Raises:
+        UnknownNameError: no such column.
+        InputError: they are the same.
+    """
+    for asked in (id_column, time_column):
+        if asked is not None and asked not in frame.columns:
+            raise unknown_name("column", asked, map(str, frame.columns))
+    if id_column is not None and id_column == time_column:
+        raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
+    key: Hashable | None = id_column
+    time: Hashable | None = time_column
+    if key is None:
+        key = _find([column for column in frame.columns if column != time], ID_COLUMNS)
+    if time is None:
+        time = _find([column for column in frame.columns if column != key], TIME_COLUMNS)
+    return key, time
+
+
+def _check_unread(
+    frame: pd.DataFrame, unread: Sequence[Hashable], key: Hashable | None, stamps: pd.Series | None
+) -> None:
+    """Refuse to run series together that a column of text tells apart.
+
+    Ids and timestamps that never repeat are enough; other text is then a label of the rows.
+
+    Raises:
+        InputError: rows of one series differ in text that is not read.
+    """
+    groups = np.zeros(len(frame)) if key is None else frame[key].astype(str).to_numpy()
+    if stamps is not None and not pd.DataFrame({"id": groups, "time": stamps.to_numpy()}).duplicated().any():
+        return
+    texts = {
+        column: frame[column].astype(str).where(frame[column].notna())
+        for column in unread
+        if not pd.api.types.is_numeric_dtype(frame[column])
+    }
+    differing = {column: text for column, text in texts.items() if text.groupby(groups).nunique().max() > 1}
+    if not differing:
+        return
+    shown: list[str] = []
+    options: dict[str, str] = {}
+    for column, text in differing.items():
+        dates = _holds_dates(text)
+        shown.append(f"{str(column)!r} ({'dates' if dates else 'text'} such as {text.dropna().iloc[0]!r})")
+        options.setdefault("time_column" if dates else "id_column", str(column))
+    raise InputError(
+        f"rows differ in {', '.join(shown)}: if that is not read, different series run together. Name the "
+        f"columns with {', '.join(f'{option}={name!r}' for option, name in options.items())}, rename them (id, "
+        "timestamp), or leave them out"
+    )
+
+
+def _holds_dates(text: pd.Series) -> bool:
+    """Whether the first values are dates."""
+    first = text.dropna().head(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return bool(pd.to_datetime(first, errors="coerce").notna().all())
+
+
+def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
+    if not unread:
+        return []
+    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(repr(str(column)) for column in unread)}"
+    if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
+        note += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
+    return [note]
+
+
+def _find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
+    lower = {str(column).strip().lower(): column for column in columns}
     return next((lower[name] for name in names if name in lower), None)
 
 
@@ -118,7 +201,7 @@ def _targets(frame: pd.DataFrame, wanted: Sequence[str] | None, taken: set[Hasha
             if column not in frame.columns:
                 raise unknown_name("column", column, map(str, free))
         return list(wanted)
-    named = _find(frame, TARGET_COLUMNS)
+    named = _find(free, TARGET_COLUMNS)
     if named is not None:
         return [named]
     numeric = [column for column in free if pd.api.types.is_numeric_dtype(frame[column])]
@@ -166,7 +249,10 @@ def _regular(
     index = pd.DatetimeIndex(stamps.to_numpy()[order])
     series = series[order]
     if index.has_duplicates:
-        raise InputError(f"series {name!r} has two values at {index[index.duplicated()][0]}")
+        raise InputError(
+            f"series {name!r} has two values at {index[index.duplicated()][0]}; if its rows are of several "
+            "series, name the column of their ids with id_column=…"
+        )
     if len(index) < 3 and freq is None:
         return series, index[0], None, []
     step = freq or pd.infer_freq(index) or _frequency_with_gaps(index)

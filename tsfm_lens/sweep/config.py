@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.checked import Strict, Texts, complaints
+from tsfm_lens.sweep.data_sources import SOURCES, Source
 
 Part = Literal["both", "heads", "mlp"]
 How = Literal["zero", "mean", "resample", "noise"]
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-class _Strict(BaseModel):
-    """Unknown keys are refused, so that a misspelt one is not silently without effect."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelConfig(_Strict):
+class ModelConfig(Strict):
     """One model of a sweep.
 
     Attributes:
@@ -52,57 +47,7 @@ class ModelConfig(_Strict):
         return self.name or self.source
 
 
-class GiftEval(_Strict):
-    """Configurations of GIFT-Eval from its folders; ``$GIFT_EVAL`` if there is no path."""
-
-    source: Literal["gift_eval"]
-    path: str | None = None
-    configs: tuple[str, ...] = ("*",)
-    missing: Literal["error", "skip"] = "error"
-
-
-class Bundled(_Strict):
-    """Series that come with the package; the last windows of each are forecast."""
-
-    source: Literal["bundled"]
-    names: tuple[str, ...] = ()
-    horizon: int = Field(ge=1)
-    windows: int = Field(default=1, ge=1)
-    stride: int | None = Field(default=None, ge=1)
-
-
-class File(_Strict):
-    """A CSV or Parquet file; the last windows of each series are forecast."""
-
-    source: Literal["file"]
-    path: str
-    name: str = ""
-    horizon: int = Field(ge=1)
-    windows: int = Field(default=1, ge=1)
-    stride: int | None = Field(default=None, ge=1)
-
-
-class Dysts(_Strict):
-    """Trajectories of chaotic systems, integrated by the package dysts; see ``tsfm_lens.data.dysts_sets``."""
-
-    source: Literal["dysts"]
-    systems: tuple[str, ...] = ("*",)
-    path: str | None = None
-    horizon: int = Field(default=512, ge=1)
-    windows: int = Field(default=1, ge=1)
-    stride: int | None = Field(default=None, ge=1)
-    points: int = Field(default=4096, ge=2)
-    periods: float = Field(default=40, gt=0)
-    instances: int = Field(default=1, ge=1)
-    integrator: Literal["LSODA", "DOP853"] = "LSODA"
-    multivariate: bool = False
-    seed: int = 0
-
-
-Source = Annotated[GiftEval | Bundled | File | Dysts, Field(discriminator="source")]
-
-
-class Layers(_Strict):
+class Layers(Strict):
     """Whole layers and groups of consecutive layers.
 
     Attributes:
@@ -114,28 +59,28 @@ class Layers(_Strict):
     parts: tuple[Part, ...] = ("both", "heads", "mlp")
 
 
-class Ranges(_Strict):
+class Ranges(Strict):
     """Growing ranges of layers: from the middle "outward", from the lowest "up", from the highest "down"."""
 
     grow: tuple[Literal["outward", "up", "down"], ...] = ("outward",)
     parts: tuple[Part, ...] = ("heads", "mlp")
 
 
-class Heads(_Strict):
+class Heads(Strict):
     """Every head by itself; ``paired`` takes self- and cross-attention heads of one index together."""
 
     paired: bool = False
     kind: str | None = None
 
 
-class HeadsPerLayer(_Strict):
+class HeadsPerLayer(Strict):
     """As many heads in every layer at once."""
 
     counts: tuple[int, ...]
-    orders: tuple[str, ...] = ("stable_rank:low",)
+    orders: Texts = ("stable_rank:low",)
 
 
-class HeadsAt(_Strict):
+class HeadsAt(Strict):
     """How many heads each layer must keep (definition 5.2 of the tsfm-lens paper).
 
     Attributes:
@@ -150,14 +95,27 @@ class HeadsAt(_Strict):
 
     tolerance: float = Field(default=0.01, gt=0)
     metric: str = "MASE"
-    orders: tuple[str, ...] = ("stable_rank:low", "stable_rank:high")
+    orders: Texts = ("stable_rank:low", "stable_rank:high")
     search: Literal["scan", "bisection", "sequential"] = "scan"
     layers: tuple[int, ...] | None = None
     alpha: float = Field(default=0.05, gt=0, lt=1)
     windows_for_orders: int = Field(default=16, ge=1)
 
+    @model_validator(mode="after")
+    def _errors(self) -> HeadsAt:
+        from tsfm_lens.sweep.pooling import METRICS, SUMS_OF_ERRORS
 
-class Variants(_Strict):
+        known = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
+        if self.metric not in known:
+            why = "a sequential test needs a mean of errors" if self.metric in METRICS else "it is no metric"
+            raise ValueError(f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(known)}")
+        return self
+
+
+_FAMILIES = ("layers", "ranges", "heads", "heads_per_layer", "heads_at")
+
+
+class Variants(Strict):
     """What is ablated.
 
     Attributes:
@@ -173,21 +131,36 @@ class Variants(_Strict):
     heads: Heads | None = None
     heads_per_layer: HeadsPerLayer | None = None
     heads_at: HeadsAt | None = None
-    components: dict[str, tuple[str, ...]] = {}
-    recipes: tuple[str, ...] = ()
+    components: dict[str, Texts] = Field(default_factory=dict)
+    recipes: Texts = ()
     scale_recipes: bool = False
     random_seeds: int = Field(default=0, ge=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, content: Any) -> Any:
+        """A family that is named without fields has those that it has by default."""
+        if not isinstance(content, dict):
+            return content
+        bare = [name for name in _FAMILIES if name != "heads_per_layer"]
+        return {key: {} if value is None and key in bare else value for key, value in content.items()}
 
-class Statistics(_Strict):
-    """Intervals of all changes."""
+    @model_validator(mode="after")
+    def _some(self) -> Variants:
+        families = (*_FAMILIES, "components", "recipes")
+        if not any(getattr(self, name) for name in families):
+            raise ValueError(f"nothing is ablated; give at least one of {', '.join(families)}")
+        return self
+
+
+class Statistics(Strict):
+    """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence."""
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
     replicates: int = Field(default=2000, ge=100)
-    level: float = Field(default=0.05, gt=0, lt=1)
 
 
-class SweepConfig(_Strict):
+class SweepConfig(Strict):
     """A sweep: models × variants × datasets.
 
     Attributes:
@@ -216,7 +189,7 @@ class SweepConfig(_Strict):
     how: How = "zero"
     reference_windows: int = Field(default=32, ge=1)
     seed: int = Field(default=0, ge=0)
-    memory: int | None = None
+    memory: int | None = Field(default=None, ge=1)
     devices: tuple[str, ...] = ()
     statistics: Statistics = Statistics()
 
@@ -270,30 +243,14 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
     try:
         return SweepConfig.model_validate(content)
     except ValidationError as error:
-        lines = [_complaint(each) for each in error.errors()]
-        raise InputError(f"{where}: " + "; ".join(lines)) from error
-
-
-def _complaint(error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        known = _fields_at(error["loc"][:-1])
-        near = get_close_matches(str(error["loc"][-1]), known, n=1) or known
-        return f"{place} is no field of a sweep; the nearest is {near[0]!r} (there are {', '.join(known)})"
-    message = error["msg"].removeprefix("Value error, ")
-    given = error.get("input")
-    shown = f" (got {given!r})" if isinstance(given, str | int | float) else ""
-    return f"{place}: {message}{shown}" if place else message
+        raise InputError(f"{where}: {complaints(error, 'a sweep', _fields_at)}") from error
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
     """Fields of the part of a configuration at a place."""
     classes: dict[str, type[BaseModel]] = {
         "models": ModelConfig,
-        "gift_eval": GiftEval,
-        "bundled": Bundled,
-        "file": File,
-        "dysts": Dysts,
+        **SOURCES,
         "layers": Layers,
         "ranges": Ranges,
         "heads": Heads,
@@ -309,16 +266,21 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same configuration with relative paths of files turned into ones from its folder."""
 
-    def path(value: Any) -> Any:
+    def beside(value: Any) -> Any:
         if not isinstance(value, str):
             return value
         there = (folder / value).resolve()
         return str(there) if there.exists() else value
 
+    def path(value: Any) -> Any:
+        # a bare word is a name, of an embedded model or a recipe, whatever lies beside the file
+        bare = isinstance(value, str) and Path(value).name == value and not Path(value).suffix
+        return value if bare else beside(value)
+
     content = dict(content)
     if isinstance(content.get("data"), list):
         content["data"] = [
-            {**each, "path": path(each["path"])} if isinstance(each, dict) and each.get("path") else each
+            {**each, "path": beside(each["path"])} if isinstance(each, dict) and each.get("path") else each
             for each in content["data"]
         ]
     if isinstance(content.get("models"), list):

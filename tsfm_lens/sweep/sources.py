@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.dysts_sets import dysts_sets
 from tsfm_lens.data.evaluation import EvaluationSet
-from tsfm_lens.data.evaluation_sources import holdout_sets
-from tsfm_lens.data.gift_eval import gift_eval
+from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
+from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.config import Bundled, Dysts, File, GiftEval, Source, SweepConfig
+from tsfm_lens.sweep.config import SweepConfig
+from tsfm_lens.sweep.data_sources import Bundled, Dysts, File, Folder, GiftEval, Gluonts, Source
 
 
 def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
@@ -33,7 +36,26 @@ def _read(source: Source) -> list[EvaluationSet]:
         names = list(source.names or bundled_names())
         return holdout_sets(names, source.horizon, source.windows, source.stride)
     if isinstance(source, File):
-        return holdout_sets(source.path, source.horizon, source.windows, source.stride, source.name or None)
+        # a path, so that a file that is not there is never taken for a bundled series
+        return holdout_sets(
+            Path(source.path), source.horizon, source.windows, source.stride, source.name or None, **source.reading
+        )
+    if isinstance(source, Folder):
+        name = source.name or None
+        return gift_eval_folder(
+            source.path, source.term, name=name, horizon=source.horizon, freq=source.freq, domain=source.domain
+        )
+    if isinstance(source, Gluonts):
+        return gluonts_file(
+            source.path,
+            source.horizon,
+            source.windows,
+            source.stride,
+            source.name or None,
+            freq=source.freq,
+            seasonality=source.seasonality,
+            domain=source.domain,
+        )
     assert isinstance(source, Dysts)
     return dysts_sets(
         source.systems,
