@@ -148,7 +148,8 @@ def by_dataset(results: Results, kept: xr.Dataset, tolerance: float, cap: float 
             range(mine.sizes["entry"]),
             key=lambda i: (int(mine["kept"][i]), float(whole.get(int(mine["layer"][i]), np.nan))),
         )
-        for place, role in ((ranks[-1], "most important"), (ranks[0], "most ablatable")):
+        roles = {ranks[-1]: "most important", ranks[0]: "most ablatable"}
+        for place, role in roles.items():
             layer, order = int(mine["layer"][place]), str(mine["order"].values[place])
             line = own[(own["layer"] == layer) & (own["order"] == order)].sort_values("ablated")
             if len(line):

@@ -107,10 +107,12 @@ class ModelPlan:
         self._recipes = self._fitting()
         self.first += self._heavy(measured=False)
         unknown = sum(search.of for search in self._searches.values())
-        if config.variants.heads_at is not None and config.variants.heads_at.search == "scan":
-            for (layer, order), search in self._searches.items():
-                self.first += self._counts(layer, order, [0, *(search.of - kept for kept, _ in search.requests())])
-            unknown = 0
+        exact = config.variants.heads_at is not None and config.variants.heads_at.search == "scan"
+        for (layer, order), search in self._searches.items():
+            # every curve begins at the plain model; a scan needs all counts whatever they turn out to be
+            known = [search.of - kept for kept, _ in search.requests()] if exact else []
+            self.first += self._counts(layer, order, [0, *known])
+        unknown = 0 if exact else unknown
         measured = [recipe for recipe in self._recipes if recipe.measured]
         if measured and not self._searches:
             raise InputError(f"recipe {measured[0].name!r} goes by heads@k: give variants.heads_at as well")

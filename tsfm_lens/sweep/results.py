@@ -158,11 +158,12 @@ def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int, left
     if missing:
         words = "".join(f"; {each}" for each in left_out)
         notes.append(
-            f"This sweep is not finished: {missing} of the {cells} cells planned so far are missing. Variants are "
-            f"compared on the same windows only{words}."
+            f"This sweep is not finished: of {cells} cells planned so far {missing} {'is' if missing == 1 else 'are'} "
+            f"missing. Variants are compared on the same windows only{words}."
         )
     if unused:
-        notes.append(f"The store holds {unused} cells of other configurations; none of them is used here.")
+        what = "a cell" if unused == 1 else f"{unused} cells"
+        notes.append(f"The store holds {what} of other configurations, which is not used here.")
     notes += [f"{each['name']}: {note}" for each in about["datasets"] for note in each["notes"]]
     return notes
 
