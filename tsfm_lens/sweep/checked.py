@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from tsfm_lens.errors import InputError
 
 
 class Strict(BaseModel):
@@ -21,6 +25,30 @@ def _listed(value: Any) -> Any:
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 """Texts; a single one may stand without brackets."""
+
+
+def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
+    """The content of a YAML (or JSON) file.
+
+    Args:
+        file: to read.
+        what: the kind of file, as in "the configuration".
+        fields: what it should hold, in words.
+
+    Raises:
+        InputError: the file cannot be read, is no YAML, or holds no fields.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} {str(file)!r} cannot be read: {error}") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{what} {str(file)!r} is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{what} {str(file)!r} holds {type(content).__name__}, expected {fields}")
+    return content
 
 
 def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.checked import Strict, Texts, complaints
+from tsfm_lens.sweep.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.sweep.data_sources import SOURCES, Source
 
 Part = Literal["both", "heads", "mlp"]
@@ -219,18 +218,7 @@ def read_config(path: str | Path) -> SweepConfig:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the configuration {str(file)!r} cannot be read: {error}") from error
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{str(file)!r} is no YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{str(file)!r} holds {type(content).__name__}, expected the fields of a sweep: models, data, …"
-        )
+    content = read_fields(file, "the configuration", "the fields of a sweep: models, data, …")
     return parse_config(_anchored(content, file.parent), str(file))
 
 

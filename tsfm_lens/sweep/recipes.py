@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.checked import Strict, complaints
+from tsfm_lens.sweep.checked import Strict, complaints, read_fields
 from tsfm_lens.sweep.heavy import random_entries, recipe_entry
 from tsfm_lens.sweep.orders import FROM_WEIGHTS, parse_orders, rankings
 from tsfm_lens.sweep.parts import kinds_of
@@ -137,14 +137,7 @@ def read_recipe(source: str | Path) -> Recipe:
     file = Path(source)
     if not file.is_file():
         raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"the recipe {str(file)!r} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"the recipe {str(file)!r} holds {type(content).__name__}, expected fields such as name, heads"
-        )
+    content = read_fields(file, "the recipe", "fields such as name, heads")
     return parse_recipe({"name": file.stem, **content}, str(file))
 
 
