@@ -1,13 +1,16 @@
-"""The list of measurements in the docs is that of the code."""
+"""The docs are true: the list of measurements is that of the code, and configurations in them are valid."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import yaml
+
 from tsfm_lens import data, probes, viz
 
-TEXT = (Path(__file__).parent.parent / "docs" / "measurements.md").read_text()
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "measurements.md").read_text()
 NAMED = set(re.findall(r"`(\w+)`", TEXT))
 # parts and helpers of probes, and what writes a figure to a file
 HELPERS = {"Trajectory", "bin_quantiles", "component_writes", "count_peaks", "row_entropy", "trace_lines", "trajectory"}
@@ -29,3 +32,13 @@ def test_every_name_in_the_tables_exists() -> None:
                 assert hasattr(room, name), f"{name} is not in {room.__name__}"
     for name in ("remove_motif", "shift_phase", "swap_season"):
         assert hasattr(data, name)
+
+
+def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
+    from tsfm_lens.sweep.config import parse_config, read_config
+
+    text = (ROOT / "docs" / "sweeps.md").read_text()
+    config = parse_config(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))
+    assert len(config.data) >= 7
+    assert config.variants.heads_at is not None
+    assert read_config(ROOT / "examples" / "sweep-demo.yaml").variants.recipes[0].endswith("middle-third.yaml")
