@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> None:
+    # a shell in the background lets its processes ignore this, and tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started.set()
     run(*arguments)
 
