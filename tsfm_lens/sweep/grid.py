@@ -14,6 +14,9 @@ from tsfm_lens.sweep.spec import VariantSpec
 from tsfm_lens.sweep.store import cell_key
 from tsfm_lens.sweep.tasks import GroupTask
 
+# of the context in one pass of a model that takes patches
+_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -50,11 +53,6 @@ class Place:
     look: int
     shared: Shared
 
-    @property
-    def steps(self) -> int:
-        """Forecast steps of all its series."""
-        return self.shared.chunk.series * self.dataset.horizon
-
 
 class ModelCells:
     """Cells of one model: which variants on which chunks, and the tasks that compute them."""
@@ -74,9 +72,8 @@ class ModelCells:
             Place(each, number, look, Shared(ChunkSource(each, indices, shown, apart), references.get(each.name)))
             for number, (each, look, indices) in enumerate(parts_of(config, sets))
         ]
-        # work grows with parameters, series and steps
-        self.size = float(sum(parameter.numel() for parameter in lens.parameters()))
-        self.cost = self.size * sum(place.steps for place in self.places)
+        self._parameters = float(sum(parameter.numel() for parameter in lens.parameters()))
+        self.cost = sum(self._work(place) for place in self.places)
         self._known: dict[tuple[str, int], Cell] = {}
 
     def cells(self, specs: Sequence[VariantSpec], looks: int | None = None) -> list[Cell]:
@@ -93,10 +90,21 @@ class ModelCells:
                 group = CellGroup(self.model, tuple(spec for spec, _ in block), self.settings)
                 keys = tuple(cell.key for _, cell in block)
                 # the plain model runs beside every group
-                cost = self.size * place.steps * (len(block) + 1)
+                cost = self._work(place) * (len(block) + 1)
                 label = f"{self.model.title} on {place.dataset.name}, chunk {place.number}, {len(block)} variants"
                 found.append(GroupTask(keys, group, place.shared, cost, label))
         return found
+
+    def _work(self, place: Place) -> float:
+        """Work of one variant, for the time left: parameters times tokens that pass through them, roughly."""
+        adapter, horizon = self.lens.adapter, place.dataset.horizon
+        if adapter.readout == "token":
+            # a token a step of every sample path
+            configured = getattr(getattr(adapter, "settings", None), "num_samples", 20)
+            tokens = horizon * (self.model.num_samples or configured)
+        else:
+            tokens = _TOKENS * -(-horizon // adapter.longest_pass)
+        return self._parameters * place.shared.chunk.series * tokens
 
     def _within(self, looks: int | None) -> Iterator[Place]:
         return (place for place in self.places if looks is None or place.look < looks)
