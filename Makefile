@@ -5,7 +5,7 @@ SERIES ?= bundled:co2,elnino,electricity,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test lint typecheck conformance bench notebook clean
+.PHONY: setup report sweep-demo test campaigns lint typecheck conformance bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -29,6 +29,10 @@ sweep-demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+# thousands of generated cases a kind; TSFM_LENS_CASES sets how many
+campaigns: $(STAMP)
+	$(BIN)/python -m pytest -m campaign
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

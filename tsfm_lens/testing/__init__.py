@@ -29,6 +29,7 @@ from tsfm_lens.testing.oracles_runs import (
     native_traces,
     rollout_equals_forward,
 )
+from tsfm_lens.testing.tolerance import assert_close, rounding
 
 ORACLES: tuple[Callable[[Case], OracleResult], ...] = (
     same_forecast,
@@ -94,10 +95,12 @@ __all__ = [
     "ORACLES",
     "Case",
     "OracleResult",
+    "assert_close",
     "check_lens",
     "check_wiring",
     "example_case",
     "native_traces",
     "oracle_table",
     "quick_check",
+    "rounding",
 ]

@@ -1,0 +1,47 @@
+"""Tolerances: wide enough for another order of summation, too narrow for a wrong number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsfm_lens.testing import assert_close, rounding
+
+
+@given(seed=st.integers(0, 2**32 - 1), length=st.integers(2, 2000), level=st.floats(-6, 6))
+def test_another_order_of_summation_is_within_the_bound(seed, length, level):
+    values = (np.random.default_rng(seed).standard_normal(length) * 10.0**level).astype(np.float32)
+    forward, backward = np.cumsum(values)[-1], np.cumsum(values[::-1])[-1]
+    assert_close(forward, backward, depth=length, magnitude=float(np.abs(values).sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_difference_above_the_roundings_is_refused(dtype):
+    exact = torch.ones(4, dtype=dtype)
+    off = exact.clone()
+    off[2] += 20 * torch.finfo(dtype).eps
+    assert_close(off, exact, depth=40)
+    with pytest.raises(AssertionError, match=r"at \(2,\).*off by"):
+        assert_close(off, exact, depth=10)
+
+
+def test_the_less_precise_array_decides():
+    assert_close(np.float64(1 + 1e-7), torch.tensor(1.0), depth=1)
+    with pytest.raises(AssertionError):
+        assert_close(np.float64(1 + 1e-7), np.float64(1.0), depth=1)
+
+
+def test_missing_values_and_shapes_must_agree():
+    assert_close([1.0, np.nan], [1.0, np.nan], depth=1)
+    with pytest.raises(AssertionError, match="missing values"):
+        assert_close([1.0, np.nan], [np.nan, 1.0], depth=1)
+    with pytest.raises(AssertionError, match="shape"):
+        assert_close([1.0], [[1.0]], depth=1)
+
+
+def test_a_bound_from_nothing_is_refused():
+    with pytest.raises(ValueError, match="magnitude inf"):
+        rounding(torch.float32, np.inf, depth=1)

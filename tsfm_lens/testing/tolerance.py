@@ -1,0 +1,86 @@
+"""How far two floating-point computations of one number may differ, from the arithmetic alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+_WORST_FIRST = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int) -> float:
+    """Bound on the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
+
+    Args:
+        dtype: the precision that the numbers were computed in, of torch or numpy.
+        magnitude: the largest absolute value that enters the computation, not only its result: a small difference
+            of large numbers carries the error of the large ones.
+        depth: roundings that an error passes through: the length of the longest sum, or about 100 a transformer block.
+
+    Returns:
+        An absolute tolerance (Higham 2002, section 3.1: n roundings move a result by at most n u times the sum of
+        the absolute values, here with the unit in the last place for u, which leaves a factor of two).
+
+    Raises:
+        ValueError: ``magnitude`` is not finite or ``depth`` is below 1: nothing could be told from such a bound.
+    """
+    if not np.isfinite(magnitude) or depth < 1:
+        raise ValueError(f"no bound from magnitude {magnitude} and depth {depth}: give a finite one and at least 1")
+    return depth * _epsilon(dtype) * abs(float(magnitude))
+
+
+def assert_close(
+    actual: Any, expected: Any, *, depth: int, magnitude: float | None = None, dtype: Any = None, what: str = ""
+) -> None:
+    """Assert that two arrays are one computation done twice, missing values in the same places.
+
+    Args:
+        actual, expected: arrays, tensors or numbers of one shape.
+        depth: see :func:`rounding`.
+        magnitude: the largest value on the way; the largest of the two arrays if None.
+        dtype: what the numbers were computed in; the less precise of the two arrays if None.
+        what: the name in the message.
+
+    Raises:
+        AssertionError: shapes or missing values differ, or a difference exceeds the bound; the message has the place,
+            both values and the bound.
+    """
+    precision = dtype or _less_precise(actual, expected)
+    got, want = _values(actual), _values(expected)
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    assert np.array_equal(np.isnan(got), np.isnan(want)), f"{what}: missing values stand in different places"
+    if got.size == 0 or np.isnan(want).all():
+        return
+    largest = magnitude if magnitude is not None else float(np.nanmax(np.abs(np.stack([got, want]))))
+    bound = rounding(precision, largest, depth=depth)
+    error = np.nan_to_num(np.abs(got - want))
+    at = np.unravel_index(int(error.argmax()), error.shape)
+    assert error[at] <= bound, (
+        f"{what}: {got[at]!r} at {tuple(map(int, at))}, expected {want[at]!r}: "
+        f"off by {error[at]:.3g}, allowed {bound:.3g} ({depth} roundings of {largest:.3g} in {precision})"
+    )
+
+
+def _epsilon(dtype: Any) -> float:
+    if isinstance(dtype, torch.dtype):
+        return float(torch.finfo(dtype).eps)
+    return float(np.finfo(np.dtype(dtype)).eps)
+
+
+def _less_precise(*arrays: Any) -> torch.dtype:
+    found = [_torch_dtype(array) for array in arrays]
+    return next(dtype for dtype in _WORST_FIRST if dtype in found or dtype is torch.float64)
+
+
+def _torch_dtype(array: Any) -> torch.dtype:
+    if isinstance(array, torch.Tensor):
+        return array.dtype
+    return {"float16": torch.float16, "float32": torch.float32}.get(str(np.asarray(array).dtype), torch.float64)
+
+
+def _values(array: Any) -> np.ndarray:
+    if isinstance(array, torch.Tensor):
+        return array.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(array, dtype=np.float64)
