@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.ablations import Comparison, compare
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, run_variants
-from tsfm_lens.ablation.memory import measured
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Encoded, Lens
+from tsfm_lens.models.memory import measured
 
 MIB = 2**20
 

@@ -12,11 +12,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tsfm_lens.ablation import Variant, fanout, forecast_variants
-from tsfm_lens.ablation.memory import fitting, measured
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
 from tsfm_lens.models import architectures, load
+from tsfm_lens.models.memory import fitting, measured
 
 CPU = torch.device("cpu")
 BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])

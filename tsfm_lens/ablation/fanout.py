@@ -14,7 +14,6 @@ import torch
 
 from tsfm_lens.ablation.draws import BlockDraws, GuardedDraws, Unsplittable
 from tsfm_lens.ablation.engine import Variant, on_block
-from tsfm_lens.ablation.memory import fitting, limit_of, measured, out_of_memory
 from tsfm_lens.ablation.sharing import SharedSource
 from tsfm_lens.ablation.skipping import skipped
 from tsfm_lens.data import SeriesBatch
@@ -24,6 +23,7 @@ from tsfm_lens.hooks.names import Point
 from tsfm_lens.models.architecture import Prediction, rows_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.memory import fitting, limit_of, measured, out_of_memory
 
 NonFinite = Literal["refuse", "keep"]
 

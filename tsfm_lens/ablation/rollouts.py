@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant, sweep
 from tsfm_lens.ablation.fanout import NonFinite, Request, Sizes, all_finite, fanned_out
-from tsfm_lens.ablation.memory import fitting, measured, out_of_memory
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -20,6 +19,7 @@ from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.models.adapter import DECILES, at_levels
 from tsfm_lens.models.forecast import Forecast, checked_request
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.memory import fitting, measured, out_of_memory
 
 # variants below which comparing the forward with the forecast costs more than replay spares
 _FEW = 3
