@@ -77,11 +77,33 @@ def test_the_limit_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks.clear()
     kept: list[Any] = []
     peak = allocated(lambda: kept.append(forecast_variants(lens, BATCH, horizon, variants, memory=limit, **draws)))
-    assert sum(chunks) == 12
+    # the first variant by itself is only measured
+    assert chunks[0] == 1
+    assert sum(chunks[1:]) == 12
     assert 2 <= max(chunks) < 12
     assert peak <= 1.2 * limit, (peak, limit, chunks)
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False, **draws)
     np.testing.assert_allclose(kept[0].quantiles, loop.quantiles, rtol=1e-4, atol=1e-5)
+
+
+def test_no_bit_depends_on_what_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    variants = [Variant.zero(part) for part in writers(lens.wiring)[:5]]
+    horizon = lens.adapter.longest_pass + 2
+    chunks: list[int] = []
+    run = fanout.Fan.side_by_side
+
+    def counted(fan: fanout.Fan, chosen: Any) -> Any:
+        chunks.append(len(chosen))
+        return run(fan, chosen)
+
+    monkeypatch.setattr(fanout.Fan, "side_by_side", counted)
+    first = forecast_variants(lens, BATCH, horizon, variants)
+    begun = chunks.copy()
+    again = forecast_variants(lens, BATCH, horizon, variants)
+    # the process has measured by then, and the variants run side by side as before
+    assert begun == [1, *chunks[len(begun) :]]
+    np.testing.assert_array_equal(first.quantiles, again.quantiles)
 
 
 def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

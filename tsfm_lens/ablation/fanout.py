@@ -214,6 +214,10 @@ def fanned_out(
                     forecasts, peaks[copies] = measured(partial(fan.settled, chunk), sizes.device)
                     # refuses a limit that not even this fits
                     fitting(peaks, sizes.limit)
+                    if copies == 1 and sizes.of(peaks, len(left)) > 1:
+                        # kept, the first variant would run alone in the first group of a process and among others in
+                        # a later one, and its last bits would tell which
+                        continue
                 else:
                     forecasts = fan.settled(chunk)
             except Unsplittable:
