@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import torch
 
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
+from tsfm_lens.zoo import checkpoint_path
 
 
 def require(name: str) -> None:
@@ -45,6 +50,26 @@ def fresh() -> Callable[[str], Lens]:
         return load(architectures()[name].tiny(), check=False)
 
     return lens
+
+
+@pytest.fixture
+def nano(tmp_path: Path) -> Path:
+    """A copy of chronos-nano that a test may spoil."""
+    return shutil.copytree(checkpoint_path("chronos-nano"), tmp_path / "nano")
+
+
+@pytest.fixture
+def configured(nano: Path) -> Callable[..., Path]:
+    """That copy with changed settings; those of ``chronos_config`` under their own names."""
+
+    def change(**changes: Any) -> Path:
+        config = json.loads((nano / "config.json").read_text())
+        for key, value in changes.items():
+            (config["chronos_config"] if key in config["chronos_config"] else config)[key] = value
+        (nano / "config.json").write_text(json.dumps(config))
+        return nano
+
+    return change
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ import torch
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.opening import read_config
-from tsfm_lens.models.wirings._checks import tensor_names
+from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.testing import example_case
 
 NAMES = sorted(architectures())
@@ -61,7 +60,8 @@ def test_what_was_saved_is_what_is_loaded(folder: Path, name: str, opened: Calla
 
 
 def test_one_architecture_claims_it(folder: Path, name: str) -> None:
-    config, tensors, lens = read_config(folder), tensor_names(folder), load(folder, check=False)
+    files, lens = read_checkpoint(folder), load(folder, check=False)
+    config, tensors = files.config, frozenset(files.tensors)
     claims = [each.name for each in architectures().values() if each.claims(config) or each.claims_tensors(tensors)]
     assert claims == [name]
     for thing in (lens.native, lens.adapter.model):

@@ -184,12 +184,16 @@ class Architecture:
         claims_object: is this object one of its native models or pipelines?
         check: refuses a config.json with keys that the wiring does not understand.
         open: local folder, dtype and device -> native object, through the library's own loader.
+        blank: config.json -> the torch module that a checkpoint's tensors belong to, as the library builds it. It is
+            called on the meta device, for names and shapes.
         adapt: native object -> adapter.
         tiny: builds a small random native object for the conformance suite.
         build: size -> native object of published size with random weights.
         notes: what a user should know before loading it, in a few words.
         save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
         extra: name of the optional dependency that it needs, "" if none.
+        renamed: parts of tensor names in checkpoints -> what the library's loader makes of them.
+        computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
         claims_tensors: do these names of tensors belong to it? For checkpoints whose config.json does not tell.
     """
 
@@ -201,12 +205,15 @@ class Architecture:
     claims_object: Callable[[object], bool]
     check: Callable[[Mapping[str, Any], str], None]
     open: Callable[[Path, torch.dtype, str], Any]
+    blank: Callable[[Mapping[str, Any]], Any]
     adapt: Callable[[Any], Adapter]
     tiny: Callable[[], Any]
     build: Callable[[str], Any]
     notes: str = ""
     save: Callable[[Any, Path], None] | None = None
     extra: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    computed: tuple[str, ...] = ()
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
 
 

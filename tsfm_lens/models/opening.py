@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 
 from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
+from tsfm_lens.models import checkpoint, completeness
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.wirings._checks import tensor_names
+from tsfm_lens.models.wirings._checks import GENERATION, refuse_unknown
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,7 +54,8 @@ def load(
     if check:
         from tsfm_lens.testing.oracles import quick_check
 
-        quick_check(lens)
+        with checkpoint.in_our_words(f"{lens.model_id} was loaded, but cannot run"):
+            quick_check(lens)
     return lens
 
 
@@ -71,32 +72,31 @@ def _from_object(thing: object) -> Lens:
 
 
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
-    _require_safetensors(folder)
-    config = read_config(folder)
-    entry = architecture_of(config, model_id, tensor_names(folder))
-    entry.check(config, model_id)
+    files = checkpoint.read_checkpoint(folder)
+    entry = architecture_of(files.config, model_id, frozenset(files.tensors))
+    entry.check(files.config, model_id)
+    refuse_unknown(files.generation, model_id, GENERATION, inside=checkpoint.GENERATION)
+    completeness.refuse_size(files)
     # some libraries print on loading, into what may be a command's JSON
     with contextlib.redirect_stdout(sys.stderr):
-        native = entry.open(folder, dtype, device)
-    return Lens(entry.adapt(native), model_id, commit)
+        with checkpoint.in_our_words(f"{model_id}: no {entry.title} can be built from its configuration"):
+            with torch.device("meta"):
+                blank = entry.blank(files.config)
+            completeness.refuse_misfit(files, blank, entry.renamed, entry.computed)
+        with checkpoint.in_our_words(f"{model_id}: the library cannot load it"), files.staged() as staged:
+            native = entry.open(staged, dtype, device)
+            module = completeness.module_of(native)
+            completeness.refuse_difference(files, module, entry.renamed, entry.computed)
+            _call_it(module, str(folder))
+            return Lens(entry.adapt(native), model_id, commit)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json, empty if it has none: some libraries keep their sizes in code.
-
-    Raises:
-        CheckpointError: it is no JSON object.
-    """
-    path = folder / "config.json"
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} holds a {type(config).__name__}, expected an object of settings")
-    return config
+def _call_it(module: Any, name: str) -> None:
+    """Let a model of transformers name the folder that it came from, not the one that it was shown."""
+    for part in (module, getattr(module, "config", None)):
+        for attribute in ("name_or_path", "_name_or_path"):
+            if hasattr(part, attribute):
+                setattr(part, attribute, name)
 
 
 def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:
@@ -114,31 +114,18 @@ def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[st
     )
 
 
-def _require_safetensors(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = sorted(path.name for path in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")))
-    if pickles:
-        raise CheckpointError(
-            f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which can run code when read; "
-            "tsfm-lens loads safetensors only. Convert once in a place you trust: "
-            "model.save_pretrained(folder, safe_serialization=True)."
-        )
-    inside = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
-    raise CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {inside})")
-
-
 def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
     """Folder, name for provenance, and commit of a source given by name."""
     from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 
     if source in checkpoint_names():
         return checkpoint_path(source), source, None
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path, source, None
-    if path.exists():
-        raise CheckpointError(f"{source} is a file; give the folder that holds config.json and *.safetensors")
+    with checkpoint.in_our_words(f"{checkpoint.shortened(source, 80)!r} cannot be a folder"):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return path, source, None
+        if path.exists():
+            raise CheckpointError(f"{source} is a file; give the folder that holds config.json and *.safetensors")
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise unknown_name(
             "checkpoint",

@@ -9,6 +9,7 @@ from chronos import BaseChronosPipeline
 from transformers import PreTrainedModel
 
 from tsfm_lens.errors import CheckpointError
+from tsfm_lens.models import load
 
 
 def native_model(pipeline: BaseChronosPipeline) -> PreTrainedModel:
@@ -20,11 +21,11 @@ def export(model: PreTrainedModel, folder: Path) -> None:
     """Save `model` as float32 config.json and model.safetensors, loadable by the native pipeline.
 
     Raises:
-        CheckpointError: The native loader does not give back every weight bit for bit.
+        CheckpointError: What was written is no complete checkpoint, or does not give back every weight bit for bit.
     """
     model = model.eval().to("cpu", torch.float32)
     model.save_pretrained(folder)
-    loaded = native_model(BaseChronosPipeline.from_pretrained(str(folder))).state_dict()
+    loaded = load(folder, check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():
         if name not in loaded or not torch.equal(weight, loaded[name]):
             raise CheckpointError(f"{folder}: the native loader does not give back {name!r} as it was trained")

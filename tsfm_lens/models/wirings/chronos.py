@@ -15,13 +15,17 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
-from tsfm_lens.models.wirings import _series, _t5
+from tsfm_lens.models.wirings import _checks, _series, _t5
 
-SETTINGS = frozenset(
-    """
-    tokenizer_class tokenizer_kwargs context_length prediction_length n_tokens n_special_tokens pad_token_id
-    eos_token_id use_eos_token model_type num_samples temperature top_k top_p
-    """.split()
+SETTINGS = _checks.settings(
+    steps="context_length prediction_length num_samples",
+    size="n_tokens",
+    count="n_special_tokens top_k",
+    token="eos_token_id pad_token_id",
+    flag="use_eos_token",
+    positive="temperature top_p",
+    word="model_type tokenizer_class",
+    parts={"tokenizer_kwargs": _checks.settings(real="high_limit low_limit")},
 )
 
 
@@ -168,6 +172,19 @@ def _adapt(thing: Any) -> ChronosAdapter:
     return ChronosAdapter(ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, thing)))
 
 
+def _check(config: Mapping[str, Any], where: str) -> None:
+    _t5.check_keys(config, where, SETTINGS, "T5ForConditionalGeneration")
+    inner = config["chronos_config"]
+    # the library looks the tokenizer's class up by this name
+    expected = {"tokenizer_class": "MeanScaleUniformBins", "model_type": "seq2seq"}
+    _checks.refuse_values(inner, where, expected, inside="chronos_config.")
+    vocabulary = {"vocab_size": config.get("vocab_size")}
+    _checks.refuse_above({**inner, **vocabulary}, where, "n_tokens", "vocab_size", or_at=False)
+    limits = {"low_limit": -1.0, "high_limit": 1.0, **inner.get("tokenizer_kwargs", {})}
+    _checks.refuse_above(limits, where, "low_limit", "high_limit")
+    _checks.refuse_above(inner, where, "n_special_tokens eos_token_id pad_token_id", "n_tokens")
+
+
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from chronos import ChronosPipeline
 
@@ -218,8 +235,9 @@ ARCHITECTURE = Architecture(
         "chronos_config" in config and config.get("chronos_pipeline_class", "ChronosPipeline") == "ChronosPipeline"
     ),
     claims_object=_claims_object,
-    check=lambda config, where: _t5.check_keys(config, where, SETTINGS),
+    check=_check,
     open=_open,
+    blank=lambda config: _t5.blank("T5ForConditionalGeneration", config),
     adapt=_adapt,
     tiny=_tiny,
     build=_build,

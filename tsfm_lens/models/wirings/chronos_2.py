@@ -16,15 +16,15 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiri
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _series, _t5
-from tsfm_lens.models.wirings._checks import refuse_unknown
+from tsfm_lens.models.wirings._checks import refuse_above, refuse_unknown, refuse_values, settings
 
-KEYS = _t5.KNOWN_KEYS | {"attn_implementation", "rope_theta"}
-SETTINGS = frozenset(
-    """
-    context_length input_patch_size input_patch_stride max_output_patches output_patch_size quantiles
-    time_encoding_scale use_arcsinh use_reg_token
-    """.split()
+SETTINGS = settings(
+    steps="context_length input_patch_size input_patch_stride max_output_patches output_patch_size",
+    levels="quantiles",
+    positive="time_encoding_scale?",
+    flag="use_arcsinh use_reg_token",
 )
+KEYS = _t5.KNOWN_KEYS | settings({"chronos_config": SETTINGS}, word="attn_implementation?", positive="rope_theta")
 DECILES = tuple(level / 10 for level in range(1, 10))
 
 
@@ -164,7 +164,15 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     refuse_unknown(config, where, KEYS)
-    refuse_unknown(config.get("chronos_config", {}), where, SETTINGS, inside="chronos_config")
+    refuse_values(config, where, {"model_type": "t5", "architectures": ["Chronos2Model"]})
+    refuse_above(config, where, _t5.TOKENS, "vocab_size")
+
+
+def _blank(config: Mapping[str, Any]) -> Any:
+    from chronos.chronos2 import Chronos2Model
+    from chronos.chronos2.config import Chronos2CoreConfig
+
+    return Chronos2Model(Chronos2CoreConfig.from_dict(_t5.deep(config)))
 
 
 def _native(sizes: Mapping[str, int], context: int, patch: int, patches: int, levels: tuple[float, ...]) -> Any:
@@ -207,6 +215,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ in ("Chronos2Pipeline", "Chronos2Model"),
     check=_check,
     open=_open,
+    blank=_blank,
     adapt=_adapt,
     tiny=_tiny,
     build=_build,

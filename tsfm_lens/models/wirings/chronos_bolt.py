@@ -16,10 +16,14 @@ from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _series, _t5
+from tsfm_lens.models.wirings._checks import settings
 
-SETTINGS = frozenset(
-    "context_length prediction_length input_patch_size input_patch_stride quantiles use_reg_token".split()
+SETTINGS = settings(
+    steps="context_length prediction_length input_patch_size input_patch_stride",
+    levels="quantiles",
+    flag="use_reg_token",
 )
+MODEL = "ChronosBoltModelForForecasting"
 
 
 class BoltAdapter(PatchAdapter):
@@ -138,8 +142,9 @@ ARCHITECTURE = Architecture(
     published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
     claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
     claims_object=_claims_object,
-    check=lambda config, where: _t5.check_keys(config, where, SETTINGS),
+    check=lambda config, where: _t5.check_keys(config, where, SETTINGS, MODEL),
     open=_open,
+    blank=lambda config: _t5.blank(f"chronos.chronos_bolt:{MODEL}", config),
     adapt=_adapt,
     tiny=lambda: _t5.spread_weights(_native(_t5.tiny_kwargs(decoder_layers=3), 64, 16, 4)),
     build=lambda size: _t5.spread_weights(_native(_t5.t5_kwargs(size), 2048, 64, 16), std=0.5),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +15,24 @@ from torch.distributions import Distribution
 from torch.utils._pytree import tree_map
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
-from tsfm_lens.models.wirings._checks import refuse_unknown
+from tsfm_lens.models.wirings._checks import refuse_unknown, settings
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "moirai-1.1"
-KEYS = frozenset("attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling".split())
+KEYS = settings(
+    size="d_model num_layers",
+    steps="max_seq_len",
+    sizes="patch_sizes",
+    tiny="attn_dropout_p dropout_p",
+    flag="scaling",
+    free="distr_output",
+)
+TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
 SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}
 SAMPLES = 100
 PATCH = 32
@@ -158,19 +169,32 @@ class MoiraiAdapter(_moirai.PackedAdapter):
 
 def _check(config: Mapping[str, Any], where: str) -> None:
     refuse_unknown(config, where, KEYS)
-    # the loader calls whatever class a _target_ names
-    for target in _targets(config.get("distr_output")):
-        if not str(target).startswith("uni2ts.distribution."):
-            raise WiringError(
-                f"{where} names {target!r} as output distribution; expected a class of uni2ts.distribution"
-            )
+    _refuse_distribution(config.get("distr_output"), where)
 
 
-def _targets(node: Any) -> list[Any]:
-    if isinstance(node, Mapping):
-        own = [node["_target_"]] if "_target_" in node else []
-        return own + [target for value in node.values() for target in _targets(value)]
-    return [target for value in node for target in _targets(value)] if isinstance(node, list) else []
+def _refuse_distribution(node: Any, where: str, depth: int = 0) -> None:
+    """Refuse what is no distribution of uni2ts: the loader calls whatever a ``_target_`` names, with its arguments."""
+    if not isinstance(node, Mapping) or depth > 1:
+        raise CheckpointError(
+            f"{where} has {reprlib.repr(node)} as output distribution, expected an object of settings"
+        )
+    target, parts = node.get("_target_"), node.get("components", [])
+    if not isinstance(target, str) or not TARGET.fullmatch(target):
+        raise WiringError(f"{where} names {target!r} as output distribution; expected a class of uni2ts.distribution")
+    if not isinstance(parts, list) or len(parts) > 16:
+        raise CheckpointError(f"{where} has distr_output.components={reprlib.repr(parts)}, expected a short list")
+    for part in parts:
+        _refuse_distribution(part, where, depth + 1)
+    for key, value in node.items():
+        number = type(value) in (int, float) and 0 < value < 1e30
+        if key not in ("_target_", "components") and not (key.isidentifier() and key[0] != "_" and number):
+            raise CheckpointError(f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a number above 0")
+
+
+def _blank(config: Mapping[str, Any]) -> Any:
+    library = require("moirai", "uni2ts.model.moirai.module")
+    distribution = library.decode_distr_output(copy.deepcopy(config["distr_output"]))
+    return library.MoiraiModule(**{**config, "distr_output": distribution})
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -211,6 +235,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ in ("MoiraiModule", "MoiraiForecast"),
     check=_check,
     open=_open,
+    blank=_blank,
     adapt=MoiraiAdapter,
     # the library has d_model // 64 heads
     tiny=lambda: _native(192, 2, (8, 16), 64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +18,16 @@ from tsfm_lens.models.adapter import at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
-from tsfm_lens.models.wirings._checks import refuse_unknown
+from tsfm_lens.models.wirings._checks import refuse_unknown, settings
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "moirai-2"
-KEYS = frozenset(
-    """
-    attn_dropout_p d_ff d_model dropout_p max_seq_len num_layers num_predict_token patch_size quantile_levels scaling
-    """.split()
+KEYS = settings(
+    size="d_ff d_model num_layers",
+    steps="max_seq_len num_predict_token patch_size",
+    tiny="attn_dropout_p dropout_p",
+    levels="quantile_levels",
+    flag="scaling",
 )
 DECILES = tuple(level / 10 for level in range(1, 10))
 
@@ -160,6 +163,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ in ("Moirai2Module", "Moirai2Forecast"),
     check=lambda config, where: refuse_unknown(config, where, KEYS),
     open=_open,
+    blank=lambda config: require("moirai", "uni2ts.model.moirai2").Moirai2Module(**copy.deepcopy(dict(config))),
     adapt=Moirai2Adapter,
     tiny=_tiny,
     build=_build,

@@ -17,7 +17,6 @@ from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _series, _t5
-from tsfm_lens.models.wirings._checks import refuse_unknown
 
 SIZES = {
     "small": {"d_model": 512, "d_ff": 2048, "layers": 6, "heads": 8},
@@ -155,8 +154,9 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: (
         type(thing).__name__ == "T5ForConditionalGeneration" and not hasattr(thing.config, "chronos_config")  # type: ignore[attr-defined]
     ),
-    check=lambda config, where: refuse_unknown(config, where, _t5.KNOWN_KEYS),
+    check=lambda config, where: _t5.check_keys(config, where, None, "T5ForConditionalGeneration"),
     open=_open,
+    blank=lambda config: _t5.blank("T5ForConditionalGeneration", config),
     adapt=T5Adapter,
     tiny=lambda: _native({**_t5.tiny_kwargs(), "vocab_size": 50, "feed_forward_proj": "gated-gelu"}),
     build=lambda size: _native({**_t5.t5_kwargs_of(SIZES[size]), "vocab_size": VOCABULARY}),

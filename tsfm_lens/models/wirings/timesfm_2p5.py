@@ -216,9 +216,10 @@ ARCHITECTURE = Architecture(
     claims=lambda config: False,
     claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
     claims_object=_claims_object,
-    # the loader is strict, and the library has no configuration beside its code
+    # the library has no configuration beside its code, and no key of a config.json is read
     check=lambda config, where: None,
     open=_open,
+    blank=lambda config: _module_class()(),
     adapt=_adapt,
     tiny=_tiny,
     build=_build,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,20 @@ from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
 from tsfm_lens.models.wirings import _timesfm
-from tsfm_lens.models.wirings._checks import refuse_unknown, refuse_values
+from tsfm_lens.models.wirings._checks import refuse_unknown, refuse_values, settings
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-2.5-transformers"
-KEYS = frozenset(
-    """
-    activation attention_bias attention_dropout context_length decode_index force_flip_invariance head_dim
-    hidden_size horizon_length infer_is_positive initializer_range intermediate_size is_encoder_decoder
-    max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads output_quantile_len
-    patch_length quantiles rms_norm_eps rope_parameters use_bias use_cache use_continuous_quantile_head
-    tie_word_embeddings
-    """.split()
+KEYS = settings(
+    {"rope_parameters": settings(positive="rope_theta", word="rope_type")},
+    size="head_dim hidden_size intermediate_size num_attention_heads num_hidden_layers num_key_value_heads",
+    steps="context_length horizon_length max_position_embeddings output_quantile_len patch_length",
+    count="decode_index",
+    flag="attention_bias force_flip_invariance infer_is_positive is_encoder_decoder tie_word_embeddings use_bias "
+    "use_cache use_continuous_quantile_head",
+    tiny="attention_dropout initializer_range rms_norm_eps",
+    levels="quantiles",
+    word="activation",
 )
 
 
@@ -125,6 +128,12 @@ def _check(config: Mapping[str, Any], where: str) -> None:
     refuse_values(config, where, {"num_key_value_heads": heads} if heads is not None else {})
 
 
+def _blank(config: Mapping[str, Any]) -> Any:
+    from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
+
+    return TimesFm2_5ModelForPrediction(TimesFm2_5Config.from_dict(copy.deepcopy(dict(config))))
+
+
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import TimesFm2_5ModelForPrediction
 
@@ -163,6 +172,9 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ == "TimesFm2_5ModelForPrediction",
     check=_check,
     open=_open,
+    blank=_blank,
+    # files keep the names that the library's first version gave them
+    renamed={".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."},
     adapt=TimesFmPortAdapter,
     tiny=_tiny,
     build=lambda size: _native(),

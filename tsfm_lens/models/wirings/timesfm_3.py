@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,12 +24,26 @@ from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-3"
 STREAM = "series variate pos d_model"
-KEYS = frozenset(
-    """
-    input_patch_len input_transform linear_detrending_threshold output_patch_len quantiles residual_block_config
-    transformer_config use_frozen_running_stats use_iterative_cpm_revin use_linear_detrending use_stitching
-    use_variate_attention value_clip
-    """.split()
+LAYER = _checks.settings(
+    size="hidden_dims max_variates model_dims num_heads",
+    word="attention_norm feedforward_norm ff_activation qk_norm v_norm",
+    flag="causal_attention debug_no_masking deterministic paired_token_skip_second training use_bias "
+    "use_memory_efficient_attention use_rope_seq use_rope_var use_sdpa",
+)
+BLOCK = _checks.settings(
+    size="hidden_dims output_dims", tiny="dropout", flag="identity_skip use_bias", word="activation prenorm"
+)
+KEYS = _checks.settings(
+    {
+        "residual_block_config": BLOCK,
+        "transformer_config": _checks.settings({"transformer": LAYER}, size="num_layers", flag="use_remat"),
+    },
+    steps="input_patch_len output_patch_len",
+    levels="quantiles",
+    word="input_transform",
+    tiny="linear_detrending_threshold",
+    positive="value_clip",
+    flag="use_frozen_running_stats use_iterative_cpm_revin use_linear_detrending use_stitching use_variate_attention",
 )
 
 
@@ -212,6 +227,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ in ("TimesFM3Torch", "TimesFM3Forecaster"),
     check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
     open=_open,
+    blank=lambda config: require("timesfm", "timesfm3.torch").TimesFM3Torch(**copy.deepcopy(dict(config))),
     adapt=TimesFm3Adapter,
     tiny=_tiny,
     build=lambda size: _native(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +23,15 @@ from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "toto-1"
 STREAM = "series variate pos d_model"
-KEYS = frozenset(
-    """
-    dropout embed_dim mlp_hidden_dim num_heads num_layers output_distribution_classes output_distribution_kwargs
-    patch_size scale_factor_exponent scaler_cls spacewise_every_n_layers spacewise_first stabilize_with_global stride
-    use_memory_efficient_attention
-    """.split()
+KEYS = _checks.settings(
+    {"output_distribution_kwargs": _checks.settings(size="k_components")},
+    size="embed_dim mlp_hidden_dim num_heads num_layers spacewise_every_n_layers",
+    steps="patch_size stride",
+    tiny="dropout",
+    real="scale_factor_exponent",
+    words="output_distribution_classes",
+    word="scaler_cls",
+    flag="spacewise_first stabilize_with_global use_memory_efficient_attention",
 )
 SAMPLES = 100
 # v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the slowest
@@ -230,9 +234,11 @@ def _toto() -> Any:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     toto = _toto()
     native = toto.from_pretrained(folder, map_location=device, use_memory_efficient_attention=False)
-    names = dict.fromkeys(_checks.tensor_names(folder))
-    _checks.refuse_tensors(toto._map_state_dict_keys(names, False), native, str(folder), optional="rotary_emb")
     return native.to(device=device, dtype=dtype)
+
+
+def _blank(config: Mapping[str, Any]) -> Any:
+    return _toto()(**{**copy.deepcopy(dict(config)), "use_memory_efficient_attention": False})
 
 
 def _save(native: Any, folder: Path) -> None:
@@ -290,6 +296,10 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ in ("Toto", "TotoBackbone", "TotoForecaster"),
     check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
     open=_open,
+    blank=_blank,
+    # the names under xformers, and frequencies that the library computes whatever the file says
+    renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
+    computed=("rotary_emb.freqs", "rotary_emb.scale"),
     adapt=TotoAdapter,
     tiny=_tiny,
     build=_build,

@@ -22,12 +22,15 @@ from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "toto-2"
 DECILES = tuple(level / 10 for level in range(1, 10))
-KEYS = frozenset(
-    """
-    attn_bias d_ff d_model dropout_p heads_per_group layer_group_size mlp_bias norm_eps norm_include_weight num_groups
-    num_heads num_layers num_output_patches num_variate_layers_per_group patch_size per_dim_scale pre_norm qk_dim
-    qk_norm qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim variate_layer_first
-    """.split()
+KEYS = _checks.settings(
+    size="d_ff? d_model heads_per_group? layer_group_size num_groups? num_heads num_layers num_output_patches qk_dim? "
+    "v_dim?",
+    count="num_variate_layers_per_group",
+    steps="patch_size",
+    tiny="dropout_p norm_eps",
+    positive="residual_attn_ratio residual_mult",
+    flag="attn_bias mlp_bias norm_include_weight per_dim_scale pre_norm qk_norm qk_norm_include_weight? use_xpos "
+    "variate_layer_first",
 )
 SIZES = {
     "4m": (256, 688, 4, 4),
@@ -223,6 +226,10 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return native.to(device=device, dtype=dtype)
 
 
+def _blank(config: Mapping[str, Any]) -> Any:
+    return require("toto2").Toto2Model(require("toto2", "toto2.configuration").Toto2ModelConfig(**config))
+
+
 def _save(native: Any, folder: Path) -> None:
     _checks.write_checkpoint(native, dataclasses.asdict(native.config), folder)
 
@@ -264,6 +271,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: type(thing).__name__ == "Toto2Model",
     check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
     open=_open,
+    blank=_blank,
     adapt=Toto2Adapter,
     tiny=lambda: _native(8, 40, 48, 4, 4, 8),
     build=lambda size: _native(32, *SIZES[size], 64),

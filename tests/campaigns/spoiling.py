@@ -1,0 +1,283 @@
+"""What can be done to a checkpoint, and a slow reader of safetensors that shares no code with the fast ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "BOOL": "?"}
+Header = dict[str, Any]
+Rng = np.random.Generator
+
+
+# --- an independent reader and writer of safetensors -----------------------------------------------------------
+
+
+def read(path: Path) -> tuple[Header, bytes]:
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def write(path: Path, header: Header, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def tensors(path: Path) -> dict[str, np.ndarray]:
+    header, data = read(path)
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        part = data[slice(*entry["data_offsets"])]
+        if entry["dtype"] == "BF16":
+            wide = np.frombuffer(part, "<u2").astype("<u4") << 16
+            found[name] = wide.view("<f4").reshape(entry["shape"])
+        else:
+            found[name] = np.frombuffer(part, DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return found
+
+
+def rewrite(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    header: Header = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, array in arrays.items():
+        kind = next(key for key, value in DTYPES.items() if np.dtype(value) == array.dtype)
+        ends = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": ends}
+        data += np.ascontiguousarray(array).tobytes()
+    write(path, header, data)
+
+
+# --- what is done to a checkpoint ------------------------------------------------------------------------------
+
+
+def header_bits(folder: Path, rng: Rng) -> None:
+    raw = bytearray((folder / "model.safetensors").read_bytes())
+    (length,) = struct.unpack("<Q", raw[:8])
+    for _ in range(rng.integers(1, 4)):
+        raw[rng.integers(0, 8 + length)] ^= 1 << int(rng.integers(8))
+    (folder / "model.safetensors").write_bytes(raw)
+
+
+def data_bits(folder: Path, rng: Rng) -> None:
+    header, data = read(folder / "model.safetensors")
+    spoiled = bytearray(data)
+    for _ in range(rng.integers(1, 9)):
+        spoiled[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+    write(folder / "model.safetensors", header, bytes(spoiled))
+
+
+def no_numbers(folder: Path, rng: Rng) -> None:
+    arrays = tensors(folder / "model.safetensors")
+    name = str(rng.choice([name for name, array in arrays.items() if array.size and array.dtype.kind == "f"]))
+    array = arrays[name].copy()
+    array.flat[rng.integers(array.size)] = rng.choice([np.nan, np.inf, -np.inf])
+    rewrite(folder / "model.safetensors", {**arrays, name: array})
+
+
+def other_length(folder: Path, rng: Rng) -> None:
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    short = raw[: rng.integers(len(raw))]
+    path.write_bytes([short, raw + bytes(rng.integers(1, 64)), b"", raw[:8]][rng.choice(4, p=[0.7, 0.1, 0.1, 0.1])])
+
+
+def other_tensors(folder: Path, rng: Rng) -> None:
+    path = folder / "model.safetensors"
+    arrays = tensors(path)
+    names = list(arrays)
+    one, two = (str(name) for name in rng.choice(names, 2, replace=False))
+    match rng.integers(7):
+        case 0:
+            for name in rng.choice(names, rng.integers(1, 4), replace=False):
+                del arrays[name]
+        case 1:
+            arrays[f"{one}_" if rng.random() < 0.5 else one.upper()] = arrays.pop(one)
+        case 2:
+            arrays[f"extra.{one}"] = arrays[one]
+        case 3:
+            layers = [part for part in one.split(".") if part.isdigit()]
+            for name in [name for name in names if layers and f".{layers[0]}." in name]:
+                del arrays[name]
+        case 4:
+            arrays = {name: arrays[name] for name in rng.permutation(names)}
+        case 5:
+            arrays[one], arrays[two] = arrays[two], arrays[one]
+        case _:
+            arrays = {}
+    rewrite(path, arrays)
+
+
+def other_shapes(folder: Path, rng: Rng) -> None:
+    arrays = tensors(folder / "model.safetensors")
+    name = str(rng.choice([name for name, array in arrays.items() if array.size > 1]))
+    array = arrays[name]
+    forms: list[Callable[[], np.ndarray]] = [
+        lambda: array.T,
+        lambda: array[None],
+        lambda: array[:-1],
+        lambda: array.reshape(-1),
+        lambda: np.concatenate([array, array]),
+        lambda: array[:0],
+        lambda: array.astype("<f2"),
+        lambda: array.astype("<f8"),
+        lambda: array.astype("<i4"),
+        lambda: array > 0,
+    ]
+    rewrite(folder / "model.safetensors", {**arrays, name: forms[rng.integers(len(forms))]()})
+
+
+def shards(folder: Path, rng: Rng) -> None:
+    """Split into two files under an index, which then is spoiled in one of several ways, or not."""
+    path, outside = folder / "model.safetensors", folder.parent / "outside.safetensors"
+    arrays = tensors(path)
+    names = sorted(arrays)
+    half = len(names) // 2
+    place = {name: f"model-{1 + (at >= half)}.safetensors" for at, name in enumerate(names)}
+    for file in set(place.values()):
+        rewrite(folder / file, {name: arrays[name] for name in names if place[name] == file})
+    shutil.copy(folder / "model-2.safetensors", outside)
+    poison(folder / "model-2.bin", folder.parent)
+    path.unlink()
+    ways: list[Any] = [
+        "model-2.bin",
+        "../outside.safetensors",
+        str(outside),
+        "..",
+        "model-3.safetensors",
+        "model-1.safetensors",
+        "a/../model-2.safetensors",
+        7,
+        None,
+        "model-2.safetensors\0",
+    ]
+    way = rng.integers(len(ways) + 6)
+    last = names[-1]
+    index: Any = {"metadata": {"total_size": 1}, "weight_map": place}
+    if way < len(ways):
+        swapped = ways[way]
+        for name in names[half:] if rng.random() < 0.5 else [last]:
+            place[name] = swapped
+    elif way == len(ways):
+        del place[last]
+    elif way == len(ways) + 1:
+        place["extra.weight"] = "model-1.safetensors"
+    elif way == len(ways) + 2:
+        shutil.copy(folder / "model-1.safetensors", path)
+    elif way == len(ways) + 3:
+        index = rng.choice(
+            np.array([{}, [], {"weight_map": []}, {"weight_map": {}}, {"weight_map": "x"}], dtype=object)
+        )
+    elif way == len(ways) + 4:
+        (folder / "model-1.safetensors").unlink()
+        (folder / "model-1.safetensors").symlink_to(outside)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def poison(path: Path, marks: Path) -> None:
+    """A pickle that leaves a mark where it is read."""
+
+    class Marking:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.mkdir, (str(marks / "pickle-was-read"),)
+
+    path.write_bytes(pickle.dumps(Marking()))
+
+
+def decoys(folder: Path, rng: Rng) -> None:
+    path, outside = folder / "model.safetensors", folder.parent / "outside.safetensors"
+    poison(folder / str(rng.choice(["pytorch_model.bin", "model.pt", "model.ckpt", "model.pkl"])), folder.parent)
+    arrays = {name: array + array.dtype.type(1) for name, array in tensors(path).items() if array.dtype.kind == "f"}
+    rewrite(outside, arrays)
+    match rng.integers(10):
+        case 0:
+            path.rename(folder / "decoy.safetensors")
+        case 1:
+            rewrite(folder / "decoy.safetensors", arrays)
+        case 2:
+            path.unlink()
+            path.symlink_to(outside)
+        case 3:
+            path.unlink()
+            path.symlink_to(folder / "nowhere.safetensors")
+        case 4:
+            path.unlink()
+            path.mkdir()
+        case 5:
+            path.unlink()
+            os.mkfifo(path)
+        case 6:
+            path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3872008\n")
+        case 7:
+            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder.parent)}))
+        case 8:
+            path.unlink()
+            path.symlink_to(path.name)
+        case _:
+            shutil.copy(folder / "pytorch_model.bin", path) if (folder / "pytorch_model.bin").exists() else None
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 7, 1000, 10**6, 10**12, 10**30, -(10**30), 0.5, -0.5, 1e300, 1.5),
+    *(math.nan, math.inf, "", "x", "12", "\0", "os.system", "${oc.env:HOME}", "../x", "[/b]", "a" * 5000),
+    *([], [1], [[]], ["x"], [math.nan], [0.9, 0.1], {}, {"a": 1}, {"_target_": "os.system"}, [{}], [None]),
+)
+
+
+def settings(folder: Path, rng: Rng) -> None:
+    names = [name for name in ("config.json", "generation_config.json") if (folder / name).exists()]
+    path = folder / names[0 if rng.random() < 0.85 else -1]
+    config = json.loads(path.read_text())
+    places = [(config, key) for key in config]
+    for node, key in places:
+        inner = node[key]
+        places += (
+            [(inner, name) for name in (inner if isinstance(inner, dict) else range(len(inner)))]
+            if isinstance(inner, dict | list)
+            else []
+        )
+    for _ in range(rng.integers(1, 3)):
+        node, key = places[rng.integers(len(places))]
+        way = rng.random()
+        if way < 0.85 or isinstance(node, list):
+            node[key] = copy.deepcopy(ODD[rng.integers(len(ODD))])
+        elif way < 0.95:
+            node.pop(key, None)
+        else:
+            node["sliding_window"] = 4
+    path.write_text(json.dumps(config))
+
+
+def damaged_settings(folder: Path, rng: Rng) -> None:
+    path = folder / "config.json"
+    raw = path.read_bytes()
+    flipped = bytearray(raw)
+    flipped[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
+    ways = [raw[: rng.integers(len(raw))], flipped, b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"null"]
+    ways += [b"\xef\xbb\xbf" + raw, b'{"d_model": ' + b"9" * 5000 + b"}", b"{}"]
+    way = rng.integers(len(ways) + 3)
+    path.unlink()
+    if way < len(ways):
+        path.write_bytes(ways[way])
+    elif way == len(ways):
+        os.mkfifo(path)
+    elif way == len(ways) + 1:
+        (folder.parent / "outside.json").write_bytes(raw)
+        path.symlink_to(folder.parent / "outside.json")
+
+
+KINDS = (
+    *(header_bits, data_bits, no_numbers, other_length, other_tensors, other_shapes, shards, decoys, settings),
+    damaged_settings,
+)

@@ -1,0 +1,159 @@
+"""Whatever is done to a checkpoint, it is refused in our words, or loads as the file has it, read by a slow reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.errors import LensError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.completeness import module_of
+from tsfm_lens.models.extras import status
+
+NAMES = sorted(architectures())
+SAMPLE = 6
+"""Cases a kind in the default suite, each of another architecture."""
+PATIENCE = 300
+"""Seconds after which a load counts as hanging; it takes less than one."""
+RENAMED = {".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."}
+SPOILING = runpy.run_path(str(Path(__file__).with_name("spoiling.py")))
+KINDS, tensors = SPOILING["KINDS"], SPOILING["tensors"]
+
+
+# --- the cases -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    """Raise in a load that hangs."""
+
+    def ring(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"no answer after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A sound checkpoint of every architecture whose library is installed."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NAMES:
+            entry = architectures()[name]
+            if entry.extra and not status()[entry.extra].importable:
+                continue
+            native = load(entry.tiny(), check=False).native
+            folders[name] = tmp_path_factory.mktemp(name)
+            if entry.save is not None:
+                entry.save(native, folders[name])
+            else:
+                getattr(native, "inner_model", native).save_pretrained(folders[name])
+            if name == "timesfm-2.5":
+                from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
+
+                # the library has its size in the class
+                patch.setattr(TimesFM_2p5_200M_torch_module, "config", type(native.model).config)
+        yield folders
+
+
+def differences(folder: Path, lens: Lens) -> list[str]:
+    """What a loaded model holds that its files, read slowly, do not."""
+    index = folder / "model.safetensors.index.json"
+    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    stored = {name: array for file in files for name, array in tensors(folder / file).items()}
+    for old, new in RENAMED.items():
+        stored = {name.replace(old, new): array for name, array in stored.items()}
+    state = module_of(lens.native).state_dict()
+    told = {state[name].data_ptr() for name in stored if name in state}
+    found = [f"{name} is in no file" for name, each in state.items() if each.data_ptr() not in told and each.numel()]
+    for name in set(stored) & set(state):
+        loaded = state[name].numpy()
+        wanted = stored[name].astype(loaded.dtype)
+        # the library computes these, and a flipped last digit of them changes nothing that it uses
+        same = np.allclose if "rotary_emb" in name else np.array_equal
+        if not same(loaded, wanted):
+            found.append(f"{name} differs from the file")
+        if not np.isfinite(loaded).all():
+            found.append(f"{name} is not finite")
+    return found
+
+
+def attempt(folder: Path, spoil: Callable[[Path, np.random.Generator], None], rng: np.random.Generator) -> str:
+    """ "refused", "loaded", or what went wrong."""
+    spoil(folder, rng)
+    try:
+        with patience(PATIENCE):
+            lens = load(folder, check="settings" in spoil.__name__)
+        outcome = "; ".join(differences(folder, lens)[:3]) or "loaded"
+    except LensError as error:
+        outcome = "refused" if str(error).strip() else "an error without a word"
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        outcome = f"{type(error).__name__}: {error}"[:300]
+    return "a pickle was read" if (folder.parent / "pickle-was-read").exists() else outcome
+
+
+def run(saved: dict[str, Path], room: Path, cases: int) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """Counts by kind and outcome, and the failures with what repeats them."""
+    counts: Counter[tuple[str, str]] = Counter()
+    failures = []
+    names = list(saved)
+    for case in range(cases):
+        rng = np.random.default_rng([1, case])
+        spoil, name = KINDS[case % len(KINDS)], names[(case // len(KINDS) + case) % len(names)]
+        place = room / "case"
+        shutil.copytree(saved[name], place / name)
+        outcome = attempt(place / name, spoil, rng)
+        shutil.rmtree(place)
+        good = outcome in ("refused", "loaded")
+        counts[spoil.__name__, outcome if good else "FAILED"] += 1
+        if not good:
+            failures.append(f"case {case}, {spoil.__name__} of {name}: {outcome}")
+    return counts, failures
+
+
+def test_spoiled_checkpoints_are_refused_or_load_as_they_are(saved: dict[str, Path], tmp_path: Path) -> None:
+    counts, failures = run(saved, tmp_path, SAMPLE * len(KINDS))
+    assert not failures
+    # what cannot be seen in the structure loads, so that the sample is not only refusals
+    assert counts["data_bits", "loaded"]
+    assert counts["no_numbers", "refused"] == SAMPLE
+
+
+@pytest.mark.campaign
+def test_thousands_of_spoiled_checkpoints(
+    saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts, failures = run(saved, tmp_path, int(os.environ.get("TSFM_LENS_CASES", "5000")))
+    with capsys.disabled():
+        for (kind, outcome), number in sorted(counts.items()):
+            sys.stdout.write(f"\n{kind}: {number} {outcome}")
+    assert not failures, "\n".join(failures[:40])
+
+
+def test_the_slow_reader_sees_a_difference(saved: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(saved["chronos-bolt"], tmp_path / "a")
+    lens = load(folder, check=False)
+    assert differences(folder, lens) == []
+    with torch.no_grad():
+        next(iter(lens.native.inner_model.parameters()))[0, 0] += 1.0
+    assert any("differs from the file" in line for line in differences(folder, lens))

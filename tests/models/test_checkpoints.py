@@ -1,0 +1,325 @@
+"""A checkpoint is complete, inside its folder and what was loaded, or it is refused with the names that are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load, opening
+from tsfm_lens.models.completeness import expected_of, module_of
+from tsfm_lens.zoo import checkpoint_path
+
+NAMES = sorted(architectures())
+Edit = Callable[[dict[str, torch.Tensor]], None]
+
+
+def rewritten(folder: Path, edit: Edit) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def sharded(folder: Path) -> dict[str, str]:
+    """Two files and an index instead of one file; the index's map."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    place = {name: f"part-{len(name) % 2}.safetensors" for name in tensors}
+    for file in set(place.values()):
+        save_file({name: tensors[name] for name in tensors if place[name] == file}, folder / file, {"format": "pt"})
+    indexed(folder, place)
+    return place
+
+
+def indexed(folder: Path, place: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
+
+
+def marking(path: Path) -> Path:
+    """A pickle that makes a folder beside the checkpoint's where it is read; the path of that folder."""
+
+    class Marking:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.mkdir, (str(path.parent.parent / "read"),)
+
+    path.write_bytes(pickle.dumps(Marking()))
+    return path.parent.parent / "read"
+
+
+# --- complete ----------------------------------------------------------------------------------------------------
+
+
+def without_a_layer(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith("decoder.block.2.")]:
+        del tensors[name]
+
+
+def with_another(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["decoder.block.3.extra.weight"] = torch.zeros(2)
+
+
+def transposed(tensors: dict[str, torch.Tensor]) -> None:
+    name = "decoder.block.1.layer.2.DenseReluDense.wi.weight"
+    tensors[name] = tensors[name].T.contiguous()
+
+
+def counted(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["shared.weight"] = tensors["shared.weight"].int()
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (without_a_layer, r"13 missing \(decoder.block.2.layer.0.SelfAttention.k.weight, .*…\)"),
+        (with_another, r"1 unknown to the model \(decoder.block.3.extra.weight\)"),
+        (transposed, r"1 of another form \(decoder.block.1.layer.2.DenseReluDense.wi.weight is \[64, 256\] and not"),
+        (counted, r"shared.weight is \[2048, 64\] of I32 and not"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_does_not_fit_is_named(nano: Path, edit: Edit, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        load(rewritten(nano, edit))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_library_declares_what_it_loads(name: str, opened: Callable[[str], Lens]) -> None:
+    """Tensors that share memory, and they alone, count as one."""
+    full = module_of(opened(name).native)
+    expected = expected_of(full)
+    assert expected.shapes == {key: tuple(value.shape) for key, value in full.state_dict().items()}
+    storage = {key: value.data_ptr() for key, value in full.state_dict().items() if value.numel()}
+    for one in storage:
+        for two in storage:
+            assert (two in expected.tied[one]) == (storage[one] == storage[two])
+
+
+def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(opened: Callable[[str], Lens], tmp_path: Path) -> None:
+    native = opened("toto-1").native
+    name = "model.transformer.rotary_emb.freqs"
+    own = dict(native.named_buffers())[name]
+    for change, said in ((0.0, ""), (0.01, "did not load model.transformer.rotary_emb.freqs as the file has it")):
+        architectures()["toto-1"].save(native, tmp_path)
+
+        def add(tensors: dict[str, torch.Tensor], change: float = change) -> None:
+            tensors[name] = own.clone() + change
+
+        with pytest.raises(CheckpointError, match=said) if said else nullcontext():
+            load(rewritten(tmp_path, add), check=False)
+
+
+def test_more_layers_than_the_files_have(configured: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match=r"13 missing \(decoder.block.3.* describes .* numbers, the files hold"):
+        load(configured(num_decoder_layers=4))
+
+
+def test_sizes_beyond_the_files_are_refused_before_anything_is_built(
+    configured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "architecture_of", lambda *_args: unbuildable())
+    with pytest.raises(CheckpointError, match=r"num_layers=100000, but the files hold 68 tensors"):
+        load(configured(num_layers=100_000))
+
+
+def unbuildable() -> Any:
+    def refuse(*_args: object) -> None:
+        raise AssertionError("a model was built")
+
+    return dataclasses.replace(architectures()["chronos"], blank=refuse, open=refuse)
+
+
+@pytest.mark.parametrize("wide", [{"d_model": 2**30}, {"d_ff": 2**31}, {"vocab_size": 2**31}])
+def test_widths_beyond_the_files_take_no_memory(configured: Callable[..., Path], wide: dict[str, int]) -> None:
+    with pytest.raises(CheckpointError, match=r"of another form .* numbers, the files hold"):
+        load(configured(**wide))
+
+
+def test_tables_that_no_memory_holds_are_refused(opened: Callable[[str], Lens], tmp_path: Path) -> None:
+    opened("moirai-2").native.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_seq_len": 2**24}))
+    with pytest.raises(CheckpointError, match=r"a length in config\.json is far too large"):
+        load(tmp_path)
+
+
+def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = architectures()["chronos"]
+
+    def careless(*args: Any) -> Any:
+        native = real.open(*args)
+        with torch.no_grad():
+            native.inner_model.shared.weight[3, 2] += 1e-6
+        return native
+
+    monkeypatch.setattr(opening, "architecture_of", lambda *_args: dataclasses.replace(real, open=careless))
+    with pytest.raises(CheckpointError, match=r"did not load shared\.weight as the file has it"):
+        load("chronos-nano")
+
+
+def test_weights_that_are_no_numbers_are_refused(nano: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["decoder.final_layer_norm.weight"][5:7] = float("nan")
+
+    with pytest.raises(CheckpointError, match=r"decoder\.final_layer_norm\.weight has 2 of 64 weights .* not finite"):
+        load(rewritten(nano, spoil))
+
+
+def test_weights_that_a_type_cannot_hold_are_refused(nano: Path) -> None:
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["shared.weight"][0, 0] = 1e6
+
+    with pytest.raises(CheckpointError, match=r"1 of 131072 weights that are not finite in torch\.float16"):
+        load(rewritten(nano, enlarge), dtype="float16", check=False)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_types_hold_the_rounded_weights(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    kept = load("bolt-nano", dtype=dtype, check=False).adapter.model.state_dict()
+    for name, tensor in load_file(checkpoint_path("bolt-nano") / "model.safetensors").items():
+        # transformers keeps some matrices of T5 in single precision
+        assert torch.equal(kept[name].to(kind), tensor.to(kind))
+
+
+def test_tied_tensors_that_are_written_twice_are_both_as_written(nano: Path) -> None:
+    def again(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["shared.weight"].clone()
+
+    def other(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"] + 1.0
+
+    load(rewritten(nano, again), check=False)
+    # transformers unties what differs, so that both are as the file has them
+    kept = load(rewritten(nano, other), check=False).adapter.model.state_dict()
+    for name, tensor in load_file(nano / "model.safetensors").items():
+        assert torch.equal(kept[name], tensor)
+
+
+# --- inside the folder, and safetensors only -----------------------------------------------------------------------
+
+
+def test_shards_are_one_checkpoint(nano: Path) -> None:
+    expected = load("chronos-nano", check=False).adapter.model.state_dict()
+    sharded(nano)
+    found = load(nano, check=False).adapter.model.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["pytorch_model.bin", "../outside.safetensors", "/etc/outside.safetensors", "a/b.safetensors", "..", 7, None, {}],
+    ids=str,
+)
+def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> None:
+    place = sharded(nano)
+    shutil.copy(nano / "part-0.safetensors", nano.parent / "outside.safetensors")
+    read = marking(nano / "pytorch_model.bin")
+    indexed(nano, {**place, "shared.weight": target})
+    with pytest.raises(CheckpointError, match=r"puts 'shared.weight' into .*; expected the name of a .safetensors"):
+        load(nano)
+    assert not read.exists()
+
+
+def test_an_index_says_what_the_files_hold(nano: Path) -> None:
+    place = sharded(nano)
+    name = next(iter(place))
+    other = {"part-0.safetensors": "part-1.safetensors", "part-1.safetensors": "part-0.safetensors"}[place[name]]
+    wrong = [
+        ({**place, name: other}, "does not say what the files hold: 2 places differ"),
+        ({key: value for key, value in place.items() if key != name}, "1 places differ"),
+        ({**place, "more": other}, "1 places differ, the first is 'more'"),
+        ({**place, "more": "part-2.safetensors"}, r"part-2.safetensors cannot be followed"),
+        ([], "has no weight_map"),
+    ]
+    for claimed, said in wrong:
+        indexed(nano, claimed)
+        with pytest.raises(CheckpointError, match=said):
+            load(nano)
+    indexed(nano, place)
+    shutil.copy(nano / "part-0.safetensors", nano / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds both model\.safetensors and model\.safetensors\.index\.json"):
+        load(nano)
+
+
+def test_a_decoy_does_not_make_a_pickle_readable(nano: Path) -> None:
+    read = marking(nano / "pytorch_model.bin")
+    (nano / "model.safetensors").rename(nano / "decoy.safetensors")
+    with pytest.raises(CheckpointError, match=r"only as pickle \(pytorch_model.bin\)"):
+        load(nano)
+    (nano / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"has no model.safetensors .* but decoy.safetensors; rename"):
+        load(nano)
+    assert not read.exists()
+
+
+def test_a_library_is_shown_nothing_but_the_files_that_were_judged(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+    real = architectures()["chronos"]
+
+    def watching(folder: Path, *args: Any) -> Any:
+        seen.extend(sorted(folder.iterdir()))
+        return real.open(folder, *args)
+
+    for stray in ("pytorch_model.bin", "adapter_config.json", "decoy.safetensors", "modeling.py", "tokenizer.json"):
+        (nano / stray).write_text("{}")
+    monkeypatch.setattr(opening, "architecture_of", lambda *_args: dataclasses.replace(real, open=watching))
+    lens = load(nano, check=False)
+    assert [path.name for path in seen] == ["config.json", "generation_config.json", "model.safetensors"]
+    assert lens.adapter.model.config._name_or_path == str(nano)
+
+
+def test_links_out_of_the_folder_are_refused(nano: Path) -> None:
+    for file in ("model.safetensors", "config.json"):
+        (nano / file).rename(nano.parent / file)
+        (nano / file).symlink_to(nano.parent / file)
+        with pytest.raises(CheckpointError, match=f"{file} is a link to .*, outside the checkpoint's folder"):
+            load(nano)
+        (nano / file).unlink()
+        (nano.parent / file).rename(nano / file)
+    (nano / "model.safetensors").rename(nano / "weights")
+    (nano / "model.safetensors").symlink_to("weights")
+    load(nano, check=False)
+
+
+def test_a_hub_snapshot_links_into_its_blobs_and_nowhere_else(nano: Path) -> None:
+    root = nano.parent / "models--x--y"
+    snapshot = root / "snapshots" / ("0" * 40)
+    (root / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for file in nano.iterdir():
+        shutil.copy(file, root / "blobs" / f"hash-of-{file.name}")
+        (snapshot / file.name).symlink_to(f"../../blobs/hash-of-{file.name}")
+    load(snapshot, check=False)
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(nano / "model.safetensors")
+    with pytest.raises(CheckpointError, match="outside the checkpoint's folder"):
+        load(snapshot)
+
+
+def test_what_is_no_file_is_refused(nano: Path) -> None:
+    for file in ("config.json", "model.safetensors"):
+        kept = (nano / file).read_bytes()
+        (nano / file).unlink()
+        os.mkfifo(nano / file)
+        with pytest.raises(CheckpointError, match=f"{file} is not a regular file"):
+            load(nano)
+        (nano / file).unlink()
+        (nano / file).write_bytes(kept)
+
+
+@pytest.mark.parametrize("source", ["~nosuchuser/model", "./" + "a" * 5000, "./a\0b"])
+def test_names_that_no_folder_can_have(source: str) -> None:
+    with pytest.raises((CheckpointError, UnknownNameError)):
+        load(source)

@@ -1,0 +1,220 @@
+"""Which files belong to a checkpoint and what their headers say, the same for every architecture.
+
+The library is shown a folder that holds these files and nothing else (:meth:`Checkpoint.staged`), so that no loader
+finds a pickle or a file outside. What the files hold is compared with the model in ``completeness``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import safe_open
+
+from tsfm_lens.errors import CheckpointError, LensError
+
+WEIGHTS, INDEX, CONFIG, GENERATION = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+LONGEST_JSON = 16 * 2**20
+"""Bytes; the largest published configuration has some 10 kB, an index of a thousand shards some MB."""
+
+
+class Stored(NamedTuple):
+    """What a header says of one tensor."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a checkpoint.
+
+    Attributes:
+        folder: where they are.
+        files: name -> resolved path of config.json, generation_config.json, the index and the weights, as far as there.
+        config: the settings in config.json, empty without one.
+        generation: those in generation_config.json.
+        tensors: by the name that the files give them.
+    """
+
+    folder: Path
+    files: Mapping[str, Path]
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        """A folder that holds these files and nothing else, while the block runs."""
+        with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
+            for file, path in self.files.items():
+                try:
+                    os.symlink(path, Path(name, file))
+                except OSError:
+                    # links need a privilege on Windows
+                    shutil.copyfile(path, Path(name, file))
+            yield Path(name)
+
+
+@contextmanager
+def in_our_words(doing: str) -> Iterator[None]:
+    """Turn whatever a library raises into a CheckpointError, with the library's own words and the cause kept."""
+    try:
+        yield
+    except LensError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{doing}: {type(error).__name__}: {shortened(str(error))}") from error
+
+
+def shortened(text: str, limit: int = 300) -> str:
+    """A text on one line, at most ``limit`` characters long."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The files of a checkpoint and what their headers say; no weight is read.
+
+    Raises:
+        CheckpointError: there is no safetensors file under the name that loaders look for, a file lies outside the
+            folder, is damaged or is not a file, or the index does not say what the files hold.
+    """
+    with in_our_words(f"{folder} cannot be read"):
+        files = {name: _resolved(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
+        config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
+        shards, placed = _weight_files(folder, files)
+        files.update(shards)
+        return Checkpoint(folder, files, config, generation, _headers(folder, shards, placed))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """A JSON file of settings.
+
+    Raises:
+        CheckpointError: it is no JSON object, or larger than any settings are.
+    """
+    if path.stat().st_size > LONGEST_JSON:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size:,} bytes, expected settings of at most {LONGEST_JSON:,}"
+        )
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {shortened(str(error))}") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} holds a {type(settings).__name__}, expected an object of settings")
+    return settings
+
+
+def _resolved(folder: Path, name: str) -> Path:
+    """Where a file of a folder really is.
+
+    A folder of the hub cache, ``models--x/snapshots/commit``, links into the ``models--x/blobs`` beside it.
+
+    Raises:
+        CheckpointError: outside the folder, nowhere, or it is not a regular file.
+    """
+    try:
+        path, root = (folder / name).resolve(strict=True), folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder / name} cannot be followed: {error}") from error
+    cached = root.parent.name == "snapshots" and path.parent == root.parent.parent / "blobs"
+    if not (path.is_relative_to(root) or cached):
+        raise CheckpointError(
+            f"{folder / name} is a link to {path}, outside the checkpoint's folder; copy the file into the folder"
+        )
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise CheckpointError(f"{folder / name} is not a regular file")
+    return path
+
+
+def _weight_files(folder: Path, files: dict[str, Path]) -> tuple[dict[str, Path], dict[str, str] | None]:
+    """Name -> path of the files with weights, and what the index, if there is one, says of each tensor's place."""
+    single = os.path.lexists(folder / WEIGHTS)
+    if not os.path.lexists(folder / INDEX):
+        if not single:
+            raise _no_weights(folder)
+        return {WEIGHTS: _resolved(folder, WEIGHTS)}, None
+    files[INDEX] = _resolved(folder, INDEX)
+    placed = read_settings(files[INDEX]).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise CheckpointError(f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files")
+    for tensor, name in placed.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[^/\\:\0]+\.safetensors", name):
+            raise CheckpointError(
+                f"{folder / INDEX} puts {shortened(tensor, 80)!r} into {shortened(repr(name), 80)}; expected the name "
+                "of a .safetensors file in the same folder"
+            )
+    names = sorted(set(placed.values()))
+    if single and WEIGHTS not in names:
+        raise CheckpointError(
+            f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
+        )
+    return {name: _resolved(folder, name) for name in names}, placed
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    inside = sorted(item.name for item in folder.iterdir())
+    pickles = [name for name in inside if name.endswith(PICKLES)]
+    if pickles:
+        return CheckpointError(
+            f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which can run code when read; "
+            f"tsfm-lens loads {WEIGHTS} or what {INDEX} names, and nothing else. Convert once in a place you trust: "
+            "model.save_pretrained(folder, safe_serialization=True)."
+        )
+    others = [name for name in inside if name.endswith(".safetensors")]
+    if others:
+        return CheckpointError(
+            f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(others[:3])}; rename the file that is meant"
+        )
+    listed = ", ".join(inside[:8]) or "nothing"
+    return CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {listed})")
+
+
+def _headers(folder: Path, shards: Mapping[str, Path], placed: Mapping[str, str] | None) -> dict[str, Stored]:
+    tensors: dict[str, Stored] = {}
+    for name, path in shards.items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    if key in tensors:
+                        raise CheckpointError(f"{folder}: {key!r} is in {tensors[key].file} and in {name}")
+                    part = file.get_slice(key)
+                    tensors[key] = Stored(name, part.get_dtype(), tuple(part.get_shape()))
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{folder / name} is no safetensors file ({shortened(str(error))}); is the download complete, and was "
+                "it cloned with git-lfs?"
+            ) from error
+    if placed is not None and placed != {key: tensor.file for key, tensor in tensors.items()}:
+        wrong = sorted(set(placed.items()) ^ {(key, tensor.file) for key, tensor in tensors.items()})
+        raise CheckpointError(
+            f"{folder / INDEX} does not say what the files hold: {len(wrong)} places differ, the first is "
+            f"{shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
+        )
+    return tensors

@@ -1,0 +1,205 @@
+"""A checkpoint is complete and is what was loaded, or it is refused: the same comparison for every architecture.
+
+:func:`refuse_misfit` compares names, shapes and types in the files with an empty model of the configuration, before
+any memory is taken; :func:`refuse_difference` compares the loaded weights with the files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from tsfm_lens.errors import CheckpointError
+from tsfm_lens.models.checkpoint import CONFIG, Checkpoint, Stored, shortened
+
+SPARE = 2**30
+"""Bytes of tables and buffers that a model may hold beside its weights."""
+FLOATS = ("F64", "F32", "F16", "BF16")
+LAYER_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
+
+
+def refuse_size(checkpoint: Checkpoint) -> None:
+    """Refuse a configuration with more layers than the files have tensors, before anything is built of it.
+
+    Widths are compared by :func:`refuse_misfit`, without memory; only layers cost time there.
+
+    Raises:
+        CheckpointError: names the key.
+    """
+    found = len(checkpoint.tensors)
+    for key, value in _settings(checkpoint.config):
+        if key.rpartition(".")[2] in LAYER_KEYS and isinstance(value, int) and value > found:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold {found} tensors in all"
+            )
+
+
+def _settings(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+
+
+def module_of(native: Any) -> nn.Module:
+    """The torch module with a checkpoint's weights, in a library's own object."""
+    if isinstance(native, nn.Module):
+        return native
+    inner = getattr(native, "inner_model", None)
+    return inner if isinstance(inner, nn.Module) else native.model
+
+
+class Expected(NamedTuple):
+    """What a model takes from a checkpoint.
+
+    Attributes:
+        shapes: name -> shape.
+        floating: names of tensors of real numbers.
+        tied: name -> all names of the same tensor, of which one in the files is enough.
+        unread: patterns of names that the library declares it leaves aside.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    floating: frozenset[str]
+    tied: Mapping[str, frozenset[str]]
+    unread: tuple[str, ...]
+
+
+def expected_of(blank: nn.Module) -> Expected:
+    """What a model takes from a checkpoint, from an empty model on the meta device."""
+    tie = getattr(blank, "tie_weights", None)
+    if callable(tie):
+        # transformers ties when it initialises weights, which an empty model never does
+        tie()
+    state = blank.state_dict(keep_vars=True)
+    groups: dict[int, set[str]] = {}
+    for name, tensor in state.items():
+        groups.setdefault(id(tensor), set()).add(name)
+    return Expected(
+        {name: tuple(tensor.shape) for name, tensor in state.items()},
+        frozenset(name for name, tensor in state.items() if tensor.is_floating_point()),
+        {name: frozenset(groups[id(tensor)]) for name, tensor in state.items()},
+        tuple(getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()),
+    )
+
+
+def model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
+    """Name in the files -> name in the model, by the parts of names that a library renames.
+
+    Raises:
+        CheckpointError: two tensors have one name in the model.
+    """
+    names: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for stored in checkpoint.tensors:
+        name = stored
+        for old, new in renamed.items():
+            name = name.replace(old, new)
+        if name in seen:
+            raise CheckpointError(f"{checkpoint.folder} holds {seen[name]!r} and {stored!r}, which are the same tensor")
+        names[stored], seen[name] = name, stored
+    return names
+
+
+def refuse_misfit(
+    checkpoint: Checkpoint, blank: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
+) -> None:
+    """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type.
+
+    Args:
+        checkpoint: the files.
+        blank: an empty model of the configuration, on the meta device.
+        renamed: parts of names in the files -> those in the model.
+        computed: parts of the names of tensors that the library computes and does not read.
+
+    Raises:
+        CheckpointError: names the tensors, or says how much larger the configuration is than the files.
+    """
+    expected, names = expected_of(blank), model_names(checkpoint, renamed)
+    have = set(names.values())
+    unread = re.compile("|".join((*expected.unread, *map(re.escape, computed))) or r"(?!)")
+    missing = sorted(name for name in expected.shapes if not (expected.tied[name] & have or _among(name, computed)))
+    unknown = sorted(name for name in have - set(expected.shapes) if not unread.search(name))
+    wrong = [
+        f"{name} is {_described(tensor)} and not {list(expected.shapes[model])}"
+        for name, model in names.items()
+        if model in expected.shapes
+        for tensor in [checkpoint.tensors[name]]
+        if tensor.shape != expected.shapes[model] or (tensor.dtype in FLOATS) != (model in expected.floating)
+    ]
+    kinds = {"missing": missing, "unknown to the model": unknown, "of another form": wrong}
+    if any(kinds.values()):
+        found = "; ".join(f"{len(each)} {kind} ({_few(each)})" for kind, each in kinds.items() if each)
+        raise CheckpointError(
+            f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
+            f"describes: {found}. The configuration describes {sum(map(math.prod, expected.shapes.values())):,} "
+            f"numbers, the files hold {checkpoint.numbers:,}. Is the download complete, and are the files of one model?"
+        )
+    held: list[Tensor] = [*blank.parameters(), *blank.buffers()]
+    bytes_of = {id(each): each.numel() * each.element_size() for each in held}
+    if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
+        raise CheckpointError(
+            f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "
+            f"{checkpoint.numbers:,} numbers in the files; a length in {CONFIG} is far too large"
+        )
+
+
+def _described(tensor: Stored) -> str:
+    return f"{list(tensor.shape)}{'' if tensor.dtype in FLOATS else f' of {tensor.dtype}'}"
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(shortened(name, 100) for name in names[:3])
+    return f"{shown}, …" if len(names) > 3 else shown
+
+
+def refuse_difference(
+    checkpoint: Checkpoint, loaded: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
+) -> None:
+    """Refuse a loaded model whose weights are not those of the files, in the type it was loaded in, or not numbers.
+
+    Reads every file once more; about 0.3 s for a GB that is in the page cache.
+
+    Raises:
+        CheckpointError: names the first tensor that differs.
+    """
+    names = model_names(checkpoint, renamed)
+    # what a library computes need not be in its state
+    state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
+    by_file: dict[str, list[str]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        by_file.setdefault(tensor.file, []).append(name)
+    for file, stored in by_file.items():
+        with safe_open(checkpoint.files[file], framework="pt") as weights:
+            for name in stored:
+                if names[name] in state:
+                    values = weights.get_tensor(name)
+                    _refuse_other(checkpoint.folder, name, values, state[names[name]], _among(name, computed))
+
+
+def _among(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
+
+
+def _refuse_other(folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool) -> None:
+    kept = loaded.detach().cpu()
+    if not bool(torch.isfinite(kept).all()):
+        bad = int((~torch.isfinite(kept)).sum())
+        raise CheckpointError(
+            f"{folder}: {name} has {bad} of {kept.numel()} weights that are not finite in {kept.dtype}; the file is "
+            "damaged, or its values do not fit that type"
+        )
+    same = kept.shape == stored.shape and (
+        torch.allclose(kept, stored.to(kept.dtype)) if close else torch.equal(kept, stored.to(kept.dtype))
+    )
+    if not same:
+        raise CheckpointError(
+            f"{folder}: the library did not load {name} as the file has it; is another tensor of the file tied to it?"
+        )
