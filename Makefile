@@ -5,7 +5,7 @@ SERIES ?= bundled:co2,elnino,electricity,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test campaigns lint typecheck conformance bench notebook clean
+.PHONY: setup report sweep-demo test campaigns test-latest test-sdist lint typecheck conformance bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -34,6 +34,25 @@ test: $(STAMP)
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest -m campaign
 
+# the newest versions that pyproject.toml allows, in an environment of its own; torch stays as it is, since every other
+# build of it is gigabytes
+LATEST := .venv-latest/bin
+test-latest:
+	test -x $(LATEST)/python || $(PYTHON) -m venv .venv-latest
+	echo torch==2.13.0 > .venv-latest/torch.txt
+	$(LATEST)/python -m pip install --quiet --upgrade pip
+	$(LATEST)/python -m pip install torch==2.13.0
+	$(LATEST)/python -m pip install --upgrade --upgrade-strategy eager -c .venv-latest/torch.txt -e ".[static,notebook,dev,all]"
+	$(LATEST)/python -m pip install --no-deps -r requirements-nodeps.txt
+	$(LATEST)/python -m pytest -n 2 $(TESTS)
+
+# the source distribution, unpacked where nothing else is, passes its own suite; TESTS="tests/models" runs a part
+test-sdist: $(STAMP)
+	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; python=$$PWD/$(BIN)/python; \
+	$$python -m hatchling build -t sdist -d "$$room"; \
+	mkdir "$$room/source"; tar -xzf "$$room"/*.tar.gz -C "$$room/source" --strip-components 1; \
+	cd "$$room/source"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 $(TESTS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,4 +71,4 @@ notebook: $(STAMP)
 	$(BIN)/python -m pytest tests/test_examples.py
 
 clean:
-	rm -rf .venv report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-latest report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

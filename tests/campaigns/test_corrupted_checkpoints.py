@@ -25,6 +25,8 @@ from tsfm_lens.models.extras import status
 NAMES = sorted(architectures())
 SAMPLE = 6
 """Cases a kind in the default suite, each of another architecture."""
+PARTS = 10
+"""Of the campaign, so that what is done shows while the rest runs."""
 PATIENCE = 300
 """Seconds after which a load counts as hanging; it takes less than one."""
 RENAMED = {".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."}
@@ -112,12 +114,12 @@ def attempt(folder: Path, spoil: Callable[[Path, np.random.Generator], None], rn
     return "a pickle was read" if (folder.parent / "pickle-was-read").exists() else outcome
 
 
-def run(saved: dict[str, Path], room: Path, cases: int) -> tuple[Counter[tuple[str, str]], list[str]]:
+def run(saved: dict[str, Path], room: Path, cases: range) -> tuple[Counter[tuple[str, str]], list[str]]:
     """Counts by kind and outcome, and the failures with what repeats them."""
     counts: Counter[tuple[str, str]] = Counter()
     failures = []
     names = list(saved)
-    for case in range(cases):
+    for case in cases:
         rng = np.random.default_rng([1, case])
         spoil, name = KINDS[case % len(KINDS)], names[(case // len(KINDS) + case) % len(names)]
         place = room / "case"
@@ -132,7 +134,7 @@ def run(saved: dict[str, Path], room: Path, cases: int) -> tuple[Counter[tuple[s
 
 
 def test_spoiled_checkpoints_are_refused_or_load_as_they_are(saved: dict[str, Path], tmp_path: Path) -> None:
-    counts, failures = run(saved, tmp_path, SAMPLE * len(KINDS))
+    counts, failures = run(saved, tmp_path, range(SAMPLE * len(KINDS)))
     assert not failures
     # what cannot be seen in the structure loads, so that the sample is not only refusals
     assert counts["data_bits", "loaded"]
@@ -140,10 +142,12 @@ def test_spoiled_checkpoints_are_refused_or_load_as_they_are(saved: dict[str, Pa
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("part", range(PARTS))
 def test_thousands_of_spoiled_checkpoints(
-    saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: int, saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    counts, failures = run(saved, tmp_path, int(os.environ.get("TSFM_LENS_CASES", "5000")))
+    cases = int(os.environ.get("TSFM_LENS_CASES", "5000"))
+    counts, failures = run(saved, tmp_path, range(part * cases // PARTS, (part + 1) * cases // PARTS))
     with capsys.disabled():
         for (kind, outcome), number in sorted(counts.items()):
             sys.stdout.write(f"\n{kind}: {number} {outcome}")
