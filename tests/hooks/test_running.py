@@ -31,8 +31,9 @@ def test_no_native_hook_without_a_hook_and_only_the_needed_ones_with_one(token_l
     counted = []
     with token_lens.hooks([(POST, lambda value, hook: counted.append(native_traces(token_lens)))]):
         token_lens.forward(token_case.encoded)
-    # the hook point's own hook, the one native hook that feeds it, and the two that track the step
-    assert counted == [4]
+    # the hook point's own hook, the one native hook that feeds it, the two that track the step, and the two that tell
+    # when the model begins and ends
+    assert counted == [6]
 
 
 def test_shapes_are_what_the_table_says(token_lens: Lens, token_case: Case) -> None:

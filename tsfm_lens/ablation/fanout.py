@@ -24,6 +24,7 @@ from tsfm_lens.models.architecture import Prediction, rows_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import fitting, limit_of, measured, out_of_memory
+from tsfm_lens.models.seeding import seeded
 
 NonFinite = Literal["refuse", "keep"]
 
@@ -82,10 +83,8 @@ class Request:
     @contextmanager
     def seeded(self, copies: int) -> Iterator[None]:
         """One run of the lens's own over several blocks of rows; the random state is left as it was."""
-        devices = [self.lens.device] if self.lens.device.type == "cuda" else []
         state = self.lens.registry.state
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.seed)
+        with seeded(self.seed, self.lens.device):
             state.restart(self.rows * copies, block_rows=self.rows if copies > 1 else None)
             try:
                 yield

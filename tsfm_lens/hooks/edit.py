@@ -12,6 +12,7 @@ from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.component import Component, components, select_components
+from tsfm_lens.hooks.holding import Direction, holding
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Rows, Steer
 from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry, RunState
@@ -66,23 +67,17 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> I
 
     Raises:
         UnknownNameError: a target does not exist.
-        HookError: an intervention cannot act on its target.
+        HookError: an intervention cannot act on its target, or on leaving, the model ran and never passed a target.
+        WiringError: compiled or replaced modules would pass an intervention by.
     """
-    planned = []
+    planned: list[tuple[str, partial[Tensor], Direction]] = []
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
             change = intervention.change(point)
-            planned.append((name, partial(_apply, registry, point, head, intervention, change)))
-    handles = []
-    try:
-        for name, hook in planned:
-            handles.append((registry.hooked[name], registry.hooked[name].add_hook(_accept(hook))))
+            planned.append((name, _accept(partial(_apply, registry, point, head, intervention, change)), "fwd"))
+    with holding(registry, planned):
         yield
-    finally:
-        for hooked, handle in handles:
-            handle.hook.remove()
-            hooked.fwd_hooks = [kept for kept in hooked.fwd_hooks if kept is not handle]
 
 
 def _accept(hook: partial[Tensor]) -> partial[Tensor]:

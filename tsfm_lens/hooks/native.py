@@ -76,6 +76,15 @@ def put_input(
     return args, {**kwargs, key: value}
 
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape and type hold the same bits, NaN included, whatever wrote them."""
+    kind = _INTEGERS.get(a.element_size(), a.dtype)
+    return torch.equal(a.detach().view(kind), b.detach().view(kind))
+
+
 Sizes = Mapping[str, int]
 """Lengths of axes that a layout may fold together: head, series, variate."""
 

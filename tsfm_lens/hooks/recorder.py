@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.hooks.activations import Activations, Call
+from tsfm_lens.hooks.holding import Direction, holding
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.registry import HookRegistry
 
@@ -53,7 +54,7 @@ def record(
     reduce: Reducer | Mapping[str, Reducer] | None = None,
     gradients: bool = False,
 ) -> Iterator[Activations]:
-    """Keep what the named hook points see while the block runs.
+    """Keep what the named hook points see while the block runs, in this thread.
 
     Args:
         registry: the model's hook points.
@@ -65,6 +66,8 @@ def record(
 
     Raises:
         UnknownNameError: a glob of ``reduce`` matches no recorded name. Nothing has been hooked by then.
+        WiringError: compiled or replaced modules would pass a hook by.
+        HookError: on leaving, the model ran and never passed one of the points.
     """
     chosen = list(names)
     reducers = _reducers(chosen, reduce)
@@ -73,28 +76,23 @@ def record(
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
         point = registry.points[name]
         stored = reducers[name](value.detach()) if name in reducers else value.detach()
+        if not all(getattr(handle.user_hook, "reads_only", False) for handle in hook.fwd_hooks):
+            # a later hook may write into what is shown
+            stored = stored.clone()
         if device is not None:
             stored = stored.to(device)
         call = Call(state.step, state.offset.get(point.stack, 0), stored)
         into.recorded.setdefault(name + suffix, []).append(call)
 
-    handles = []
-    try:
-        for name in chosen:
-            hook = partial(keep, name=name)
-            hook.reads_only = True  # type: ignore[attr-defined]
-            handles.append(registry.hooked[name].add_hook(hook))
-            if gradients:
-                hook = partial(keep, name=name, suffix="_grad")
-                handles.append(registry.hooked[name].add_hook(hook, dir="bwd"))
+    hooks: list[tuple[str, partial[None], Direction]] = []
+    for name in chosen:
+        hook = partial(keep, name=name)
+        hook.reads_only = True  # type: ignore[attr-defined]
+        hooks.append((name, hook, "fwd"))
+        if gradients:
+            hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
+    with holding(registry, hooks):
         yield into
-    finally:
-        for handle in handles:
-            handle.hook.remove()
-        for name in chosen:
-            point = registry.hooked[name]
-            point.fwd_hooks = [kept for kept in point.fwd_hooks if kept not in handles]
-            point.bwd_hooks = [kept for kept in point.bwd_hooks if kept not in handles]
 
 
 def _reducers(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:

@@ -7,8 +7,9 @@ hook needs it, and lets all other calls run fused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,53 +18,50 @@ from torch.overrides import TorchFunctionMode
 
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
+from tsfm_lens.hooks.pool import Pool
 
 Fire = Callable[[str, str, Tensor], Tensor]
 """(attention module path, "q" | "k" | "v" | "scores" | "pattern", native tensor) -> the tensor to go on with."""
 
 
-class AttentionTap(TorchFunctionMode):
-    """Intercepts attention calls made inside labelled modules.
+class AttentionTap:
+    """What one thread looks at inside the attention of one model.
 
     Args:
         fire: called with each tensor; returns it, or its replacement.
         wants: (module path, "q" | "k" | "v" | "scores" | "pattern") -> is any hook set there now?
+        here: whether the running thread is the one that looks.
     """
 
-    def __init__(self, fire: Fire, wants: Callable[[str, str], bool]) -> None:
-        super().__init__()
-        self._fire = fire
-        self._wants = wants
-        self._inside: list[str] = []
+    def __init__(self, fire: Fire, wants: Callable[[str, str], bool], here: Callable[[], bool]) -> None:
+        self.fire, self.wants, self._here = fire, wants, here
+        self.inside: list[str] = []
         self._seen: set[str] = set()
-        self._labelled: set[str] = set()
-        self._active = False
+        self._pool = Pool()
 
-    @contextmanager
-    def labelled(self, modules: Iterable[tuple[str, nn.Module]]) -> Any:
-        """Intercept the calls of these modules, given as (path, module), while the block runs."""
+    def label(self, path: str, module: nn.Module) -> Callable[[], None]:
+        """Intercept the attention calls of a module until the function returned is called."""
         with ExitStack() as stack:
-            for path, module in modules:
-                if path in self._labelled:
-                    continue
-                stack.callback(self._labelled.discard, path)
-                self._labelled.add(path)
-                stack.enter_context(self._label(path, module))
-            if not self._active:
-                stack.callback(setattr, self, "_active", False)
-                self._active = True
-                stack.enter_context(self)
-            yield
+            stack.callback(self._pool.acquire("", self._listen))
+            stack.callback(self._pool.acquire(path, lambda opened: self._label(opened, path, module)))
+            return stack.pop_all().close
 
-    @contextmanager
-    def _label(self, path: str, module: nn.Module) -> Any:
+    def _listen(self, stack: ExitStack) -> None:
+        interceptor = _interceptor()
+        stack.callback(self.inside.clear)
+        stack.callback(interceptor.pool.acquire("", lambda opened: opened.enter_context(interceptor)))
+        interceptor.taps.append(self)
+        stack.callback(interceptor.taps.remove, self)
+
+    def _label(self, stack: ExitStack, path: str, module: nn.Module) -> None:
         # bound methods cannot carry the path, so small closures do
         def push(_module: nn.Module, _args: Any) -> None:
-            self._inside.append(path)
-            self._seen.discard(path)
+            if self._here():
+                self.inside.append(path)
+                self._seen.discard(path)
 
         def check(module: nn.Module, _args: Any, _output: Any) -> None:
-            if path not in self._seen:
+            if self._here() and path not in self._seen:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without torch's "
                     "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its "
@@ -72,55 +70,81 @@ class AttentionTap(TorchFunctionMode):
                 )
 
         def pop(_module: nn.Module, _args: Any, _output: Any) -> None:
-            self._inside.pop()
+            if self._here():
+                self.inside.pop()
 
-        handles = [
-            module.register_forward_pre_hook(push),
-            module.register_forward_hook(check),
-            module.register_forward_hook(pop, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._inside.clear()
+        stack.callback(module.register_forward_pre_hook(push).remove)
+        stack.callback(module.register_forward_hook(check).remove)
+        stack.callback(module.register_forward_hook(pop, always_call=True).remove)
+
+    def saw(self, path: str) -> None:
+        """Note that a module made the attention call that was expected of it."""
+        self._seen.add(path)
+
+
+class _Interceptor(TorchFunctionMode):
+    """Takes the attention calls of one thread and shows them to every tap that is inside a module of its own.
+
+    One for all taps, since an explicit softmax leaves no call for a second interceptor to see.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taps: list[AttentionTap] = []
+        self.pool = Pool()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func``, or attention with hooks when the call comes from a labelled module."""
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention or not self._inside:
+        if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        self._seen.add(self._inside[-1])
-        return self._attend(self._inside[-1], *args, **kwargs)
+        places = [(tap, tap.inside[-1]) for tap in self.taps if tap.inside]
+        if not places:
+            return func(*args, **kwargs)
+        for tap, path in places:
+            tap.saw(path)
+        return _attend(places, *args, **kwargs)
 
-    def _attend(
-        self,
-        path: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        query = self._fire(path, "q", query)
-        key = self._fire(path, "k", key)
-        value = self._fire(path, "v", value)
-        if not (self._wants(path, "scores") or self._wants(path, "pattern")):
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-        if enable_gqa:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-        scores = explicit_attention(query, key, attn_mask, is_causal, scale)
-        pattern = softmax_rows(self._fire(path, "scores", scores))
-        pattern = self._fire(path, "pattern", pattern)
-        if dropout_p > 0.0:
-            pattern = F.dropout(pattern, dropout_p)
-        return pattern @ value
+
+_LOCAL = threading.local()
+
+
+def _interceptor() -> _Interceptor:
+    """That of the running thread: torch keeps its modes by thread."""
+    if not hasattr(_LOCAL, "interceptor"):
+        _LOCAL.interceptor = _Interceptor()
+    found: _Interceptor = _LOCAL.interceptor
+    return found
+
+
+def _attend(
+    places: Sequence[tuple[AttentionTap, str]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    def fire(how: str, tensor: Tensor) -> Tensor:
+        for tap, path in places:
+            tensor = tap.fire(path, how, tensor)
+        return tensor
+
+    query, key, value = fire("q", query), fire("k", key), fire("v", value)
+    if not any(tap.wants(path, how) for tap, path in places for how in ("scores", "pattern")):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    pattern = softmax_rows(fire("scores", explicit_attention(query, key, attn_mask, is_causal, scale)))
+    pattern = fire("pattern", pattern)
+    if dropout_p > 0.0:
+        pattern = F.dropout(pattern, dropout_p)
+    return pattern @ value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
+from tsfm_lens.hooks.holding import holding, resolved
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import describe, select
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer
@@ -26,8 +27,10 @@ from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.adapter import default_levels, refuse_dtype, versions
 from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
+from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count, refuse_non_finite, refuse_overflow
 from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
+from tsfm_lens.models.seeding import seeded
 
 
 class Lens(HookedRootModule):
@@ -35,7 +38,11 @@ class Lens(HookedRootModule):
 
     The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline
     and stays usable. Hooks act on everything that runs inside their context: ``lens.forward``,
-    ``lens.forecast`` with its whole rollout, and calls of the native pipeline itself.
+    ``lens.forecast`` with its whole rollout, and calls of the native pipeline itself. They act in the order in which
+    the model passes their hook points, however contexts are nested, and at one point in the order of entry. A context
+    acts in the thread that opened it and no other; what ``add_hook`` sets acts in all. Seeded forecasts of several
+    threads run one after the other. A hook that cannot act raises when its context is entered or left: compiled or
+    replaced modules, a point never passed, a run in another thread only, gradient checkpointing.
 
     Args:
         adapter: the opened native model.
@@ -57,6 +64,12 @@ class Lens(HookedRootModule):
 
     adapter: Adapter
     registry: HookRegistry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), self.adapter, self.model_id, self.revision, lasting_hooks(self.registry))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lens:
+        return copied(self, memo)
 
     def __repr__(self) -> str:
         stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
@@ -196,10 +209,8 @@ class Lens(HookedRootModule):
         wanted = self.adapter.prediction_length if horizon is None else horizon
         asked = default_levels(self.adapter) if quantiles is None else quantiles
         steps, levels = checked_request(wanted, asked, num_samples, seed)
-        devices = [self.device] if self.device.type == "cuda" else []
         rows = len(rows_of(batch, self.adapter.packed))
-        with torch.random.fork_rng(devices=devices), self._running(rows), self.registry.attach():
-            torch.manual_seed(int(seed))
+        with seeded(int(seed), self.device), self._running(rows), self.registry.attach():
             found = self.adapter.predict(batch, steps, levels, num_samples)
         forecast = Forecast(
             found.quantiles.permute(0, 2, 1).numpy().astype(float),
@@ -236,24 +247,23 @@ class Lens(HookedRootModule):
 
         Raises:
             UnknownNameError: a name matches no hook point.
+            WiringError: compiled or replaced modules would pass a hook by.
+            HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
+                hook.
         """
-        forward = self._resolved(fwd_hooks)
-        backward = self._resolved(bwd_hooks)
+        forward, backward = resolved(self.registry, fwd_hooks, "fwd"), resolved(self.registry, bwd_hooks, "bwd")
         if backward:
             refuse_gradients(self.wiring)
-        with super().hooks(forward, backward, reset_hooks_end, clear_contexts), self.registry.attach():
-            yield self
-
-    def _resolved(
-        self, hooks: Iterable[tuple[str | Callable[[str], bool], Callable]]
-    ) -> list[tuple[str | Callable[..., Any], Callable]]:
-        found: list[tuple[str | Callable[..., Any], Callable]] = []
-        for name, hook in hooks:
-            if callable(name):
-                found.append((name, hook))
+        with ExitStack() as stack:
+            if clear_contexts:
+                stack.callback(self.clear_contexts)
+            if reset_hooks_end:
+                stack.enter_context(holding(self.registry, [*forward, *backward]))
             else:
-                found += [(each, hook) for each in select(self.registry.points, name)]
-        return found
+                for name, hook, direction in (*forward, *backward):
+                    self.registry.hooked[name].add_hook(hook, dir=direction)
+                stack.enter_context(self.registry.attach())
+            yield self
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
         """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
@@ -308,8 +318,8 @@ class Lens(HookedRootModule):
 
         Raises:
             UnknownNameError: a name matches no hook point.
-            InputError: gradients asked without a scalar loss, of a rollout, or of a model whose backward pass is
-                not the derivative; a rollout of a model that runs twice a forecast.
+            InputError: gradients asked without a scalar loss, of a rollout, under inference mode, or of a model whose
+                backward pass is not the derivative; a rollout of a model that runs twice a forecast.
         """
         refuse_run(self, rollout, incl_bwd, loss)
         return recorded_run(self, series, names_filter, rollout, device, reduce, loss if incl_bwd else None, run)
@@ -323,7 +333,7 @@ class Lens(HookedRootModule):
         Raises:
             UnknownNameError: a target does not exist; nothing has been hooked by then.
         """
-        with edited(self.registry, interventions), self.registry.attach():
+        with edited(self.registry, interventions):
             yield self
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.wirings._checks import GENERATION, refuse_unknown
 
+_REDIRECTED = threading.RLock()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -77,8 +79,9 @@ def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.d
     entry.check(files.config, model_id)
     refuse_unknown(files.generation, model_id, GENERATION, inside=checkpoint.GENERATION)
     completeness.refuse_size(files)
-    # some libraries print on loading, into what may be a command's JSON
-    with contextlib.redirect_stdout(sys.stderr):
+    # some libraries print on loading, into what may be a command's JSON; a redirection is the process's, so that two
+    # at once could end in the wrong order
+    with _REDIRECTED, contextlib.redirect_stdout(sys.stderr):
         with checkpoint.in_our_words(f"{model_id}: no {entry.title} can be built from its configuration"):
             with torch.device("meta"):
                 blank = entry.blank(files.config)

@@ -50,8 +50,7 @@ def recorded_run(
         # gradients were asked for, whatever the caller's setting
         with torch.enable_grad():
             output = lens.forward(encoded)
-            with lens.registry.attach():
-                loss(output).backward()
+            loss(output).backward()
     return output, acts
 
 
@@ -77,6 +76,8 @@ def refuse_run(lens: Lens, rollout: bool, gradients: bool, loss: Callable[[Tenso
         )
     if gradients:
         refuse_gradients(lens.wiring)
+        if torch.is_inference_mode_enabled():
+            raise InputError("there are no gradients under torch.inference_mode(); leave it, or drop incl_bwd=True")
     if rollout and getattr(lens.adapter, "passes", 1) > 1:
         raise InputError(
             "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on -x; "

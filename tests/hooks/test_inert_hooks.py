@@ -1,0 +1,387 @@
+"""A hook that cannot act says so: nothing that passes hooks by does it without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.utils.checkpoint import checkpoint
+
+from tsfm_lens.errors import HookError, InputError, UnknownNameError, WiringError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.extras import status
+from tsfm_lens.testing import assert_close, example_case, native_traces
+
+ARCHITECTURES = sorted(architectures())
+EACH = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+def fresh(name: str) -> Lens:
+    """A tiny lens of its own; skips where its library is not installed."""
+    entry = architectures()[name]
+    if entry.extra and not status()[entry.extra].importable:
+        pytest.skip(f"the extra {entry.extra} is not installed")
+    return load(entry.tiny(), check=False)
+
+
+def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:
+    """The last attention: the module that holds its output projection, that one's name, hook_z, and a head."""
+    stack = lens.wiring.output_stack
+    layer = stack.n_layers - 1
+    row = list(stack.attentions(layer))[-1]
+    *path, last = f"{stack.block(layer)}.{row.o.module}".split(".")
+    head = f"{stack.name}.{layer}.{row.kind}.0".removeprefix(".")
+    z = f"{stack.prefix}.{layer}.{row.kind}.hook_z"
+    return lens.adapter.model.get_submodule(".".join(path)), last, z, head
+
+
+def passed_by(lens: Lens) -> None:
+    """Let the last attention use its output projection without calling it, as fused code does."""
+    parent, name, _z, _head = last_attention(lens)
+    projection = getattr(parent, name)
+    parent.__dict__[name] = projection.forward
+
+
+def nothing(value: Tensor, hook: object) -> None:
+    """Look at nothing."""
+
+
+@EACH
+def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
+    lens = fresh(name)
+    encoded = example_case(lens, n_series=1).encoded
+    _parent, _name, z, head = last_attention(lens)
+    passed_by(lens)
+    ways: list[AbstractContextManager[Any]] = [
+        lens.ablate(head),
+        lens.hooks([(z, nothing)]),
+        lens.hooks([(lambda point: point == z, nothing)]),
+    ]
+    with torch.no_grad():
+        for way in ways:
+            with pytest.raises(HookError, match=rf"never passed {z}.*which was not called"), way:
+                lens.forward(encoded)
+        with pytest.raises(HookError, match="never passed"):
+            lens.run_with_cache(encoded, names_filter=["**.hook_resid_post", z])
+        lens.add_hook(z, nothing)
+        with pytest.raises(HookError, match="never passed"):
+            lens.forward(encoded)
+        lens.reset_hooks()
+        # what the model does pass goes on as before, and a block in which nothing ran says nothing
+        lens.run_with_cache(encoded, names_filter="**.hook_resid_post")
+        with lens.ablate(head):
+            pass
+    assert native_traces(lens) == 0
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
+def test_an_edit_that_a_forecast_never_meets_is_an_error(name: str) -> None:
+    lens = fresh(name)
+    case = example_case(lens, n_series=1)
+    *_, head = last_attention(lens)
+    passed_by(lens)
+    with pytest.raises(HookError, match="never passed"), lens.ablate(head):
+        lens.forecast(case.batch, case.horizon)
+
+
+def test_an_error_on_the_way_is_not_hidden_by_one_about_hooks(token_lens: Lens) -> None:
+    with pytest.raises(ZeroDivisionError), token_lens.ablate("decoder.0.mlp"):
+        raise ZeroDivisionError
+
+
+def test_only_the_encoder_ran(token_lens: Lens) -> None:
+    """What stands in the decoder was not to be passed; what stands in the encoder was."""
+    ids = torch.ones(1, 4, dtype=torch.long)
+    encoder = token_lens.adapter.model.encoder
+    with token_lens.ablate("encoder.0.mlp", "decoder.0.mlp"):
+        encoder(input_ids=ids)
+    before = encoder(input_ids=ids)
+    with (
+        pytest.raises(HookError, match=r"never passed encoder_blocks\.0\.mlp\.hook_out"),
+        token_lens.ablate("encoder.0.mlp"),
+    ):
+        token_lens.adapter.model(encoder_outputs=before, decoder_input_ids=ids)
+
+
+@pytest.fixture
+def validation() -> Iterator[None]:
+    """Compiling switches the checks of all distributions off."""
+    before = Distribution._validate_args
+    yield
+    Distribution.set_default_validate_args(before)
+
+
+def compile_model(lens: Lens) -> Callable[[], None]:
+    model = lens.adapter.model
+    model.compile(backend="eager")
+    return lambda: setattr(model, "_compiled_call_impl", None)
+
+
+def compile_block(lens: Lens) -> Callable[[], None]:
+    block = lens.adapter.model.get_submodule(lens.wiring.output_stack.block(0))
+    block.compile(backend="eager")
+    return lambda: setattr(block, "_compiled_call_impl", None)
+
+
+def compile_forward(lens: Lens) -> Callable[[], None]:
+    block = lens.adapter.model.get_submodule(lens.wiring.output_stack.block(0))
+    block.forward = torch.compile(block.forward, backend="eager")
+    return lambda: block.__dict__.pop("forward")
+
+
+def wrap_block(lens: Lens) -> Callable[[], None]:
+    *path, last = lens.wiring.output_stack.block(0).split(".")
+    parent = lens.adapter.model.get_submodule(".".join(path))
+    block = parent._modules[last]
+    parent._modules[last] = torch.compile(block, backend="eager")
+    return lambda: parent._modules.update({last: block})
+
+
+@pytest.mark.usefixtures("validation")
+@pytest.mark.parametrize("compiling", [compile_model, compile_block, compile_forward, wrap_block])
+@EACH
+def test_compiled_modules_are_refused(name: str, compiling: Callable[[Lens], Callable[[], None]]) -> None:
+    lens = fresh(name)
+    *_, head = last_attention(lens)
+    first = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
+    undo = compiling(lens)
+    with pytest.raises(WiringError, match=r"is compiled.*pass"), lens.hooks([(first, nothing)]):
+        pass
+    if compiling is compile_model:
+        with pytest.raises(WiringError, match="is compiled"):
+            load(lens.native)
+        with pytest.raises(WiringError, match="is compiled"), lens.ablate(head):
+            pass
+    elif lens.wiring.output_stack.n_layers > 1:
+        with lens.ablate(head):  # another block, whose calls do reach their hooks
+            pass
+    undo()
+    with lens.hooks([(first, nothing)]):
+        pass
+    assert native_traces(lens) == 0
+
+
+def test_a_module_replaced_after_the_lens_was_made_is_named() -> None:
+    lens = fresh("chronos-bolt")
+    block = lens.adapter.model.decoder.block[0]
+    block.layer[2] = type(block.layer[2])(lens.adapter.model.config)
+    replaced = r"'decoder\.block\.0\.layer\.2.*' was taken out of the model or replaced"
+    with pytest.raises(WiringError, match=replaced), lens.ablate("decoder.0.mlp"):
+        pass
+    with lens.ablate("decoder.1.mlp"):
+        pass
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@EACH
+def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
+    """backward() runs a checkpointed block again, after the context without its hooks."""
+    lens = fresh(name)
+    encoded = example_case(lens, n_series=1).encoded
+    stack = lens.wiring.output_stack
+    block = lens.adapter.model.get_submodule(stack.block(0))
+    forward = block.forward
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(lambda *inputs: forward(*inputs, **kwargs), *args, use_reentrant=reentrant)
+
+    block.forward = again
+    with torch.no_grad(), lens.ablate(f"{stack.name}.0.mlp".removeprefix(".")):
+        lens.forward(encoded)
+    if not next(lens.adapter.model.parameters()).requires_grad:
+        pytest.skip("the library turns gradients off")
+    refused = pytest.raises(HookError, match="inside a gradient checkpoint")
+    with refused, lens.ablate(f"{stack.name}.0.mlp".removeprefix(".")):
+        lens.forward(encoded)
+    with pytest.raises(HookError, match="inside a gradient checkpoint"):
+        lens.run_with_cache(encoded, names_filter=f"{stack.prefix}.0.mlp.hook_out")
+    del block.forward
+    assert native_traces(lens) == 0
+
+
+def test_checkpointing_as_transformers_turns_it_on() -> None:
+    lens = fresh("chronos-bolt")
+    encoded = example_case(lens, n_series=1).encoded
+    lens.adapter.model.gradient_checkpointing_enable()
+    with lens.ablate("decoder.0.mlp"):  # for training only
+        lens.forward(encoded)
+    lens.adapter.model.train()
+    with pytest.raises(HookError, match="gradient_checkpointing_disable"), lens.ablate("decoder.0.mlp"):
+        lens.forward(encoded)
+
+
+def double(value: Tensor, hook: object) -> Tensor:
+    return 2 * value
+
+
+def double_in_place(value: Tensor, hook: object) -> None:
+    value *= 2
+
+
+@EACH
+def test_inference_mode(name: str) -> None:
+    lens = fresh(name)
+    case = example_case(lens, n_series=1)
+    out = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
+    *_, head = last_attention(lens)
+    found = []
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            hooked = [lens.run_with_hooks(case.encoded, [(out, edit)]) for edit in (double, double_in_place, nothing)]
+            with lens.ablate(head):
+                ablated, acts = lens.run_with_cache(case.encoded)
+                forecast = lens.forecast(case.batch, case.horizon, seed=2)
+        found.append((*hooked, ablated, *acts.values(), torch.tensor(forecast.quantiles)))
+    for plain, inference in zip(*found, strict=True):
+        assert torch.equal(plain, inference)
+    assert not torch.equal(found[0][0], found[0][2])
+    # what was recorded there may enter a graph here
+    with lens.patch(acts, out):
+        lens.forward(case.encoded).sum().backward()
+
+
+def test_gradients_under_inference_mode_are_refused(token_lens: Lens) -> None:
+    encoded = example_case(token_lens, n_series=1).encoded
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
+        token_lens.run_with_cache(encoded, incl_bwd=True, loss=torch.sum)
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda v: v.zero_(),
+    "data": lambda v: v.data.__setitem__(slice(None), 0.0),
+    "detached": lambda v: v.detach().zero_(),
+    "numpy": lambda v: v.detach().numpy().fill(0.0),
+    "one element": lambda v: v.detach().numpy().__setitem__((0, 0, 0), 7.0),
+    "storage": lambda v: v.untyped_storage().fill_(0),
+}
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("write", WRITES)
+def test_whatever_a_hook_writes_reaches_the_model(patch_lens: Lens, write: str, gradients: bool) -> None:
+    """Torch counts the changes of a tensor, but not those that go past it."""
+    encoded = example_case(patch_lens, n_series=1).encoded
+    point = "decoder_blocks.0.mlp.hook_out"
+
+    def hook(value: Tensor, hook: object) -> None:
+        WRITES[write](value)
+
+    def returned(value: Tensor, hook: object) -> Tensor:
+        new = value.detach().clone()
+        WRITES[write](new)
+        return new
+
+    with torch.set_grad_enabled(gradients):
+        written = patch_lens.run_with_hooks(encoded, [(point, hook)])
+        assert torch.equal(written, patch_lens.run_with_hooks(encoded, [(point, returned)]))
+        assert not torch.equal(written, patch_lens.forward(encoded))
+
+
+def test_a_reading_hook_before_one_that_writes_keeps_what_it_saw(patch_lens: Lens) -> None:
+    from tsfm_lens.hooks.activations import Activations
+    from tsfm_lens.hooks.recorder import record
+
+    encoded = example_case(patch_lens, n_series=1).encoded
+    point = "decoder_blocks.0.mlp.hook_out"
+    acts = Activations(patch_lens.registry.points)
+    with record(patch_lens.registry, [point], acts), patch_lens.hooks([(point, double_in_place)]):
+        patch_lens.forward(encoded)
+    _, plain = patch_lens.run_with_cache(encoded, names_filter=point)
+    assert torch.equal(acts[point], plain[point])
+
+
+def test_backward_hooks_without_a_backward_pass(patch_lens: Lens) -> None:
+    encoded = example_case(patch_lens, n_series=1).encoded
+    seen: list[Tensor] = []
+    hooks = [("decoder_blocks.0.mlp.hook_out", lambda grad, hook: seen.append(grad))]
+    with pytest.raises(HookError, match=r"call backward\(\) inside the block"), patch_lens.hooks(bwd_hooks=hooks):
+        loss = patch_lens.forward(encoded).sum()
+    with patch_lens.hooks(bwd_hooks=hooks):
+        patch_lens.forward(encoded).sum().backward()
+    loss.backward()
+    assert len(seen) == 1
+
+
+def test_a_predicate_that_is_true_of_nothing(patch_lens: Lens) -> None:
+    with (
+        pytest.raises(UnknownNameError, match="true of no hook point"),
+        patch_lens.hooks([(lambda name: False, nothing)]),
+    ):
+        pass
+
+
+def test_contexts_may_end_in_any_order(patch_lens: Lens) -> None:
+    encoded = example_case(patch_lens, n_series=1).encoded
+    with torch.no_grad():
+        plain = patch_lens.forward(encoded)
+        with patch_lens.ablate("decoder.0.mlp"):
+            expected = patch_lens.forward(encoded)
+        first, second = patch_lens.ablate("decoder.0.mlp"), patch_lens.ablate("decoder.0.mlp")
+        first.__enter__()
+        second.__enter__()
+        patch_lens.forward(encoded)
+        first.__exit__(None, None, None)
+        assert torch.equal(patch_lens.forward(encoded), expected)
+        second.__exit__(None, None, None)
+        assert torch.equal(patch_lens.forward(encoded), plain)
+    assert native_traces(patch_lens) == 0
+
+
+def test_two_lenses_of_one_model_both_see_its_patterns(patch_lens: Lens) -> None:
+    other = load(patch_lens.native, check=False)
+    encoded = example_case(patch_lens, n_series=1).encoded
+    name = "decoder_blocks.0.cross_attn.hook_pattern"
+    seen: list[Tensor] = []
+    with torch.no_grad(), other.hooks([(name, lambda value, hook: seen.append(value.clone()))]):
+        halved = patch_lens.run_with_hooks(encoded, [(name, lambda value, hook: 0.5 * value)])
+    with torch.no_grad():
+        _, acts = patch_lens.run_with_cache(encoded, names_filter=name)
+        assert_close(seen[0], acts[name], depth=1)
+        expected = patch_lens.run_with_hooks(encoded, [(name, lambda value, hook: 0.5 * value)])
+    assert torch.equal(halved, expected)
+
+
+def test_factors_are_read_when_they_are_used() -> None:
+    """A block of Toto 2 rescales its stream by numbers that may be changed after the lens was made."""
+    lens = fresh("toto-2")
+    block = lens.adapter.model.get_submodule("transformer.layers.0")
+    with torch.no_grad():
+        for tau in ("attn_tau", "mlp_tau"):
+            value = getattr(block, tau)
+            value.fill_(1.7) if isinstance(value, Tensor) else setattr(block, tau, 1.7)
+    encoded = example_case(lens, n_series=1).encoded
+    names = ["blocks.0.attn.hook_out", "blocks.0.mlp.hook_out"]
+    renewed = load(lens.native, check=False)
+    with torch.no_grad():
+        ours, theirs = (each.run_with_cache(encoded, names_filter=names)[1] for each in (lens, renewed))
+    for name in names:
+        assert torch.equal(ours[name], theirs[name])
+
+
+def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
+    import copy
+
+    for name in ARCHITECTURES:
+        lens = fresh(name)
+        case = example_case(lens, n_series=1)
+        *_, z, head = last_attention(lens)
+        twin = copy.deepcopy(lens)
+        with torch.no_grad():
+            plain = lens.forward(case.encoded)
+            with twin.ablate(head):
+                assert torch.equal(lens.forward(case.encoded), plain)
+                ablated = twin.forward(case.encoded)
+            assert torch.equal(twin.forward(case.encoded), plain)
+            with lens.ablate(head):
+                assert torch.equal(lens.forward(case.encoded), ablated)
+        assert not torch.equal(ablated, plain)
+        twin.add_hook(z, double)
+        with torch.no_grad():
+            assert torch.equal(copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded))
+        with lens.ablate(head), pytest.raises(HookError, match="leave it first"):
+            copy.deepcopy(lens)

@@ -1,0 +1,31 @@
+"""Where a run stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RunState:
+    """Where a run stands; interventions and recorders read it.
+
+    Attributes:
+        n_series: series (a variate is one) in the running batch; activations have a multiple of it as rows.
+        step: forecast steps already read out in this run.
+        offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
+        block_rows: series of one variant, where several variants run side by side.
+        sample_major: whether sample paths are the outermost part of the rows.
+        sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
+    """
+
+    n_series: int | None = None
+    step: int = 0
+    offset: dict[str, int] = field(default_factory=dict)
+    block_rows: int | None = None
+    sample_major: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def restart(self, n_series: int | None = None, block_rows: int | None = None) -> None:
+        """Stand at the beginning of a run; of one that is not the lens's own if no series are given."""
+        self.n_series, self.step, self.block_rows = n_series, 0, block_rows
+        self.offset.clear()

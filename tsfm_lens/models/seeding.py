@@ -1,0 +1,27 @@
+"""Torch's generators, seeded for one run at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# the generators are the process's: two threads that seed them at once would draw from each other's
+_ONE_RUN = threading.RLock()
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators while the block runs; their state is left as it was.
+
+    Such blocks of several threads run one after the other. Draws that other code makes meanwhile are not held back.
+
+    Args:
+        seed: of the CPU's generator and of the device's.
+        device: where the model lives.
+    """
+    with _ONE_RUN, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
