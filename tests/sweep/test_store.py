@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -22,6 +22,7 @@ import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, StoreError, UnknownNameError
 from tsfm_lens.sweep import files
+from tsfm_lens.sweep.seals import read_json, sealed_json
 from tsfm_lens.sweep.store import SCHEMA_VERSION, Store, cell_key, group_key
 
 CELLS = tuple(cell_key(cell=number) for number in range(6))
@@ -215,10 +216,11 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"has no store\.json"):
         Store(tmp_path / "nothing", create=False)
     assert not (tmp_path / "nothing").exists()
-    Store(tmp_path / "store")
-    (tmp_path / "store" / "store.json").write_text("{")
-    with pytest.raises(StoreError, match="is damaged: choose another folder"):
-        Store(tmp_path / "store")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "store.json").write_text('{"shelves": 3}')
+    with pytest.raises(StoreError, match="is not that of a sweep's store: choose another folder"):
+        Store(tmp_path / "other")
+    assert (tmp_path / "other" / "store.json").read_text() == '{"shelves": 3}'
 
 
 def test_columns_of_a_store_stay_the_same(store: Store) -> None:
@@ -233,13 +235,14 @@ def test_another_schema_is_never_mixed_in(
 ) -> None:
     both = f"has schema version {version}, and this tsfm-lens reads version {SCHEMA_VERSION}.*{message}"
     marker = store.path / "store.json"
-    about = json.loads(marker.read_text())
+    about = read_json(marker)
     assert about["schema"] == SCHEMA_VERSION
-    marker.write_text(json.dumps({**about, "schema": version}))
+    content = marker.read_bytes()
+    marker.write_bytes(sealed_json({**about, "schema": version}, marker.name))
     with pytest.raises(StoreError, match=both):
         Store(store.path, create=False)
     # a single file of the other version, copied in
-    marker.write_text(json.dumps(about))
+    marker.write_bytes(content)
     with monkeypatch.context() as patch:
         patch.setattr(files, "SCHEMA_VERSION", version)
         store.write(toys.toy_rows(CELLS[:1]), CELLS[:1])
@@ -277,7 +280,7 @@ def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[
     store.done()
     damage(*((path, b"") if damage is Path.write_bytes else (path,)))
     broken = path.read_bytes()
-    with pytest.raises(StoreError, match=r"is damaged.*computes its 3 cells again|3 of 6 cells are not"):
+    with pytest.raises(StoreError, match=r"is damaged.*tsfm-lens sweep CONFIG --store|3 of 6 cells are not"):
         store.read(CELLS)
     (found,) = store.damaged()
     assert (found.path, found.moved_to) == (path, None)
@@ -289,6 +292,73 @@ def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[
     assert store.done() == set(CELLS[3:])
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     assert store.read(CELLS).num_rows == 18
+
+
+def bits_of(content: bytes, footer: int) -> list[tuple[int, int]]:
+    """A bit of 300 bytes of a file's footer, and of 100 others."""
+    chosen = random.Random(0)
+    parts = (range(len(content) - footer), 100), (range(len(content) - footer, len(content)), 300)
+    places = [place for part, most in parts for place in chosen.sample(part, min(most, len(part)))]
+    return [(place, 1 << chosen.randrange(8)) for place in places]
+
+
+@pytest.mark.parametrize("kind", ["cells", "plan", "about"])
+def test_no_bit_of_a_file_changes_unnoticed(store: Store, kind: str) -> None:
+    if kind == "cells":
+        path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
+    elif kind == "plan":
+        path = store.write_plan("sweep.cells", pd.DataFrame({"key": CELLS, "chunk": range(6)}))
+    else:
+        path = store.write_plan("sweep.about", {"turn": "a", "models": {"toy": {"layers": 3}}})
+    content = path.read_bytes()
+    # names and types of columns stand in the footer, whose length stands before the last four bytes
+    footer = len(content) if kind == "about" else int.from_bytes(content[-8:-4], "little") + 8
+    for place, bit in bits_of(content, footer):
+        path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        fresh = Store(store.path, create=False)
+        assert [damage.path for damage in fresh.damaged()] == [path], (place, bit)
+        with pytest.raises(StoreError, match=r"are not in|tsfm-lens sweep CONFIG --store"):
+            fresh.read(CELLS[:2], ["error"]) if kind == "cells" else fresh.read_plan(path.stem)
+    path.write_bytes(content)
+    assert Store(store.path, create=False).damaged() == []
+
+
+def test_a_file_in_another_s_place_is_damaged(store: Store) -> None:
+    first, second = (store.write(toys.toy_rows(cells), cells) for cells in (CELLS[:3], CELLS[3:]))
+    plans = [store.write_plan(name, {"turn": name}) for name in ("one.about", "two.about")]
+    for one, other in ((first, second), plans):
+        contents = one.read_bytes(), other.read_bytes()
+        one.write_bytes(contents[1])
+        other.write_bytes(contents[0])
+    assert {damage.path for damage in store.damaged(move=True)} == {first, second, *plans}
+    assert store.done() == set()
+    assert store.plans() == []
+
+
+def test_a_damaged_store_json_is_made_anew(store: Store) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    marker = store.path / "store.json"
+    before = marker.read_bytes()
+    marker.write_bytes(before.replace(b'"schema": 2', b'"schema": 3'))
+    with pytest.raises(StoreError, match=rf"{marker} is damaged.*tsfm-lens sweep CONFIG --store {store.path}"):
+        Store(store.path, create=False)
+    mended = Store(store.path, values=toys.VALUES)
+    assert marker.read_bytes() == before
+    assert mended.read(CELLS[:3]).num_rows == 9
+    (damage,) = mended.damaged(move=True)
+    assert damage.path == marker
+    assert damage.moved_to.parent == store.path / "damaged"
+    assert mended.damaged(move=True) == []
+
+
+def test_a_file_in_a_folder_s_place_is_moved_aside(store: Store) -> None:
+    path = store.path / "cells" / group_key(CELLS[:3])[:2]
+    path.touch()
+    with pytest.raises(StoreError, match=rf"a file stands in its way.*mv {path} {path}\.aside"):
+        store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    (damage,) = store.damaged(move=True)
+    assert damage.path == path
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
 
 
 def test_only_old_leftovers_of_killed_processes_are_removed(store: Store) -> None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tsfm_lens.errors import InputError, StoreError
+from tsfm_lens.sweep.seals import (
+    PARQUET_SEAL,
+    DamagedFileError,
+    UnsealedError,
+    parquet_content,
+    parquet_tail,
+    read_json,
+    sealed_parquet,
+)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TEXT_COLUMNS = ("cell", "model", "variant", "dataset", "item")
 COUNT_COLUMNS = ("window", "variate")
 KEY_COLUMNS = TEXT_COLUMNS + COUNT_COLUMNS
@@ -46,8 +56,23 @@ class Footer:
     columns: tuple[str, ...]
 
 
-class DamagedFileError(Exception):
-    """A file is cut short, changed, or none of ours; the store turns it into a report or a StoreError."""
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not used.
+
+    Attributes:
+        path: where it was found.
+        why: what is wrong with it.
+        moved_to: where it is now; None if it was left in place.
+    """
+
+    path: Path
+    why: str
+    moved_to: Path | None = None
+
+    def __str__(self) -> str:
+        place = f"; it is now {self.moved_to}" if self.moved_to else ""
+        return f"{self.path}: {self.why}{place}"
 
 
 def cell_key(**content: object) -> str:
@@ -143,8 +168,15 @@ def trouble(error: OSError, path: Path) -> StoreError:
             "choose another folder."
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return StoreError(f"{path} should be in a folder, but a file stands in its way. Choose another folder.")
-    return StoreError(f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept.")
+        blocking = next((each for each in (path, *path.parents) if each.is_file()), path)
+        return StoreError(
+            f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
+            f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
+        )
+    return StoreError(
+        f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept: mend that, and run "
+        "the same command again."
+    )
 
 
 def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
@@ -209,60 +241,90 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
     return table if (np.diff(order) >= 0).all() else table.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
+def encode(table: pa.Table, cells: Sequence[str]) -> bytes:
     """A Parquet file, in memory, of rows that ``checked_rows`` gave; its footer lists the cells."""
     order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(order, minlength=len(cells)).tolist()
-    index = json.dumps({"cells": list(cells), "counts": counts})
-    footer = json.dumps(
-        {"schema": SCHEMA_VERSION, "digest": hashlib.sha256(index.encode()).hexdigest(), "index": index}
-    )
+    footer = json.dumps({"schema": SCHEMA_VERSION, "cells": list(cells), "counts": counts})
+    return parquet_of(table.replace_schema_metadata(None), cells_file(cells), {_FOOTER: footer})
+
+
+def cells_file(cells: Sequence[str]) -> str:
+    """Name of the file of a group of cells."""
+    return f"{group_key(cells)}.parquet"
+
+
+def parquet_of(table: pa.Table, name: str, about: Mapping[str, str] | None = None) -> bytes:
+    """A sealed Parquet file, in memory.
+
+    Args:
+        table: what it holds.
+        name: that it will have.
+        about: what its footer says besides.
+    """
     sink = pa.BufferOutputStream()
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
     # no statistics and no Arrow schema: they would make half of a small file, and footers slow to read
     with pq.ParquetWriter(
         sink,
-        table.schema.remove_metadata(),
+        table.schema,
         compression="zstd",
-        use_dictionary=list(TEXT_COLUMNS),
+        use_dictionary=texts,
         write_statistics=False,
-        write_page_checksum=True,
-        store_schema=False,
+        store_schema=about is None,
     ) as writer:
-        writer.write_table(table.replace_schema_metadata(None))
-        writer.add_key_value_metadata({_FOOTER: footer})
-    return memoryview(sink.getvalue())
+        writer.write_table(table)
+        writer.add_key_value_metadata({**PARQUET_SEAL, **(about or {})})
+    return sealed_parquet(sink.getvalue(), name)
 
 
 def read_footer(path: Path) -> Footer:
     """Which cells a file holds, without reading its rows.
 
     Raises:
-        DamagedFileError: the file is cut short, changed or not a store's.
+        DamagedFileError: the file is cut short, changed, renamed or not a store's.
         StoreError: it is of another schema version, or may not be read.
     """
     try:
-        found = pq.read_metadata(path)
-        text = (found.metadata or {}).get(_FOOTER.encode())
-        if text is None:
-            raise DamagedFileError("it is no file of a sweep")
-        footer = json.loads(text)
-        schema, index = footer["schema"], footer["index"]
-        check_schema(schema, path)
-        if hashlib.sha256(index.encode()).hexdigest() != footer["digest"]:
-            raise DamagedFileError("its list of cells was changed")
-        listed = json.loads(index)
-        cells, counts = tuple(listed["cells"]), tuple(listed["counts"])
-        columns = tuple(found.schema.names)
-        rows = found.num_rows
+        try:
+            tail = parquet_tail(path)
+        except UnsealedError:
+            _refuse_older(path)
+            raise
+        # Parquet's reader wants a file that begins like one
+        found = pq.read_metadata(pa.BufferReader(b"PAR1" + tail))
+        footer = json.loads(found.metadata[_FOOTER.encode()])
+        check_schema(footer["schema"], path)
+        cells, counts = tuple(footer["cells"]), tuple(footer["counts"])
+        return Footer(path, cells, counts, tuple(found.schema.names))
     except PermissionError as error:
         raise trouble(error, path) from error
     except StoreError:
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"its footer cannot be read: {error}") from error
-    if sum(counts) != rows or len(counts) != len(cells):
-        raise DamagedFileError(f"it lists {sum(counts)} rows and holds {rows}")
-    return Footer(path, cells, counts, columns)
+
+
+def _refuse_older(path: Path) -> None:
+    """Raise a StoreError where a file without digests is of a version that wrote none."""
+    try:
+        footer = json.loads((pq.read_metadata(path).metadata or {})[_FOOTER.encode()])
+        older = "digest" in footer and footer["schema"] < SCHEMA_VERSION
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        return
+    if older:
+        check_schema(footer["schema"], path)
+
+
+def refuse_older_store(marker: Path) -> None:
+    """The same for the file that says what a store is."""
+    try:
+        about = json.loads(marker.read_bytes())
+        older = "sha256" not in about and about["schema"] < SCHEMA_VERSION
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if older:
+        check_schema(about["schema"], marker.parent)
 
 
 def check_schema(found: object, where: Path) -> None:
@@ -283,7 +345,7 @@ def check_schema(found: object, where: Path) -> None:
 
 
 def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of some cells of a file; page checksums and the place of each cell are verified.
+    """Rows of some cells of a file, which is verified as a whole.
 
     Args:
         footer: of the file.
@@ -298,15 +360,25 @@ def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | Non
     """
     wanted = list(footer.columns if columns is None else columns)
     try:
-        with pq.ParquetFile(footer.path, read_dictionary=list(TEXT_COLUMNS), page_checksum_verification=True) as file:
+        content = pa.BufferReader(parquet_content(footer.path))
+        with pq.ParquetFile(content, read_dictionary=list(TEXT_COLUMNS)) as file:
             table = file.read(columns=list(dict.fromkeys(["cell", *wanted])), use_threads=False)
     except PermissionError as error:
         raise trouble(error, footer.path) from error
     except (pa.ArrowException, OSError) as error:
         raise DamagedFileError(f"its rows cannot be read: {error}") from error
-    place = pc.index_in(table.column("cell"), pa.array(footer.cells)).to_numpy()
-    if not np.array_equal(place, np.repeat(np.arange(len(footer.cells)), footer.counts)):
-        raise DamagedFileError("its rows are not those of the cells that it lists")
     if not all(keep):
         table = table.filter(pa.array(np.repeat(keep, footer.counts)))
     return table.select(wanted)
+
+
+def read_plan_file(path: Path) -> Any:
+    """A plan, which is a frame or a mapping by the file's suffix.
+
+    Raises:
+        DamagedFileError: the file is cut short, changed or renamed.
+        OSError, ValueError: it cannot be read.
+    """
+    if path.suffix == ".json":
+        return read_json(path)
+    return pq.read_table(pa.BufferReader(parquet_content(path))).to_pandas()

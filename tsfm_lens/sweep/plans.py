@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
-from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.errors import InputError, StoreError, UnknownNameError, unknown_name
 from tsfm_lens.sweep.config import SweepConfig
 from tsfm_lens.sweep.grid import Cell
 from tsfm_lens.sweep.spec import Entry, plan_frame
@@ -54,7 +55,7 @@ def save_plan(
     """
     name = plan_name(config)
     keys = {cell.key for cell in cells}
-    before = _stored(store, name)
+    before = _whole(store, name)
     if before is not None:
         known = set(before.cells["key"])
         # a run that resumes begins with less than it knew when it was stopped
@@ -75,6 +76,7 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
 
     Raises:
         InputError: there is no plan, or several and no name.
+        StoreError: it is damaged.
         UnknownNameError: none of that name.
     """
     known = sorted(each.removesuffix(".about") for each in store.plans() if each.endswith(".about"))
@@ -90,11 +92,24 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
     return found
 
 
+def _whole(store: Store, name: str) -> SavedPlan | None:
+    """The plan that a store holds; None if there is none, or it is damaged and to be written anew."""
+    try:
+        return _stored(store, name)
+    except StoreError:
+        return None
+
+
 def _stored(store: Store, name: str) -> SavedPlan | None:
     try:
         about = store.read_plan(f"{name}.about")
     except UnknownNameError:
         return None
-    turn = about["turn"]
-    entries, cells = (store.read_plan(f"{name}.{table}.{turn}") for table in ("entries", "cells"))
+    try:
+        entries, cells = (store.read_plan(f"{name}.{table}.{about['turn']}") for table in ("entries", "cells"))
+    except UnknownNameError:
+        raise StoreError(
+            f"tables of the plan {name!r} are gone from {store.path / 'plans'}. Run the sweep again, which writes them "
+            f"anew: tsfm-lens sweep CONFIG --store {shlex.quote(str(store.path))}"
+        ) from None
     return SavedPlan(name, about, entries, cells)

@@ -100,12 +100,20 @@ def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame,
         by_dataset = done[begun].groupby(own.loc[begun, "dataset"]).all()
         across = own["variant"].map(by_variant)
         within = begun & own["dataset"].map(by_dataset).eq(True)
-        keep = across if across.sum() >= within.sum() else within
-        parts.append(own[keep & done])
+        # every change is one from the plain model; the seasonal naive forecast has none
+        usable = [keep for keep in (across & done, within & done) if _has_plain(own, keep)]
+        if not usable:
+            continue
+        parts.append(own[max(usable, key=lambda keep: keep.sum())])
         shown, all_of = parts[-1]["dataset"].nunique(), own["dataset"].nunique()
         if shown < all_of and len(parts[-1]):
             words.append(f"{model} is shown on the {shown} of {all_of} datasets that are finished")
-    return pd.concat(parts), words
+    return pd.concat([*parts, cells[:0]]), words
+
+
+def _has_plain(cells: pd.DataFrame, keep: pd.Series) -> bool:
+    """Whether the plain model is among some cells of a model, if it has one."""
+    return PLAIN not in set(cells["variant"]) or PLAIN in set(cells.loc[keep, "variant"])
 
 
 def _among(table: pd.DataFrame, wanted: set[tuple[str, str]]) -> pd.Series:

@@ -6,45 +6,50 @@
     claims/KEY.lock       held by the process that computes a group; the kernel frees it when the process dies
     damaged/              files that could not be read, moved aside
 
-A file appears under its name only when it is whole and on disk, and is never changed afterwards. A cell's key is a hash
-of all that decides its numbers, so what another configuration left behind is never read by mistake, two processes may
-share a store, and two stores are joined by copying their ``cells`` together.
+A file appears under its name only when it is whole and on disk, and is never changed afterwards; digests in it cover
+its content, its columns and its name (``seals``). A cell's key is a hash of all that decides its numbers, so what
+another configuration left behind is never read by mistake, two processes may share a store, and two stores are joined
+by copying their ``cells`` together.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 
 from tsfm_lens.errors import InputError, StoreError, unknown_name
+from tsfm_lens.sweep.claims import claimed
 from tsfm_lens.sweep.files import (
     KEY_COLUMNS,
     SCHEMA_VERSION,
-    DamagedFileError,
+    Damage,
     Footer,
     cell_key,
+    cells_file,
     check_schema,
     checked_rows,
     encode,
     group_key,
+    parquet_of,
     read_footer,
+    read_plan_file,
     read_rows,
+    refuse_older_store,
     trouble,
     write_atomically,
 )
+from tsfm_lens.sweep.seals import DamagedFileError, read_json, sealed_json
 
 __all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
@@ -52,25 +57,6 @@ FORMAT = "tsfm-lens sweep store"
 _ROOMS = ("cells", "plans", "claims", "damaged")
 # a write takes a second; what is left for longer was left by a killed process
 _LEFTOVER_SECONDS = 3600.0
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A file that is not used.
-
-    Attributes:
-        path: where it was found.
-        why: what is wrong with it.
-        moved_to: where it is now; None if it was left in place.
-    """
-
-    path: Path
-    why: str
-    moved_to: Path | None = None
-
-    def __str__(self) -> str:
-        place = f"; it is now {self.moved_to}" if self.moved_to else ""
-        return f"{self.path}: {self.why}{place}"
 
 
 class Store:
@@ -81,6 +67,9 @@ class Store:
         create: make it if it is not there; without, nothing is written before the first result.
         values: names of the columns of numbers. A new store keeps them; of an existing one they must be the same.
 
+    Attributes:
+        repaired: files that were damaged and moved aside when the store was opened.
+
     Raises:
         StoreError: the folder is none, is no store, is of another schema version or has other columns.
     """
@@ -90,6 +79,7 @@ class Store:
     ) -> None:
         self.path = Path(path).absolute()
         self._footers: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
+        self.repaired: list[Damage] = []
         try:
             about = self._open(create, values)
         except OSError as error:
@@ -104,35 +94,55 @@ class Store:
 
     def _open(self, create: bool, values: Sequence[str] | None) -> Mapping[str, Any]:
         marker = self.path / "store.json"
-        if create and not marker.exists():
+        about = self._about(marker, create)
+        if about is None:
+            if not create:
+                raise StoreError(
+                    f"{self.path} is no store of a sweep: it has no store.json. Start one with tsfm-lens sweep."
+                )
             self.path.mkdir(parents=True, exist_ok=True)
             # another process may be making the same store: its temporary file is hidden
             others = {each.name for each in self.path.iterdir() if not each.name.startswith(".")}
-            if not others <= {*_ROOMS, "store.json"}:
+            if not others <= {*_ROOMS, marker.name}:
                 name = min(others - set(_ROOMS))
                 raise StoreError(f"{self.path} is no store of a sweep but holds {name}: give a new or empty folder.")
-            if not marker.exists():
-                from tsfm_lens import __version__
+            from tsfm_lens import __version__
 
-                about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {__version__}"}
-                about |= {"values": None if values is None else list(values)}
-                write_atomically(marker, json.dumps(about, indent=1).encode())
-        if not marker.exists():
-            raise StoreError(
-                f"{self.path} is no store of a sweep: it has no store.json. Start one with tsfm-lens sweep."
-            )
-        try:
-            about = json.loads(marker.read_bytes())
-            name = about["format"]
-        except (ValueError, KeyError, TypeError):
-            name, about = "", {}
-        if name != FORMAT:
-            raise StoreError(f"{marker} is not that of a sweep's store, or is damaged: choose another folder.")
-        check_schema(about.get("schema"), self.path)
+            about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {__version__}"}
+            about |= {"values": None if values is None else list(values)}
+            if not marker.exists():
+                write_atomically(marker, sealed_json(about, marker.name))
         if create:
             for room in _ROOMS:
                 (self.path / room).mkdir(exist_ok=True)
         return about
+
+    def _about(self, marker: Path, mend: bool) -> Mapping[str, Any] | None:
+        """What a store says of itself; None where it says nothing, or its damaged file was moved aside."""
+        try:
+            about = read_json(marker)
+            if about.get("format") != FORMAT:
+                raise DamagedFileError("it is not that of a sweep's store")
+        except FileNotFoundError:
+            return None
+        except (DamagedFileError, IsADirectoryError) as error:
+            refuse_older_store(marker)
+            # what is not ours stays where it is
+            if not (self.path / "cells").is_dir():
+                raise StoreError(f"{marker} is not that of a sweep's store: choose another folder.") from None
+            if not mend:
+                raise self._advice(marker, error) from None
+            (self.path / "damaged").mkdir(exist_ok=True)
+            self.repaired.append(self._set_aside(Damage(marker, str(error))))
+            return None
+        check_schema(about.get("schema"), self.path)
+        return about
+
+    def _advice(self, path: Path, why: object) -> StoreError:
+        return StoreError(
+            f"{path} is damaged: {why}. Run the sweep again, which moves the file aside and makes it anew: "
+            f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
+        )
 
     def write(self, rows: Any, cells: Sequence[str]) -> Path:
         """Keep the rows of a finished group of cells.
@@ -150,7 +160,7 @@ class Store:
         """
         table = checked_rows(rows, cells, self.values)
         key = group_key(cells)
-        path = self.path / "cells" / key[:2] / f"{key}.parquet"
+        path = self.path / "cells" / key[:2] / cells_file(cells)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -165,7 +175,7 @@ class Store:
     def holds(self, cells: Sequence[str]) -> bool:
         """Whether this very group is finished; looks at one file, so it is fast in a large store."""
         key = group_key(cells)
-        path = self.path / "cells" / key[:2] / f"{key}.parquet"
+        path = self.path / "cells" / key[:2] / cells_file(cells)
         try:
             return set(read_footer(path).cells) >= set(cells)
         except DamagedFileError:
@@ -228,67 +238,36 @@ class Store:
         try:
             return read_rows(footer, keep, columns)
         except DamagedFileError as error:
-            raise StoreError(
-                f"{footer.path} is damaged: {error}. Run the sweep again: it moves the file aside and computes its "
-                f"{len(footer.cells)} cells again."
-            ) from None
+            raise self._advice(footer.path, error) from None
 
-    @contextmanager
-    def claim(self, key: str) -> Iterator[bool]:
-        """Claim a group of cells while the context lasts; the kernel frees the claim of a process that dies.
-
-        Args:
-            key: of the group.
-
-        Yields:
-            Whether the claim is ours; False while another process, or another claim of this one, has it. Where the
-            file system has no locks it is always True: groups may then be computed twice, and still count once.
-        """
-        path = self.path / "claims" / f"{key}.lock"
-        lock = FileLock(path, timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            yield False
-            return
-        except NotImplementedError:
-            yield True
-            return
-        except OSError as error:
-            raise trouble(error, path) from error
-        try:
-            yield True
-        finally:
-            lock.release()
+    def claim(self, key: str) -> AbstractContextManager[bool]:
+        """Claim a group of cells by its key while the context lasts; see :func:`tsfm_lens.sweep.claims.claimed`."""
+        return claimed(self.path / "claims" / f"{key}.lock")
 
     def damaged(self, *, move: bool = False) -> list[Damage]:
-        """Read every file, checksums included, and find those that are cut short, changed, or not a store's.
+        """Read every file of cells and every plan, and find those that are cut short, changed, or not a store's.
 
         Args:
             move: move them into ``damaged``, and remove what killed processes left half written. Nothing else is
                 ever deleted.
 
         Returns:
-            The damaged files; their cells count as not finished.
+            The damaged files, with those that were moved aside when the store was opened; their cells count as not
+            finished.
         """
-        found = []
-        for footer in self._scan():
-            damage = footer if isinstance(footer, Damage) else self._verify(footer)
-            if damage is not None:
-                found.append(self._set_aside(damage) if move else damage)
+        whole = (
+            each if isinstance(each, Damage) else _broken(each.path, partial(_all_rows, each)) for each in self._scan()
+        )
+        plans = (_broken(path, partial(read_plan_file, path)) for path in self._plans())
+        damages = [each for each in (*whole, *self._blocked(), *plans) if each is not None]
+        found = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
+            self.repaired = []
             self._sweep_leftovers()
         return found
 
-    def _verify(self, footer: Footer) -> Damage | None:
-        try:
-            read_rows(footer, [True] * len(footer.cells))
-        except DamagedFileError as error:
-            return Damage(footer.path, str(error))
-        return None
-
     def _set_aside(self, damage: Damage) -> Damage:
-        target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}.parquet"
+        target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
         try:
             damage.path.rename(target)
         except FileNotFoundError:
@@ -298,6 +277,11 @@ class Store:
             raise trouble(error, damage.path) from error
         self._footers.pop(damage.path.name, None)
         return Damage(damage.path, damage.why, target)
+
+    def _blocked(self) -> list[Damage]:
+        """Files that stand where a folder of results belongs."""
+        found = (each for each in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if each.is_file())
+        return [Damage(each, "a file stands in the way of a folder") for each in sorted(found)]
 
     def _sweep_leftovers(self) -> None:
         oldest = time.time() - _LEFTOVER_SECONDS
@@ -341,11 +325,11 @@ class Store:
             StoreError: it cannot be written.
         """
         if isinstance(content, pd.DataFrame):
-            sink = pa.BufferOutputStream()
-            pq.write_table(pa.Table.from_pandas(content, preserve_index=False), sink)
-            path, data = self._plan(name, ".parquet"), memoryview(sink.getvalue())
+            path = self._plan(name, ".parquet")
+            data = parquet_of(pa.Table.from_pandas(content, preserve_index=False), path.name)
         else:
-            path, data = self._plan(name, ".json"), memoryview(json.dumps(content, indent=1).encode())
+            path = self._plan(name, ".json")
+            data = sealed_json(content, path.name)
         write_atomically(path, data)
         return path
 
@@ -356,19 +340,24 @@ class Store:
             UnknownNameError: there is none of this name.
             StoreError: it is damaged.
         """
-        try:
-            if (path := self._plan(name, ".parquet")).exists():
-                return pq.read_table(path).to_pandas()
-            if (path := self._plan(name, ".json")).exists():
-                return json.loads(path.read_bytes())
-        except (pa.ArrowException, ValueError) as error:
-            raise StoreError(f"{path} is damaged: {error}. Run the sweep again, which writes it anew.") from error
+        for path in (self._plan(name, ".parquet"), self._plan(name, ".json")):
+            try:
+                return read_plan_file(path)
+            except FileNotFoundError:
+                continue
+            except PermissionError as error:
+                raise trouble(error, path) from error
+            except (DamagedFileError, OSError, ValueError) as error:
+                raise self._advice(path, error) from error
         raise unknown_name("plan", name, self.plans())
 
     def plans(self) -> list[str]:
         """Names of the plans and of their provenance."""
+        return sorted({path.stem for path in self._plans()})
+
+    def _plans(self) -> list[Path]:
         found = (self.path / "plans").glob("[!.]*")
-        return sorted({path.stem for path in found if path.suffix in (".parquet", ".json")})
+        return sorted(path for path in found if path.suffix in (".parquet", ".json"))
 
     def _plan(self, name: str, suffix: str) -> Path:
         if not re.fullmatch(r"[\w-][\w.-]*", name):
@@ -381,3 +370,19 @@ def _footer(path: Path) -> Footer | Damage:
         return read_footer(path)
     except DamagedFileError as error:
         return Damage(path, str(error))
+
+
+def _all_rows(footer: Footer) -> pa.Table:
+    return read_rows(footer, [True] * len(footer.cells))
+
+
+def _broken(path: Path, read: Callable[[], object]) -> Damage | None:
+    try:
+        read()
+    except PermissionError as error:
+        raise trouble(error, path) from error
+    except StoreError:
+        raise
+    except (DamagedFileError, OSError, ValueError) as error:
+        return Damage(path, str(error))
+    return None

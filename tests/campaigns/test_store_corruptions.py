@@ -1,0 +1,294 @@
+"""A store that something has damaged heals when its sweep runs again, or the error names the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens.errors import LensError, StoreError
+from tsfm_lens.sweep import run
+from tsfm_lens.sweep.cells import open_model
+from tsfm_lens.sweep.config import SweepConfig, parse_config
+from tsfm_lens.sweep.results import gather
+from tsfm_lens.sweep.run import run_sweep
+from tsfm_lens.sweep.sources import evaluation_sets
+from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+
+CASES = int(os.environ.get("TSFM_LENS_CASES", "2000"))
+CONTENT: dict[str, Any] = {
+    "name": "whole",
+    "models": [{"source": "bolt-nano", "context_length": 32}],
+    "data": [{"source": "bundled", "names": ["co2", "elnino"], "horizon": 4, "windows": 1}],
+    "variants": {"layers": {"sizes": [1], "parts": ["mlp"]}, "components": {"a": ["decoder.0.self_attn.0"]}},
+    "chunk": 1,
+    "block": 2,
+    "statistics": {"replicates": 100},
+}
+
+
+@cache
+def config() -> SweepConfig:
+    return parse_config(CONTENT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opened_once() -> Iterator[None]:
+    """Thousands of runs of one sweep read its model and its series once."""
+    sets = evaluation_sets(config())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "open_model", cache(open_model))
+        patch.setattr(run, "evaluation_sets", lambda _config: sets)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("whole") / "store"
+    assert not run_sweep(config(), path).failed
+    return path
+
+
+def table_of(path: Path) -> pd.DataFrame:
+    store = Store(path, create=False)
+    rows = store.read(store.done()).to_pandas()
+    return rows.astype(dict.fromkeys(KEY_COLUMNS[:5], str)).sort_values(list(KEY_COLUMNS), ignore_index=True)
+
+
+# --- what can happen to a store --------------------------------------------------------------------------------
+
+
+def files_of(store: Path) -> list[Path]:
+    return sorted(path for path in store.rglob("*") if path.is_file())
+
+
+def flip(store: Path, chosen: random.Random) -> None:
+    path = chosen.choice([path for path in files_of(store) if path.stat().st_size])
+    content = bytearray(path.read_bytes())
+    for _ in range(chosen.choice((1, 1, 2, 8))):
+        content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
+    path.write_bytes(content)
+
+
+def truncate(store: Path, chosen: random.Random) -> None:
+    path = chosen.choice(files_of(store))
+    path.write_bytes(path.read_bytes()[: chosen.randrange(path.stat().st_size + 1)])
+
+
+def append(store: Path, chosen: random.Random) -> None:
+    path = chosen.choice(files_of(store))
+    path.write_bytes(path.read_bytes() + chosen.randbytes(chosen.randrange(1, 40)))
+
+
+def empty(store: Path, chosen: random.Random) -> None:
+    for path in chosen.sample(files_of(store), chosen.choice((1, 2, 5))):
+        path.write_bytes(b"")
+
+
+def delete(store: Path, chosen: random.Random) -> None:
+    for path in chosen.sample(files_of(store), chosen.choice((1, 2, 5))):
+        path.unlink()
+
+
+def delete_folder(store: Path, chosen: random.Random) -> None:
+    shutil.rmtree(chosen.choice(sorted(path for path in store.rglob("*") if path.is_dir())))
+
+
+def swap(store: Path, chosen: random.Random) -> None:
+    one, other = chosen.sample(files_of(store), 2)
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    other.write_bytes(contents[0])
+
+
+def overwrite(store: Path, chosen: random.Random) -> None:
+    shutil.copy(*chosen.sample(files_of(store), 2))
+
+
+def rename(store: Path, chosen: random.Random) -> None:
+    path = chosen.choice(files_of(store))
+    name = chosen.choice([f"{path.name}.bak", f"copy of {path.name}", f"0{path.name[1:]}", f".{path.name}"])
+    path.rename(path.with_name(name))
+
+
+def move(store: Path, chosen: random.Random) -> None:
+    path = chosen.choice(files_of(store))
+    folder = chosen.choice(sorted(each for each in store.rglob("*") if each.is_dir()))
+    path.rename(folder / path.name)
+
+
+def edit_json(store: Path, chosen: random.Random) -> None:
+    """Of a plan, or of what the store says of itself."""
+    path = chosen.choice(sorted(store.rglob("*.json")))
+    content = json.loads(path.read_text())
+    key = chosen.choice(sorted(content))
+    kind = chosen.randrange(6)
+    if kind == 0:
+        del content[key]
+    elif kind == 1:
+        content[key] = chosen.choice([None, "text", 7, True, [], {}])
+    elif kind == 2:
+        content["more"] = 1
+    elif kind == 3:
+        content = chosen.choice([{}, [], None, 3, "text", {"turn": "x"}])
+    elif kind == 4 and "complete" in content:
+        content["complete"] = not content["complete"]
+    path.write_text(json.dumps(content, indent=chosen.choice((None, 1, 2))))
+
+
+def edit_table(store: Path, chosen: random.Random) -> None:
+    """Of cells or of a plan, as another program would write it, with all that the footer said."""
+    path = chosen.choice(sorted(store.rglob("*.parquet")))
+    said = pq.read_metadata(path).metadata
+    table = pq.read_table(path)
+    kind = chosen.randrange(5)
+    if kind == 0:
+        table = pa.concat_tables([table, table.slice(0, chosen.randrange(1, table.num_rows + 1))])
+    elif kind == 1:
+        table = table.slice(1)
+    elif kind == 2:
+        name = chosen.choice(table.column_names)
+        table = table.rename_columns([f"{each}_" if each == name else each for each in table.column_names])
+    elif kind == 3:
+        table = table.drop_columns([chosen.choice(table.column_names)])
+    else:
+        numbers = [field.name for field in table.schema if pa.types.is_floating(field.type)] or ["chunk", "spec_seed"]
+        name = chosen.choice([name for name in numbers if name in table.column_names])
+        values = [None if value is None else value + 1 for value in table.column(name).to_pylist()]
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.array(values, table.schema.field(name).type))
+    pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **said}), path)
+
+
+def block(store: Path, chosen: random.Random) -> None:
+    """A file where a folder belongs, a folder where a file does, or a link to nowhere."""
+    everything = sorted(path for path in store.rglob("*"))
+    path = chosen.choice(everything)
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_bytes(chosen.choice((b"", b"PAR1")))
+    else:
+        path.unlink()
+        path.mkdir() if chosen.random() < 0.5 else path.symlink_to("nowhere")
+
+
+def litter(store: Path, chosen: random.Random) -> None:
+    """Files that are nobody's."""
+    folder = chosen.choice([path for path in store.rglob("*") if path.is_dir()])
+    name = chosen.choice(["notes.txt", "x.parquet", "x.json", ".x.tmp", "x.about.json", "cells", "x.lock"])
+    (folder / name).write_bytes(chosen.choice((b"", b"{}", b"PAR1", chosen.randbytes(100))))
+
+
+def several(store: Path, chosen: random.Random) -> None:
+    for change in chosen.sample([flip, truncate, append, empty, delete, overwrite, litter], 3):
+        change(store, chosen)
+
+
+CHANGES = (
+    *(flip, flip, truncate, append, empty, delete, delete_folder, swap, overwrite, rename, move, edit_json, edit_table),
+    *(block, litter, several),
+)
+"""The more files and bits there are that a change may hit, the more often it stands here."""
+
+
+# --- what must come of it --------------------------------------------------------------------------------------
+
+
+def mended(error: LensError, store: Path) -> str:
+    """Do what an error says; which it was."""
+    message = str(error)
+    assert str(store) in message, message
+    if "run" in message and "mv " not in message:
+        assert re.search("the same command|tsfm-lens sweep", message), message
+        return "run again"
+    command = re.search(r"mv (\S+) (\S+?)[.,]?(?:\s|$)", message)
+    assert command, message
+    subprocess.run(["mv", command[1], command[2]], check=True)
+    return "mv"
+
+
+def outcome_of(case: int, whole: Path, store: Path) -> tuple[str, str]:
+    """Damage a copy of a whole store, ask for its report, run the sweep again, and compare."""
+    chosen = random.Random(case)
+    change = CHANGES[case % len(CHANGES)]
+    shutil.rmtree(store, ignore_errors=True)
+    shutil.copytree(whole, store)
+    change(store, chosen)
+    if case % 5 == 0:
+        said = reported(store, whole)
+        assert not said or (str(store) in said and re.search("tsfm-lens sweep|mv |the same command", said)), said
+    how = "healed"
+    for _ in range(3):
+        try:
+            outcome = run_sweep(config(), store)
+            assert not outcome.failed, outcome.failed
+            break
+        except StoreError as error:
+            how = mended(error, store)
+    else:
+        raise AssertionError("what the error says does not help")
+    pd.testing.assert_frame_equal(table_of(store), table_of(whole))
+    assert Store(store, create=False).damaged() == []
+    if case % 5 == 0:
+        assert not reported(store, whole)
+    return change.__name__, how
+
+
+def reported(store: Path, whole: Path) -> str:
+    """The report of a store equals that of the whole one, or says that it is not finished; else what the error says."""
+    try:
+        found = gather(store)
+    except LensError as error:
+        return str(error)
+    if not any("not finished" in note for note in found.notes):
+        expected = of_whole(whole)
+        assert found.results.keys() == expected.keys()
+        for name, dataset in expected.items():
+            xr.testing.assert_identical(found.results[name], dataset)
+    return ""
+
+
+@cache
+def of_whole(whole: Path) -> dict[str, xr.Dataset]:
+    return gather(whole).results
+
+
+def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    failed = []
+    for case in cases:
+        try:
+            counts[outcome_of(case, whole, store)] += 1
+        except Exception as error:
+            failed.append(f"case {case} ({CHANGES[case % len(CHANGES)].__name__}): {type(error).__name__}: {error}")
+    assert not failed, f"{len(failed)} of {len(cases)}:\n" + "\n".join(failed[:20])
+    return counts
+
+
+def test_a_damaged_store_ends_in_the_undisturbed_table(whole: Path, tmp_path: Path) -> None:
+    assert sum(campaign(range(32), whole, tmp_path / "store").values()) == 32
+
+
+@pytest.mark.campaign
+def test_many_damaged_stores_end_in_the_undisturbed_table(whole: Path, tmp_path: Path, capsys: Any) -> None:
+    counts = campaign(range(CASES), whole, tmp_path / "store")
+    with capsys.disabled():
+        print()  # noqa: T201
+        for (kind, how), count in sorted(counts.items()):
+            print(f"{kind:14} {how:10} {count}")  # noqa: T201
