@@ -19,6 +19,8 @@ from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 # processes of tests import their worker from this folder
 sys.path.insert(0, str(Path(__file__).parent))
+# seconds after which something is taken to hang
+_PATIENCE = 300
 
 
 def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> None:
@@ -41,7 +43,7 @@ def start_process() -> Iterator[Callable[..., Any]]:
         process = context.Process(target=_begin, args=(started, run, arguments))
         process.start()
         processes.append(process)
-        assert started.wait(60), "the process did not start"
+        assert started.wait(_PATIENCE), "the process did not start"
         return process
 
     yield start
@@ -103,12 +105,12 @@ def table_of() -> Callable[..., pd.DataFrame]:
 
 @pytest.fixture
 def wait_for() -> Callable[..., None]:
-    """Waits until something is so, and fails if that takes a minute."""
+    """Waits until something is so, however slow the machine; fails if that takes longer than any test may."""
 
     def wait(so: Callable[[], Any]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + _PATIENCE
         while not so():
-            assert time.monotonic() < end, "waited for a minute"
+            assert time.monotonic() < end, f"waited for {_PATIENCE} s"
             time.sleep(0.01)
 
     return wait

@@ -61,20 +61,33 @@ def toy_tasks(groups: int, cells: int = 4, *, data: Any = None, **payload: Any) 
 
 
 def make_toy(common: dict[str, Any], device: str | None) -> Callable[[GroupTask], pa.Table]:
-    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does."""
+    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does.
+
+    After ``most`` groups it does nothing more until it is killed, so that a run is never over before its kill; none
+    of ``together`` workers goes on before all of them have begun a group.
+    """
     if common.get("broken"):
         raise RuntimeError("the toy is broken")
     notes = Path(common["notes"]) if "notes" in common else None
     note(notes, "workers", f"{os.getpid()} {device}")
+    begun = 0
 
     def work(task: GroupTask) -> pa.Table:
+        nonlocal begun
+        begun += 1
+        if begun > common.get("most", begun):
+            time.sleep(3600)
+        if begun == 1 and "together" in common:
+            note(notes, "begun", str(os.getpid()))
+            while len({pid for (pid,) in notes_of(notes, "begun")}) < common["together"]:
+                time.sleep(0.01)
         time.sleep(common.get("seconds", 0.0))
         misbehave = task.payload["misbehave"]
         if misbehave == "raise":
             raise ZeroDivisionError("no toy can do that")
         if misbehave == "die" or (misbehave == "die once" and not (notes / "died").exists()):
             if misbehave == "die once":
-                (notes / "died").touch()
+                note(notes, "died", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         where = os.environ.get("RAY_NODE_IP_ADDRESS", "") if task.data is None else task.data
         note(notes, "computed", f"{task.key} {os.getpid()} {where}")
@@ -129,7 +142,7 @@ def hold_claim(path: Path, key: str, notes: Path) -> None:
     """Claim a group, say so, and sleep."""
     with Store(path).claim(key) as ours:
         note(notes, "claim", str(ours))
-        time.sleep(60)
+        time.sleep(3600)
 
 
 def write_and_die(path: Path, cells: Sequence[str], step: str) -> None:
