@@ -39,13 +39,24 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
         InputError: the file cannot be read, is no YAML, or holds no fields.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise InputError(f"{what} {str(file)!r} cannot be read: it is no file")
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
         raise InputError(f"{what} {str(file)!r} cannot be read: {error}") from error
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InputError(f"{what} {str(file)!r} is no YAML: {error}") from error
+    except RecursionError:
+        raise InputError(f"{what} {str(file)!r} is nested too deeply to be read; expected {fields}") from None
+    except (ValueError, OverflowError) as error:
+        # a date that is none, a number of thousands of digits
+        raise InputError(
+            f"{what} {str(file)!r} holds a value that is none: {error}; a text stands in quotes"
+        ) from error
     if not isinstance(content, dict):
         raise InputError(f"{what} {str(file)!r} holds {type(content).__name__}, expected {fields}")
     return content

@@ -133,7 +133,7 @@ class Variants(Strict):
     components: dict[str, Texts] = Field(default_factory=dict)
     recipes: Texts = ()
     scale_recipes: bool = False
-    random_seeds: int = Field(default=0, ge=0)
+    random_seeds: int = Field(default=0, ge=0, le=1000)
 
     @model_validator(mode="before")
     @classmethod
@@ -156,7 +156,7 @@ class Statistics(Strict):
     """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence."""
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    replicates: int = Field(default=2000, ge=100)
+    replicates: int = Field(default=2000, ge=100, le=10**6)
 
 
 class SweepConfig(Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ ORDERS = (
 )
 ENDS = ("low", "high")
 FROM_WEIGHTS = ("stable_rank", "random")
+# of random choices in one sweep; each is as many runs as a named one
+MOST_RANDOM = 1000
 _ITEMS = 8  # items of a batch that pass together
 
 
@@ -68,7 +71,7 @@ def parse_orders(texts: Iterable[str]) -> list[Order]:
         texts: "stable_rank:low", "stable_rank:high" or "stable_rank" for both; "random:3", or "random:0..9" for ten.
 
     Raises:
-        InputError: a random order without a seed, or with one that is no number.
+        InputError: a random order without a seed, with one that is no number of nine digits, or with too many.
         UnknownNameError: no such score or end; the message has the nearest ones.
     """
     found: list[Order] = []
@@ -86,10 +89,13 @@ def parse_orders(texts: Iterable[str]) -> list[Order]:
 
 
 def _seeds(text: str, rest: str) -> range:
-    first, dots, last = rest.partition("..")
-    if not first.isdigit() or (dots and not last.isdigit()):
+    found = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
+    if found is None:
         raise InputError(f"a random order has a seed: {text!r} is to read like random:0, or random:0..9 for ten")
-    return range(int(first), int(last or first) + 1)
+    seeds = range(int(found[1]), int(found[2] or found[1]) + 1)
+    if not 1 <= len(seeds) <= MOST_RANDOM:
+        raise InputError(f"{text!r} stands for {len(seeds)} random orders, expected 1 to {MOST_RANDOM}")
+    return seeds
 
 
 def head_scores(
