@@ -217,7 +217,6 @@ def render(facts: Facts) -> Iterator[Table]:
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(
@@ -232,7 +231,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*row)
     return table
 
 

@@ -124,9 +124,11 @@ def ablate(
     if as_json:
         emit(result)
         return
-    columns = [name for name in ("spearman_distance", "mase_change", "mae_change") if name in result]
+    # a single step has no ranks to compare
+    first = "spearman_distance" if "spearman_distance" in result else "mean_shift"
+    columns = [name for name in (first, "mase_change", "mae_change") if name in result]
     means = result[columns].mean("series")
-    order = means["spearman_distance"].values.argsort()[::-1][:top]
+    order = means[first].values.argsort()[::-1][:top]
     names = [str(name) for name in result["component"].values]
     rows = [[names[i], *(float(means[column].values[i]) for column in columns)] for i in order]
     show_rows(["component", *columns], rows)

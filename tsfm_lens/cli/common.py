@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from typer.core import TyperGroup
 
+from tsfm_lens.console import console, progress
 from tsfm_lens.errors import LensError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except LensError as error:
-            Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+            console(stderr=True).print(Text("error:", style="bold red"), str(error), soft_wrap=True)
             raise typer.Exit(1) from None
 
 
@@ -105,27 +105,24 @@ def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name, right in zip(header, numeric, strict=True):
-        table.add_column(escape(name), justify="right" if right else "left", overflow="fold")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else escape(str(cell)) for cell in row))
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
     show(table)
 
 
 def show(table: Table) -> None:
     """To stdout; as wide as it needs to be when piped, so no name is ever cut."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPED_WIDTH)
-    console.print(table)
+    out = console()
+    if not out.is_terminal:
+        out = console(width=_PIPED_WIDTH)
+    out.print(table)
 
 
 @contextmanager
 def progress_display() -> Iterator[Any]:
     """A progress display on stderr that leaves stdout alone."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with progress(width=28) as bar:
         yield bar
 
 
@@ -133,20 +130,11 @@ class SweepDisplay:
     """Progress of a sweep on stderr: cells, and the time left once it can be known."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("{task.description:<36}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        console = Console(stderr=True)
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        err = console(stderr=True)
+        self._bar = progress(width=36, after="{task.fields[left]}", hidden=not err.is_terminal)
         self._task = self._bar.add_task("reading models and data", total=None, left="")
         # the log of a batch job gets a line now and then
-        self._lines = None if console.is_terminal else console
+        self._lines = None if err.is_terminal else err
         self._next = 0.0
 
     def __enter__(self) -> SweepDisplay:
@@ -170,7 +158,7 @@ class SweepDisplay:
         if self._lines is not None and (now >= self._next or done == total):
             self._next = now + _SECONDS_A_LINE
             line = ", ".join(part for part in (f"{what}: {done} of {total} cells", words) if part)
-            self._lines.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._lines.print(line, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

@@ -133,12 +133,11 @@ def _list(as_json: bool) -> None:
 
 
 def _render(result: xr.Dataset) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from tsfm_lens.paper.values import HOLDS
 
-    table = Table(title=escape(result.attrs["title"]), title_justify="left", header_style="bold")
+    table = Table(title=result.attrs["title"], title_justify="left", header_style="bold")
     spans = "ours_lower" in result
     columns = ["quantity", "paper", "ours", *(["interval"] if spans else []), "difference", "unit", "where"]
     for column in columns:
@@ -154,14 +153,14 @@ def _render(result: xr.Dataset) -> None:
             cells = [_number(number) for number in numbers]
         if spans:
             cells.insert(2, _interval(float(row["ours_lower"]), float(row["ours_upper"])))
-        table.add_row(*map(escape, (str(row["quantity"].values), *cells, unit, str(row["where"].values))))
+        table.add_row(str(row["quantity"].values), *cells, unit, str(row["where"].values))
     show(table)
     if result.sizes["setting"]:
         differ = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
         for name, theirs, ours in zip(
             result["setting"].values, result["paper_setting"].values, result["our_setting"].values, strict=True
         ):
-            differ.add_row(*(escape(str(cell)) for cell in (name, theirs, ours)))
+            differ.add_row(*map(str, (name, theirs, ours)))
         show(differ)
     if result.attrs["note"]:
         typer.echo(result.attrs["note"], err=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, show_rows
+from tsfm_lens.console import console
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.run import Outcome, Standing
@@ -117,12 +118,12 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
         return
     words = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
     typer.echo(f"{words}; they are in {folder}")
-    err = Console(stderr=True)
+    err = console(stderr=True)
     for line in outcome.notes:
-        err.print(line, markup=False, highlight=False, soft_wrap=True)
+        err.print(line, soft_wrap=True)
     for each in outcome.failed:
-        err.print(f"[bold red]failed:[/] {each}", markup=True, highlight=False, soft_wrap=True)
+        err.print(Text("failed:", style="bold red"), each, soft_wrap=True)
     if outcome.cancelled:
-        err.print("cancelled; the same command goes on from here", markup=False)
+        err.print("cancelled; the same command goes on from here")
     elif not outcome.failed:
         typer.echo(f"tsfm-lens sweep report {folder}")

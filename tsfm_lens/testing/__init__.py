@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from tsfm_lens.console import console
 from tsfm_lens.models.architecture import Adapter
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import (
@@ -78,7 +78,7 @@ def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = 
     lens = Lens(adapter, type(model).__name__)
     results = check_lens(lens)
     if not quiet:
-        Console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
+        console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
     return results
 
 
@@ -86,8 +86,8 @@ def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
     """The oracles as a table: what each found, what it allows, and where the largest deviation was."""
     table = Table("oracle", "result", "largest deviation", "allowed", "where", title=title)
     for result in results:
-        verdict = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
-        table.add_row(result.oracle, verdict, f"{result.error:.1e}", f"{result.bound:.0e}", escape(result.detail))
+        verdict = Text("passed", style="green") if result.passed else Text("FAILED", style="red")
+        table.add_row(result.oracle, verdict, f"{result.error:.1e}", f"{result.bound:.0e}", result.detail)
     return table
 
 

@@ -16,9 +16,9 @@ import torch
 import typer
 from chronos import BaseChronosPipeline
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
+from tsfm_lens.console import console
 from tsfm_lens.zoo.mixture import CALENDAR_PERIODS
 
 Array = NDArray[np.float64]
@@ -161,7 +161,7 @@ def main(
             table.add_row(one.name, f"{one.model:.3f}", f"{one.naive:.3f}", f"{one.ratio:.3f}")
         means = [geometric_mean([getattr(one, key) for one in skills]) for key in ("model", "naive", "ratio")]
         table.add_row("geometric mean", *(f"{value:.3f}" for value in means), style="bold")
-        Console().print(table)
+        console().print(table)
 
 
 if __name__ == "__main__":

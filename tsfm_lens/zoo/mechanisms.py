@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.console import console
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
@@ -102,12 +103,11 @@ def _head(lens: Lens, layer: int, head: int) -> Component:
 
 def main() -> None:
     """Print the table."""
-    from rich.console import Console
     from rich.table import Table
 
     lens = load(sys.argv[1] if len(sys.argv) > 1 else "chronos-nano")
     found = measure(lens)
-    console = Console(width=120)
+    out = console(width=120)
     table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
     for layer, head in np.ndindex(*found.alone.shape):
         one = _head(lens, layer, head)
@@ -116,11 +116,11 @@ def main() -> None:
         arrays = (found.test.prefix_matching, found.test.copy_score, found.entropy.entropy, found.entropy.normalised)
         numbers = [*(float(array.isel(at)) for array in arrays), found.alone[layer, head]]
         table.add_row(str(one), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
-    console.print(table)
-    console.print(f"copy accuracy on random tokens {float(found.test.copy_accuracy):.2f}")
+    out.print(table)
+    out.print(f"copy accuracy on random tokens {float(found.test.copy_accuracy):.2f}")
     for name, value in found.copy_error.items():
         heads = "all heads" if name == "plain" else f"the heads that are {name} ablated"
-        console.print(f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations")
+        out.print(f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations")
 
 
 if __name__ == "__main__":

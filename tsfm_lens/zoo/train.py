@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import typer
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
+from tsfm_lens.console import progress
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.zoo.export import export
 from tsfm_lens.zoo.objectives import patch_loss, token_loss
@@ -149,11 +149,10 @@ class Trainer:
 def run(trainer: Trainer, *, until: int | None = None) -> None:
     """Train to step `until` (default: the recipe's last) with a progress bar, saving state and losses."""
     last = trainer.recipe.steps if until is None else until
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     losses: list[float] = []
     trainer.model.train()
-    with Progress(*columns, TimeRemainingColumn()) as progress, (trainer.out / LOG).open("a") as log:
-        task = progress.add_task(trainer.recipe.name, total=last, completed=trainer.step)
+    with progress(eta=True) as bar, (trainer.out / LOG).open("a") as log:
+        task = bar.add_task(trainer.recipe.name, total=last, completed=trainer.step)
         while trainer.step < last:
             losses.append(trainer.train_step())
             if trainer.step % SAVE_EVERY == 0 or trainer.step == last:
@@ -161,9 +160,9 @@ def run(trainer: Trainer, *, until: int | None = None) -> None:
                 csv.writer(log).writerow([trainer.step, round(trainer.seconds, 1), round(mean, 4)])
                 log.flush()
                 trainer.save()
-                progress.update(task, description=f"{trainer.recipe.name} loss {mean:.3f}")
+                bar.update(task, description=f"{trainer.recipe.name} loss {mean:.3f}")
                 losses.clear()
-            progress.update(task, completed=trainer.step)
+            bar.update(task, completed=trainer.step)
 
 
 def main(
