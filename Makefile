@@ -48,7 +48,7 @@ test-latest:
 
 # the source distribution, unpacked where nothing else is, passes its own suite; TESTS="tests/models" runs a part
 test-sdist: $(STAMP)
-	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; python=$$PWD/$(BIN)/python; \
+	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; python=$(abspath $(BIN))/python; \
 	$$python -m hatchling build -t sdist -d "$$room"; \
 	mkdir "$$room/source"; tar -xzf "$$room"/*.tar.gz -C "$$room/source" --strip-components 1; \
 	cd "$$room/source"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 $(TESTS)

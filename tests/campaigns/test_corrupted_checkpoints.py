@@ -25,7 +25,7 @@ from tsfm_lens.models.extras import status
 NAMES = sorted(architectures())
 SAMPLE = 6
 """Cases a kind in the default suite, each of another architecture."""
-PARTS = 10
+PARTS = 50
 """Of the campaign, so that what is done shows while the rest runs."""
 PATIENCE = 300
 """Seconds after which a load counts as hanging; it takes less than one."""

@@ -141,7 +141,7 @@ def _resolved(folder: Path, name: str) -> Path:
         path, root = (folder / name).resolve(strict=True), folder.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{folder / name} cannot be followed: {error}") from error
-    cached = root.parent.name == "snapshots" and path.parent == root.parent.parent / "blobs"
+    cached = root.parent.name == "snapshots" and path.parent == (root.parent.parent / "blobs").resolve()
     if not (path.is_relative_to(root) or cached):
         raise CheckpointError(
             f"{folder / name} is a link to {path}, outside the checkpoint's folder; copy the file into the folder"

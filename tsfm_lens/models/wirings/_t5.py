@@ -35,17 +35,17 @@ PUBLISHED_SIZES = {
 }
 
 
-def check_keys(config: Mapping[str, Any], where: str, inner: Settings | None, architecture: str) -> None:
+def check_keys(config: Mapping[str, Any], where: str, inner: Settings | None, architecture: str = "") -> None:
     """Refuse unknown keys and impossible values in a T5 configuration and in its ``chronos_config``.
 
     Args:
         config: the checkpoint's config.json.
         where: name of the checkpoint, for the message.
         inner: keys of ``chronos_config``, None for a configuration without one.
-        architecture: the class that it names.
+        architecture: the class that it must name, where the library asks for it.
     """
     refuse_unknown(config, where, replace(KNOWN_KEYS, parts={} if inner is None else {"chronos_config": inner}))
-    refuse_values(config, where, {"model_type": "t5", "architectures": [architecture]})
+    refuse_values(config, where, {"model_type": "t5", **({"architectures": [architecture]} if architecture else {})})
     refuse_above(config, where, TOKENS, "vocab_size")
 
 

@@ -173,7 +173,7 @@ def _adapt(thing: Any) -> ChronosAdapter:
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
-    _t5.check_keys(config, where, SETTINGS, "T5ForConditionalGeneration")
+    _t5.check_keys(config, where, SETTINGS)
     inner = config["chronos_config"]
     # the library looks the tokenizer's class up by this name
     expected = {"tokenizer_class": "MeanScaleUniformBins", "model_type": "seq2seq"}

@@ -154,7 +154,7 @@ ARCHITECTURE = Architecture(
     claims_object=lambda thing: (
         type(thing).__name__ == "T5ForConditionalGeneration" and not hasattr(thing.config, "chronos_config")  # type: ignore[attr-defined]
     ),
-    check=lambda config, where: _t5.check_keys(config, where, None, "T5ForConditionalGeneration"),
+    check=lambda config, where: _t5.check_keys(config, where, None),
     open=_open,
     blank=lambda config: _t5.blank("T5ForConditionalGeneration", config),
     adapt=T5Adapter,
