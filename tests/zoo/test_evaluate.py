@@ -6,47 +6,72 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.zoo.evaluate import (
+from tsfm_lens.zoo.evaluate import TEST_SEED, VALIDATION_SEED, covariate_cases, synthetic_cases
+from tsfm_lens.zoo.skill import (
+    LEVELS,
     Case,
     geometric_mean,
-    mase,
+    interval,
     measure,
-    seasonal_naive,
-    synthetic_cases,
+    naive_quantiles,
+    quantile_loss,
+    summary,
     windows,
 )
 
 
 class LastSeason:
-    """A pipeline that repeats the last four values."""
+    """A pipeline that gives the seasonal naive quantiles for a season of four."""
 
     def predict_quantiles(
         self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
     ) -> tuple[torch.Tensor, None]:
-        rows = [context[-4:].repeat(prediction_length)[:prediction_length] for context in inputs]
-        return torch.stack(rows)[:, :, None], None
+        rows = [naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
+        return torch.from_numpy(np.stack(rows)), None
 
 
-def test_seasonal_naive_fills_gaps_before_it_repeats() -> None:
-    context = np.array([9.0, 1.0, 2.0, np.nan, 4.0])
-    np.testing.assert_array_equal(seasonal_naive(context, 3, 5), [2, 2, 4, 2, 2])
+class Cause:
+    """A pipeline that gives the known covariate where it is shown one, else 0."""
+
+    def predict_quantiles(
+        self, inputs: list[object], *, prediction_length: int, quantile_levels: list[float]
+    ) -> tuple[list[torch.Tensor], None]:
+        rows = [
+            torch.as_tensor(one["future_covariates"]["0"]) if isinstance(one, dict) else torch.zeros(prediction_length)
+            for one in inputs
+        ]
+        return [row[None, :, None].expand(-1, -1, len(LEVELS)) for row in rows], None
 
 
-def test_mase_by_hand() -> None:
-    context = np.array([0.0, 0.0, 2.0, 3.0])  # seasonal differences 2 and 3, mean 2.5
-    assert mase(np.array([1.0, 1.0]), np.array([6.0, 1.0]), context, 2) == pytest.approx(2.5 / 2.5)
+def test_quantile_loss_by_hand() -> None:
+    quantiles = np.tile(np.arange(9.0), (1, 1))
+    # the truth 2 lies above the first two levels and below the last six
+    expected = 2 * (0.1 * 2 + 0.2 * 1 + 0.6 * 1 + 0.5 * 2 + 0.4 * 3 + 0.3 * 4 + 0.2 * 5 + 0.1 * 6) / 9
+    assert quantile_loss(quantiles, np.array([2.0])) == pytest.approx(expected)
+
+
+def test_naive_quantiles_repeat_the_season_and_widen() -> None:
+    context = np.array([1.0, 5.0, 2.0, 6.0, 2.0, np.nan])
+    quantiles = naive_quantiles(context, 2, 5)
+    # the gap takes the value before it
+    np.testing.assert_allclose(quantiles[:, 4], [2, 2, 2, 2, 2])
+    width = quantiles[:, 8] - quantiles[:, 0]
+    np.testing.assert_allclose(width / width[0], np.sqrt([1, 1, 2, 2, 3]))
 
 
 def test_geometric_mean_of_reciprocals_is_one() -> None:
     assert geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
+    low, high = interval([4.0, 0.25, 4.0, 0.25])
+    assert 0.25 <= low < 1 < high <= 4
 
 
 def test_windows_do_not_overlap_and_see_no_future() -> None:
-    case = Case("ramp", np.arange(100.0), 4)
-    pairs = list(windows(case, 10))
-    assert len(pairs) == 5
-    np.testing.assert_array_equal(np.concatenate([truth for _, truth in pairs[::-1]]), np.arange(50.0, 100.0))
-    assert all(context[-1] == truth[0] - 1 for context, truth in pairs)
+    case = Case("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
+    tasks = list(windows(case, 10))
+    assert len(tasks) == 5
+    np.testing.assert_array_equal(np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0))
+    assert all(task.context[-1] == task.truth[0] - 1 for task in tasks)
+    assert all(task.covariates[0, -1] == 2 * task.truth[-1] for task in tasks)
 
 
 def test_a_seasonal_naive_model_has_ratio_one() -> None:
@@ -55,14 +80,31 @@ def test_a_seasonal_naive_model_has_ratio_one() -> None:
     results = measure(LastSeason(), cases, horizon=12)
     assert [result.name for result in results] == ["noise", "walk"]
     assert [result.ratio for result in results] == pytest.approx([1.0, 1.0], rel=1e-5)
+    assert [result.crps_ratio for result in results] == pytest.approx([1.0, 1.0], rel=1e-5)
+    assert summary(results)["mase"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_model_sees_the_covariates_of_its_windows_if_asked_to() -> None:
+    cause = np.random.default_rng(0).normal(size=(1, 120))
+    case = Case("caused", cause[0] + 0.0, 4, cause)
+    assert measure(Cause(), [case], horizon=12)[0].model < 1e-6
+    assert measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
 
 
 def test_short_cases_are_left_out() -> None:
     assert measure(LastSeason(), [Case("short", np.arange(20.0), 4)], horizon=12) == []
 
 
-def test_held_out_series_have_their_season() -> None:
+def test_held_out_series_have_their_season_and_differ_between_validation_and_test() -> None:
     for case in synthetic_cases(count=12):
         lagged = np.abs(case.values[case.season :] - case.values[: -case.season]).mean()
         other = np.abs(case.values[case.season // 2 :] - case.values[: -(case.season // 2)]).mean()
         assert lagged < other
+    one, two = (synthetic_cases(count=1, seed=seed)[0].values for seed in (VALIDATION_SEED, TEST_SEED))
+    assert not np.array_equal(one, two)
+
+
+def test_the_covariate_carries_half_of_the_variance() -> None:
+    shares = [np.corrcoef(case.values, case.covariates[0])[0, 1] ** 2 for case in covariate_cases()]
+    # 48 series of 320 steps: the mean share is known to about 0.01
+    assert abs(np.mean(shares) - 0.5) < 0.05

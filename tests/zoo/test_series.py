@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.linalg import expm
 
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.zoo import mixture
 from tsfm_lens.zoo.chaos import logistic_series, lorenz, rk4, roessler
-from tsfm_lens.zoo.kernelsynth import PERIODS, draw_covariance, kernel_bank, kernelsynth
+from tsfm_lens.zoo.corpus import LENGTH, REAL, Corpus, build_corpus, load_corpus, real_rows
+from tsfm_lens.zoo.covariates import covariate_batch, standardised
+from tsfm_lens.zoo.kernelsynth import PERIODS, compose, kernel_bank, kernelsynth
 from tsfm_lens.zoo.source import SeriesSource
 from tsfm_lens.zoo.tsmixup import draw_weights, tsmixup
 
@@ -23,30 +26,42 @@ def test_bank_has_the_33_kernels_of_the_paper() -> None:
 
 @pytest.mark.parametrize("index", range(len(PERIODS)))
 def test_periodic_kernels_return_to_one_after_their_period(index: int) -> None:
-    length = 1024
-    kernel = kernel_bank(length)[index]
-    period = PERIODS[index] / length
-    assert kernel(np.array(0.25), np.array(0.25 + period)) == pytest.approx(1.0)
+    row = kernel_bank(800)[index][0]
+    period = PERIODS[index]
+    assert row[period].item() == pytest.approx(1.0)
     # half a period away the sine is one
-    assert kernel(np.array(0.25), np.array(0.25 + period / 2)) == pytest.approx(np.exp(-2.0))
+    if period % 2 == 0:
+        assert row[period // 2].item() == pytest.approx(np.exp(-2.0))
+    assert kernel_bank(40, period_scale=0.5)[index][0][1].item() == pytest.approx(
+        np.exp(-2.0 * np.sin(np.pi / (0.5 * period)) ** 2)
+    )
 
 
 def test_other_kernels_have_their_closed_form() -> None:
-    x, y = np.array(0.3), np.array(0.8)
+    # of the eleven points on [0, 1] the fourth and the ninth are 0.3 and 0.8
+    bank = kernel_bank(11)[21:]
     expected = [0.24, 1.24, 100.24]
     expected += [np.exp(-0.5 * (0.5 / scale) ** 2) for scale in (0.1, 1.0, 10.0)]
     expected += [(1 + 0.25 / (2 * alpha)) ** -alpha for alpha in (0.1, 1.0, 10.0)]
     expected += [0.0, 0.0, 1.0]
-    np.testing.assert_allclose([kernel(x, y) for kernel in kernel_bank(64)[21:]], expected)
-    assert [float(kernel(x, x)) for kernel in kernel_bank(64)[30:32]] == [0.1, 1.0]
+    np.testing.assert_allclose(bank[:, 3, 8], expected)
+    np.testing.assert_allclose(bank[9:11, 3, 3], [0.1, 1.0])
+
+
+def test_kernels_are_joined_left_to_right() -> None:
+    bank = kernel_bank(6)
+    joined = compose(bank, np.array([3, 22, 29]), np.array([False, True, False]))
+    torch.testing.assert_close(joined, (bank[3] + bank[22]) * bank[29])
 
 
 def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    covariance = draw_covariance(np.random.default_rng(3), 6)
-    monkeypatch.setattr("tsfm_lens.zoo.kernelsynth.draw_covariance", lambda rng, length: covariance.copy())
-    draws = kernelsynth(np.random.default_rng(0), 20_000, 6)
-    scale = np.abs(covariance).max()
-    np.testing.assert_allclose(draws.T @ draws / len(draws) / scale, covariance / scale, atol=0.03)
+    rng = np.random.default_rng(3)
+    covariance = compose(kernel_bank(6), rng.integers(33, size=3), rng.random(3) < 0.5)
+    monkeypatch.setattr("tsfm_lens.zoo.kernelsynth.compose", lambda *_: covariance.clone())
+    draws = kernelsynth(np.random.default_rng(0), 5_000, 6)
+    scale = covariance.abs().max().item()
+    # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
+    np.testing.assert_allclose(draws.T @ draws / len(draws) / scale, covariance / scale, atol=5 * (2 / 5_000) ** 0.5)
 
 
 def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
@@ -110,11 +125,13 @@ def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
 def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
     slices = np.random.default_rng(5).normal(size=(6, 3, 11))
     weights = draw_weights(np.random.default_rng(0), 6)
+    slices[0, weights[0] == 0] = np.nan
     expected = np.zeros((6, 11))
     for row in range(6):
         for slot in range(3):
-            expected[row] += weights[row, slot] * slices[row, slot] / np.mean(np.abs(slices[row, slot]))
-    np.testing.assert_allclose(tsmixup(np.random.default_rng(0), slices), expected)
+            if weights[row, slot] > 0:
+                expected[row] += weights[row, slot] * slices[row, slot] / np.mean(np.abs(slices[row, slot, :8]))
+    np.testing.assert_allclose(tsmixup(torch.from_numpy(slices), torch.from_numpy(weights), 8), expected)
 
 
 def test_weights_are_dirichlet_over_one_to_three_series() -> None:
@@ -127,12 +144,12 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> SeriesSource:
-    return SeriesSource(seed=0, cache=tmp_path, corpus_size=6, corpus_length=48)
+def source(corpus: Corpus) -> SeriesSource:
+    return SeriesSource(corpus, seed=0)
 
 
-def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, tmp_path: Path) -> None:
-    again = SeriesSource(seed=0, cache=tmp_path, corpus_size=6, corpus_length=48)
+def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: Corpus) -> None:
+    again = SeriesSource(corpus, seed=0)
     kwargs = {"mix": {"motif_rough": 1.0, "kernelsynth": 2.0, "tsmixup": 1.0}, "rows": 8, "context": 24, "horizon": 8}
     for one, two in zip(source.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -141,12 +158,81 @@ def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, tmp_path: P
 
 def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
     past, future = source.batch(0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8)
-    missing = np.isnan(past)
+    missing = np.isnan(past.numpy())
     assert (np.diff(missing.astype(int), axis=1) <= 0).all()
-    assert missing[:, 0].mean() == pytest.approx(0.2, abs=0.06)
-    assert np.isfinite(future).all()
+    # 5 standard errors of a share of 0.2 among 400 rows
+    assert abs(missing[:, 0].mean() - 0.2) < 5 * 0.02
+    assert np.isfinite(future.numpy()).all()
 
 
 def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> None:
     with pytest.raises(UnknownNameError, match="harmonics"):
         source.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
+
+
+def test_a_row_is_a_crop_of_its_family_up_to_level_and_noise(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsfm_lens.zoo.source.NOISE", (0.0,))
+    source = SeriesSource(corpus, seed=0)
+    crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)
+    past, future = source.batch(3, mix={"harmonics": 1.0}, rows=20, context=24, horizon=8)
+    start, stop = corpus.rows["harmonics"]
+    assert ((crops.rows >= start) & (crops.rows < stop)).all()
+    for row in range(20):
+        at = crops.starts[row, 0] + crops.strides[row, 0] * np.arange(32)
+        got = torch.cat([past[row], future[row]]).double().numpy()
+        seen = ~np.isnan(got)
+        want = corpus.values[crops.rows[row, 0], at][seen]
+        # level, sign and unit are a straight line, whose correlation is 1; a level of 200 deviations leaves float noise
+        assert abs(np.corrcoef(got[seen], want)[0, 1]) > 0.999
+
+
+def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
+    short, long = np.arange(100.0, dtype=np.float32), np.arange(2_000.0, dtype=np.float32)
+    np.savez(tmp_path / "real.npz", **{"training/a": short, "training/b": long, "validation/c": long})
+    rows = real_rows(tmp_path / "real.npz")
+    assert rows.shape[1] == LENGTH
+    firsts = np.isnan(rows).sum(1)
+    assert set(firsts) == {LENGTH - 100, 0}
+    assert rows[firsts == 0][:, 0].max() == 2_000 - LENGTH
+    corpus = build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
+    crops = SeriesSource(corpus, seed=0).choose({REAL: 1.0}, np.random.default_rng(0), 200, 96)
+    first = np.isnan(corpus.values[crops.rows]).sum(-1)
+    # a crop never asks for what lies before the series, but where the series is too short for it
+    assert (crops.starts >= np.minimum(first, LENGTH - 96)).all()
+    assert (crops.starts + 95 * crops.strides < LENGTH).all()
+
+
+def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="build_training_series"):
+        real_rows(tmp_path / "none.npz")
+    np.savez(tmp_path / "empty.npz", other=np.zeros(3))
+    with pytest.raises(CheckpointError, match="no array training"):
+        real_rows(tmp_path / "empty.npz")
+
+
+def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
+    monkeypatch.setattr("tsfm_lens.zoo.corpus.build_corpus", None)
+    again = load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
+    np.testing.assert_array_equal(first.values, again.values)
+    assert first.rows == again.rows == {"harmonics": (0, 4)}
+
+
+def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
+        monkeypatch.setattr(f"tsfm_lens.zoo.covariates.{name}", value)
+    batch = covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
+    rows = standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
+    ids = batch.group_ids.view(30, 3)
+    straight = 0
+    for target, one, two, row_ids in zip(rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True):
+        joined = [part for part, same in zip((one, two), (row_ids[1:] == row_ids[0]).tolist(), strict=True) if same]
+        if joined and not target.isnan().any():
+            basis = torch.stack([*joined, *(part.abs() for part in joined), torch.ones_like(target)], 1)
+            rest = target - basis @ torch.linalg.lstsq(basis, target[:, None]).solution[:, 0]
+            straight += int(rest.square().mean() < 0.2)
+    # with all of the variance carried, most targets are a sum of their covariates or of their absolute values
+    assert straight >= 10
+    known = ~batch.known.view(30, 3, 8).isnan().any(-1)
+    assert not known[:, 0].any()
+    assert (known[:, 1:] <= (ids[:, 1:] == ids[:, :1])).all()

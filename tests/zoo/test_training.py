@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 from chronos import BaseChronosPipeline
 from chronos.chronos import ChronosConfig
+from safetensors.torch import load_file
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError
-from tsfm_lens.zoo.export import export, native_model
+from tsfm_lens.zoo.corpus import Corpus
+from tsfm_lens.zoo.export import as_pipeline, export, native_model
 from tsfm_lens.zoo.objectives import (
     FAR,
     blank_inputs,
@@ -22,8 +25,8 @@ from tsfm_lens.zoo.objectives import (
     token_loss,
     token_step_losses,
 )
-from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, Recipe, Stage, recipe
-from tsfm_lens.zoo.train import LOG, Trainer, build_model, ordinal_embedding, run
+from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Recipe, Stage, recipe
+from tsfm_lens.zoo.train import HISTORY, LOG, Trainer, build_model, ordinal_embedding, run
 
 
 def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
@@ -113,39 +116,100 @@ def test_blanking_leaves_the_labels_alone(token_recipe: Recipe) -> None:
     assert not torch.allclose(*lost)
 
 
-def test_the_rate_follows_its_schedule() -> None:
-    schedule = ((-1, 0.0), (99, 1.0), (600, 1.0), (1000, 0.0))
-    plan = CHRONOS_NANO.model_copy(update={"schedule": schedule, "learning_rate": 2.0})
-    rates = [plan.rate(step) for step in (0, 49, 99, 500, 600, 800, 1000, 1200)]
-    np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.0, 0.0, 0.0])
+def test_the_rate_rises_stays_and_falls() -> None:
+    plan = CHRONOS_NANO.model_copy(update={"warmup": 100, "decay": 400, "steps": 1000, "learning_rate": 2.0})
+    rates = [plan.rate(step) for step in (0, 49, 99, 500, 599, 799, 999)]
+    np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.01, 0.02])
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(tiny: Recipe, tmp_path: Path) -> None:
-    whole = Trainer(tiny, tmp_path / "whole", device="cpu")
-    run(whole)
-    stopped = Trainer(tiny, tmp_path / "stopped", device="cpu")
-    run(stopped, until=4)
+def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
+    plan = BOLT_NANO.ending(3_000, 500)
+    assert (plan.steps, plan.decay) == (3_500, 500)
+    assert plan.rate(2_999) == BOLT_NANO.rate(2_999)
+    assert plan.rate(3_499) == pytest.approx(0.01 * BOLT_NANO.learning_rate)
+    assert plan.stage(2_999) == BOLT_NANO.stage(2_999)
+    assert plan.stage(3_000).mix == BOLT_NANO.stages[-1].mix
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
+    tiny: Recipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    whole = Trainer(tiny, tmp_path / "whole", corpus, device="cpu")
+    assert run(whole, quiet=True)
+    stopped = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
+    run(stopped, until=4, quiet=True)
     torch.manual_seed(99)
-    resumed = Trainer(tiny, tmp_path / "stopped", device="cpu")
+    resumed = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
     resumed.resume()
     assert resumed.step == 4
-    run(resumed)
+    run(resumed, quiet=True)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
     with (tmp_path / "stopped" / LOG).open() as log:
         assert [row[0] for row in csv.reader(log)] == ["4", "8"]
+    histories = [sorted(path.name for path in (tmp_path / run / HISTORY).iterdir()) for run in ("whole", "stopped")]
+    assert histories[0] == histories[1]
+    kept = load_file(tmp_path / "stopped" / HISTORY / "step-000008.safetensors")
+    for name, weight in kept.items():
+        assert torch.equal(weight, whole.model.state_dict()[name]), name
 
 
-def test_training_lowers_the_loss_on_its_own_rows(tiny: Recipe, tmp_path: Path) -> None:
-    plan = tiny.model_copy(update={"steps": 60, "stages": tiny.stages[:1], "learning_rate": 1e-2})
-    trainer = Trainer(plan, tmp_path / "run", device="cpu")
-    losses = [trainer.train_step() for _ in range(60)]
-    assert np.mean(losses[-15:]) < 0.9 * np.mean(losses[:5])
+def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+    trainer = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
+    step = trainer.train_step
+
+    def interrupted() -> torch.Tensor:
+        signal.raise_signal(signal.SIGTERM)
+        return step()
+
+    trainer.train_step = interrupted  # type: ignore[method-assign]
+    assert not run(trainer, quiet=True)
+    again = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
+    again.resume()
+    assert again.step == trainer.step == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_nothing_to_resume_is_said(tiny: Recipe, tmp_path: Path) -> None:
+def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+    run(Trainer(tiny, tmp_path / "run", corpus, device="cpu"), until=1, quiet=True)
+    other = tiny.model_copy(update={"learning_rate": 1.0})
+    with pytest.raises(CheckpointError, match="another recipe"):
+        Trainer(other, tmp_path / "run", corpus, device="cpu").resume()
+
+
+def test_training_lowers_the_loss_on_its_own_rows(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+    stage = tiny.stages[0].model_copy(update={"rows": 16})
+    plan = tiny.model_copy(update={"steps": 100, "decay": 0, "stages": (stage,), "learning_rate": 1e-2, "warmup": 10})
+    trainer = Trainer(plan, tmp_path / "run", corpus, device="cpu")
+
+    def loss_of_the_first_batches() -> float:
+        step, losses = trainer.step, []
+        for index in range(10):
+            trainer.step = index
+            losses.append(trainer.loss(stage).item())
+        trainer.step = step
+        return float(np.mean(losses))
+
+    before = loss_of_the_first_batches()
+    for _ in range(100):
+        trainer.train_step()
+    assert loss_of_the_first_batches() < 0.9 * before
+
+
+def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: Recipe) -> None:
+    model = build_model(token_recipe)
+    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
+    future[:, 5] = torch.nan
+    losses = token_step_losses(model, past, future, stage)
+    assert losses[5].item() == 0.0
+    losses.sum().backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_nothing_to_resume_is_said(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="start without --resume"):
-        Trainer(tiny, tmp_path / "empty", device="cpu").resume()
+        Trainer(tiny, tmp_path / "empty", corpus, device="cpu").resume()
 
 
 def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: Recipe, tmp_path: Path) -> None:
@@ -153,19 +217,23 @@ def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: Recipe, tmp
     export(model, tmp_path / "out")
     pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))
     past = torch.randn(2, 24)
-    if tiny.kind == "patch":
-        expected = model(context=past).quantile_preds
-        got = native_model(pipeline)(context=past).quantile_preds
-    else:
+    if tiny.kind == "token":
         ids, mask, _ = pipeline.tokenizer.context_input_transform(past)
         inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[0, 5], [0, 9]])}
         expected, got = model(**inputs).logits, native_model(pipeline)(**inputs).logits
+    else:
+        expected, got = (each(context=past).quantile_preds for each in (model, native_model(pipeline)))
     assert torch.equal(got, expected)
-    assert pipeline.predict(past, prediction_length=8).shape[-1] == 8
+    levels = [0.1, 0.5, 0.9]
+    torch.manual_seed(0)
+    here, _ = as_pipeline(model).predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    torch.manual_seed(0)
+    there, _ = pipeline.predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    assert all(torch.equal(one, two) for one, two in zip(here, there, strict=True))
 
 
 def test_recipes_stay_small_and_unknown_names_are_answered() -> None:
-    for plan in (CHRONOS_NANO, BOLT_NANO):
-        assert 4 * sum(p.numel() for p in build_model(plan).parameters()) < 12e6
+    sizes = [4 * sum(p.numel() for p in build_model(plan).parameters()) for plan in RECIPES.values()]
+    assert sum(sizes) < 12e6
     with pytest.raises(UnknownNameError, match="chronos-nano"):
         recipe("chronos-mano")

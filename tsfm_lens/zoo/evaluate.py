@@ -1,110 +1,29 @@
-"""Skill of a checkpoint: its MASE beside that of the seasonal naive forecast.
+"""Skill of a checkpoint: `python -m tsfm_lens.zoo.evaluate FOLDER` prints it against the seasonal naive forecast.
 
-`python -m tsfm_lens.zoo.evaluate FOLDER` prints a table over held-out synthetic seasons and over the bundled real
-series, which no recipe trains on.
+Recipes are chosen on validation sets (synthetic seasons of one seed, real series of a package that neither training
+nor test reads); the test sets (synthetic seasons of another seed, the bundled real series) are for the cards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from chronos import BaseChronosPipeline
-from numpy.typing import NDArray
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
-from tsfm_lens.zoo.mixture import CALENDAR_PERIODS
+from tsfm_lens.zoo.export import as_pipeline, open_pipeline
+from tsfm_lens.zoo.mixture import CALENDAR_PERIODS, Array
+from tsfm_lens.zoo.skill import Case, Skill, geometric_mean, interval, measure, summary
 
-Array = NDArray[np.float64]
+VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
+"""Seeds [seed, step] of training are pairs; these stand alone, so no training row is drawn again."""
 
-HELD_OUT_SEED = 20_261_121
-"""Seeds [seed, step] of training are pairs; this one stands alone, so no training row is drawn again."""
-
-WINDOWS = 5
-BATCH = 64
-SCALE_FLOOR = 1e-9
-
-
-@dataclass(frozen=True)
-class Case:
-    """One series to forecast: its values, season length in steps, and name."""
-
-    name: str
-    values: Array
-    season: int
-
-
-@dataclass(frozen=True)
-class Skill:
-    """MASE of the model and of the seasonal naive forecast on one series, mean over windows."""
-
-    name: str
-    model: float
-    naive: float
-
-    @property
-    def ratio(self) -> float:
-        """Model over seasonal naive; below 1 the model is better."""
-        return self.model / self.naive
-
-
-def seasonal_naive(context: Array, season: int, horizon: int) -> Array:
-    """Repeat the last `season` observed values over `horizon` steps; gaps are filled forward first."""
-    filled = context.copy()
-    seen = np.where(np.isnan(filled), 0, np.arange(len(filled)))
-    filled = filled[np.maximum.accumulate(seen)]
-    return np.resize(filled[-season:], horizon)
-
-
-def mase(forecast: Array, truth: Array, context: Array, season: int) -> float:
-    """Mean absolute scaled error (Hyndman and Koehler 2006): the scale is the context's seasonal difference."""
-    scale = float(np.nanmean(np.abs(context[season:] - context[:-season])))
-    return float(np.nanmean(np.abs(forecast - truth)) / max(scale, SCALE_FLOOR))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Geometric mean of positive numbers."""
-    return float(np.exp(np.mean(np.log(values))))
-
-
-def windows(case: Case, horizon: int, *, shortest: int = 32) -> Iterator[tuple[Array, Array]]:
-    """Up to five (context, truth) pairs, `horizon` apart, from the end of the series backwards."""
-    for index in range(WINDOWS):
-        end = len(case.values) - index * horizon
-        if end - horizon < max(shortest, 2 * case.season + 1):
-            return
-        yield case.values[: end - horizon], case.values[end - horizon : end]
-
-
-def median_forecasts(
-    pipeline: BaseChronosPipeline, contexts: Sequence[Array], *, horizon: int, seed: int = 0
-) -> list[Array]:
-    """Median forecast (horizon,) of each context, in batches of 64."""
-    torch.manual_seed(seed)
-    medians: list[Array] = []
-    for start in range(0, len(contexts), BATCH):
-        past = [torch.tensor(context, dtype=torch.float32) for context in contexts[start : start + BATCH]]
-        quantiles, _ = pipeline.predict_quantiles(past, prediction_length=horizon, quantile_levels=[0.5])
-        medians.extend(quantiles[:, :, 0].double().numpy())
-    return medians
-
-
-def measure(pipeline: BaseChronosPipeline, cases: Sequence[Case], *, horizon: int, seed: int = 0) -> list[Skill]:
-    """Skill on each case that is long enough for one window: MASE of the median and of the seasonal naive forecast."""
-    found = [(case, context, truth) for case in cases for context, truth in windows(case, horizon)]
-    medians = median_forecasts(pipeline, [context for _, context, _ in found], horizon=horizon, seed=seed)
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for (case, context, truth), median in zip(found, medians, strict=True):
-        naive = seasonal_naive(context, case.season, horizon)
-        pair = (mase(median, truth, context, case.season), mase(naive, truth, context, case.season))
-        errors.setdefault(case.name, []).append(pair)
-    return [Skill(name, *map(float, np.mean(pairs, axis=0))) for name, pairs in errors.items()]
+FLOOR = 1e-9
 
 
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
@@ -116,10 +35,10 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
         cycle = walk - walk[-1] * np.linspace(0, 1, season)
     else:
         cycle = rng.standard_normal(season)
-    return (cycle - cycle.mean()) / (cycle.std() + SCALE_FLOOR)
+    return (cycle - cycle.mean()) / (cycle.std() + FLOOR)
 
 
-def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = HELD_OUT_SEED) -> list[Case]:
+def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED) -> list[Case]:
     """Held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
     rng = np.random.default_rng(seed)
     cases = []
@@ -135,8 +54,38 @@ def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = HELD_OUT_
     return cases
 
 
+def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED) -> list[Case]:
+    """Held-out targets of which a known covariate carries half of the variance: a season and noise carry the rest."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for row in range(count):
+        season = int(rng.choice([7, 12, 24]))
+        own = np.resize(_cycle(rng, ("smooth", "wave")[row % 2], season), length) + 0.3 * rng.standard_normal(length)
+        if row % 3 == 0:
+            cause = (rng.random(length) < 0.15).astype(float)
+        elif row % 3 == 1:
+            cause = np.convolve(rng.standard_normal(length + 8), np.ones(9) / 3, "valid")
+        else:
+            cause = rng.standard_normal(length)
+        cause = (cause - cause.mean()) / cause.std()
+        sign = rng.choice([-1.0, 1.0])
+        values = rng.normal(0, 3) + (own / own.std() + sign * cause) * np.exp(rng.normal())
+        kind = ("events", "weather", "noise")[row % 3]
+        cases.append(Case(f"{row}: season of {season} and {kind}", values, season, cause[None]))
+    return cases
+
+
+def validation_cases(path: Path) -> list[Case]:
+    """The real validation series of `tools/build_training_series.py`."""
+    with np.load(path) as stored:
+        names = sorted(key.removeprefix("validation/") for key in stored if key.startswith("validation/"))
+        return [
+            Case(name, stored[f"validation/{name}"].astype(np.float64), int(stored[f"season/{name}"])) for name in names
+        ]
+
+
 def real_cases() -> list[Case]:
-    """Every bundled real series."""
+    """Every bundled real series: the test set."""
     from tsfm_lens.data import bundled, bundled_names
 
     return [
@@ -146,22 +95,62 @@ def real_cases() -> list[Case]:
     ]
 
 
+def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
+    """Summaries over the validation sets, by name; with covariates also the ratio of with to without."""
+    pipeline = as_pipeline(model)
+    found: dict[str, object] = {
+        "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
+        "real": summary(measure(pipeline, validation_cases(real))),
+    }
+    if type(model).__name__ == "Chronos2Model":
+        found["covariates"] = covariate_gain(model, seed=VALIDATION_SEED)
+    return found
+
+
+def covariate_gain(model: PreTrainedModel, *, seed: int = TEST_SEED) -> dict[str, object]:
+    """MASE with known covariates over MASE without, geometric mean over :func:`covariate_cases` with its interval."""
+    pipeline, cases = as_pipeline(model), covariate_cases(seed=seed)
+    with_them, without = (measure(pipeline, cases, covariates=shown) for shown in (True, False))
+    ratios = [one.model / other.model for one, other in zip(with_them, without, strict=True)]
+    return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
+
+
+def skill_table(title: str, skills: list[Skill]) -> Table:
+    """Errors series by series, and their geometric means with 95 % intervals over series."""
+    table = Table("series", "MASE", "/ seasonal naive", "/ last value", "CRPS / seasonal naive", title=title)
+    for one in skills:
+        ratios = (one.ratio, one.last_ratio, one.crps_ratio)
+        table.add_row(one.name, f"{one.model:.3f}", *(f"{value:.3f}" for value in ratios))
+    cells = []
+    for values in (
+        [one.ratio for one in skills],
+        [one.last_ratio for one in skills],
+        [one.crps_ratio for one in skills],
+    ):
+        low, high = interval(values)
+        cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
+    table.add_row("geometric mean", "", *cells, style="bold")
+    return table
+
+
 def main(
     folder: Annotated[Path, typer.Argument(help="folder of a checkpoint in the native format")],
     horizon: Annotated[int, typer.Option(help="forecast steps a window")] = 24,
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    real: Annotated[Path | None, typer.Option(help="validation series of tools/build_training_series.py")] = None,
 ) -> None:
-    """Print MASE against the seasonal naive forecast, series by series and as geometric means."""
+    """Print MASE and CRPS against naive forecasts, series by series and as geometric means."""
     torch.set_num_threads(threads)
-    pipeline = BaseChronosPipeline.from_pretrained(str(folder))
-    for title, cases in (("held-out synthetic seasons", synthetic_cases()), ("bundled real series", real_cases())):
-        table = Table("series", "MASE", "seasonal naive", "ratio", title=title)
-        skills = measure(pipeline, cases, horizon=horizon)
-        for one in skills:
-            table.add_row(one.name, f"{one.model:.3f}", f"{one.naive:.3f}", f"{one.ratio:.3f}")
-        means = [geometric_mean([getattr(one, key) for one in skills]) for key in ("model", "naive", "ratio")]
-        table.add_row("geometric mean", *(f"{value:.3f}" for value in means), style="bold")
-        console().print(table)
+    pipeline = open_pipeline(folder)
+    sets = {"test: synthetic seasons": synthetic_cases(), "test: bundled real series": real_cases()}
+    if real is not None:
+        sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
+        sets["validation: real series"] = validation_cases(real)
+    for title, cases in sets.items():
+        console().print(skill_table(title, measure(pipeline, cases, horizon=horizon)))
+    if type(pipeline).__name__ == "Chronos2Pipeline":
+        gain = covariate_gain(pipeline.model)
+        console().print(f"MASE with known covariates / without: {gain['ratio']:.3f}, 95 % {gain['interval']}")
 
 
 if __name__ == "__main__":

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from chronos import BaseChronosPipeline
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosConfig, ChronosPipeline
+from chronos.chronos import ChronosModel
 from transformers import PreTrainedModel
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.models import load
 
+Pipeline = Any
+"""A native pipeline: `ChronosPipeline`, `ChronosBoltPipeline` or `Chronos2Pipeline`."""
 
-def native_model(pipeline: BaseChronosPipeline) -> PreTrainedModel:
-    """Return the transformers model inside a Chronos or Chronos-Bolt pipeline."""
-    return pipeline.inner_model
+
+def native_model(pipeline: Pipeline) -> PreTrainedModel:
+    """Return the transformers model inside a native pipeline."""
+    return pipeline.model if isinstance(pipeline, Chronos2Pipeline) else pipeline.inner_model
+
+
+def as_pipeline(model: PreTrainedModel) -> Pipeline:
+    """Put a model into its native pipeline, as it stands, on its device."""
+    kind = type(model).__name__
+    if kind == "Chronos2Model":
+        return Chronos2Pipeline(model)
+    if kind == "ChronosBoltModelForForecasting":
+        return ChronosBoltPipeline(model)
+    config = ChronosConfig(**model.config.chronos_config)
+    return ChronosPipeline(config.create_tokenizer(), ChronosModel(config, model))
+
+
+def open_pipeline(folder: Path) -> Pipeline:
+    """Open a folder by the native loader."""
+    return BaseChronosPipeline.from_pretrained(str(folder))
 
 
 def export(model: PreTrainedModel, folder: Path) -> None:

@@ -7,14 +7,9 @@ Periods of the bank are in steps, so a shorter series sees the same cycles, only
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cholesky
-
-Array = NDArray[np.float64]
-Kernel = Callable[[Array, Array], Array]
+import torch
+from torch import Tensor
 
 PERIODS: tuple[int, ...] = (
     *(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365),
@@ -26,68 +21,60 @@ MAX_KERNELS = 5
 JITTER = 1e-6
 
 
-def _periodic(period: float) -> Kernel:
-    """exp(-2 sin²(pi |x - y| / p)), length scale 1; `period` in units of x."""
-    return lambda x, y: np.exp(-2.0 * np.sin(np.pi * np.abs(x - y) / period) ** 2)
+def kernel_bank(length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0) -> Tensor:
+    """The covariances (33, length, length) of the bank for a series of `length` steps on [0, 1].
 
-
-def _linear(sigma0: float) -> Kernel:
-    return lambda x, y: sigma0**2 + x * y
-
-
-def _rbf(scale: float) -> Kernel:
-    return lambda x, y: np.exp(-0.5 * ((x - y) / scale) ** 2)
-
-
-def _rational_quadratic(alpha: float) -> Kernel:
-    return lambda x, y: (1.0 + (x - y) ** 2 / (2.0 * alpha)) ** (-alpha)
-
-
-def _white(level: float) -> Kernel:
-    return lambda x, y: np.where(x == y, level, 0.0)
-
-
-def _constant() -> Kernel:
-    return lambda x, y: np.ones(np.broadcast_shapes(x.shape, y.shape))
-
-
-def kernel_bank(length: int) -> tuple[Kernel, ...]:
-    """The 33 kernels for a series of `length` steps on [0, 1]."""
-    return (
-        *(_periodic(period / length) for period in PERIODS),
-        *(_linear(sigma0) for sigma0 in (0.0, 1.0, 10.0)),
-        *(_rbf(scale) for scale in (0.1, 1.0, 10.0)),
-        *(_rational_quadratic(alpha) for alpha in (0.1, 1.0, 10.0)),
-        *(_white(level) for level in (0.1, 1.0)),
-        _constant(),
+    Args:
+        length: steps.
+        device: where to compute.
+        period_scale: multiplies the 21 periods; 1 gives the paper's.
+    """
+    grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
+    gap = (grid[:, None] - grid[None, :]).abs()
+    steps = gap * (length - 1) if length > 1 else gap
+    product = grid[:, None] * grid[None, :]
+    same = torch.eye(length, dtype=torch.float64, device=device)
+    return torch.stack(
+        [
+            *(torch.exp(-2.0 * torch.sin(torch.pi * steps / (period * period_scale)) ** 2) for period in PERIODS),
+            *(sigma0**2 + product for sigma0 in (0.0, 1.0, 10.0)),
+            *(torch.exp(-0.5 * (gap / scale) ** 2) for scale in (0.1, 1.0, 10.0)),
+            *((1.0 + gap**2 / (2.0 * alpha)) ** (-alpha) for alpha in (0.1, 1.0, 10.0)),
+            *(level * same for level in (0.1, 1.0)),
+            torch.ones_like(gap),
+        ]
     )
 
 
-def draw_covariance(rng: np.random.Generator, length: int) -> Array:
-    """Covariance (length, length) of one random composition of one to five kernels."""
-    bank = kernel_bank(length)
-    grid = np.linspace(0.0, 1.0, length)
-    rows, columns = grid[:, None], grid[None, :]
-    chosen = rng.integers(len(bank), size=rng.integers(1, MAX_KERNELS + 1))
-    covariance = bank[chosen[0]](rows, columns)
-    for index in chosen[1:]:
-        other = bank[index](rows, columns)
-        covariance = covariance + other if rng.random() < 0.5 else covariance * other
+def compose(bank: Tensor, chosen: np.ndarray, joined_by_sum: np.ndarray) -> Tensor:
+    """Join kernels of the bank left to right: a covariance (length, length).
+
+    Args:
+        bank: (kernels, length, length).
+        chosen: indices into the bank, (kernel,).
+        joined_by_sum: whether each kernel but the first is added; otherwise it multiplies. Same shape.
+    """
+    covariance = bank[chosen[0]].clone()
+    for index, by_sum in zip(chosen[1:], joined_by_sum[1:], strict=True):
+        covariance = covariance.add_(bank[index]) if by_sum else covariance.mul_(bank[index])
     return covariance
 
 
-def kernelsynth(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw `count` series of `length` steps: array (count, length)."""
+def kernelsynth(
+    rng: np.random.Generator, count: int, length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
+) -> np.ndarray:
+    """Draw `count` series of `length` steps: array (count, length); covariances that do not factor are drawn anew."""
+    bank = kernel_bank(length, device=device, period_scale=period_scale)
     series = np.empty((count, length))
     done = 0
     while done < count:
-        covariance = draw_covariance(rng, length)
+        used = int(rng.integers(1, MAX_KERNELS + 1))
+        covariance = compose(bank, rng.integers(len(bank), size=used), rng.random(used) < 0.5)
         # jitter relative to the variance: a product of linear kernels reaches 1e8
-        covariance[np.diag_indices(length)] += JITTER * max(np.trace(covariance) / length, 1e-12)
-        try:
-            factor = cholesky(covariance, lower=True, check_finite=False)
-        except LinAlgError:
-            continue
-        series[done] = factor @ rng.standard_normal(length)
-        done += 1
+        diagonal = covariance.diagonal()
+        diagonal += JITTER * max(float(diagonal.mean()), 1e-12)
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        if not failed:
+            series[done] = (factor @ torch.from_numpy(rng.standard_normal(length)).to(device)).cpu().numpy()
+            done += 1
     return series

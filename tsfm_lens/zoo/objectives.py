@@ -8,6 +8,7 @@ import torch
 from chronos.chronos import ChronosConfig, MeanScaleUniformBins
 from transformers import PreTrainedModel
 
+from tsfm_lens.zoo.covariates import Groups
 from tsfm_lens.zoo.recipes import Stage
 
 FIRST_BIN = 3
@@ -36,7 +37,8 @@ def ordinal_cross_entropy(
     near = labels[..., None] + offsets
     weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
     weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
-    weights = weights / weights.sum(-1, keepdim=True)
+    # the label of a gap lies below the first bin and keeps no weight; its loss is left out by the caller
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
     near = near.clamp(first_bin, logits.shape[-1] - 1)
     return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
 
@@ -82,10 +84,12 @@ def token_step_losses(
     """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
-    # the tokenizer lives on the CPU
-    ids, mask, scale = tokenizer.context_input_transform(past.cpu())
-    labels, seen, _ = tokenizer._input_transform(future.cpu(), scale)
-    ids, mask, labels, seen = (t.to(model.device) for t in (ids, mask, labels, seen))
+    past, future = past.to(model.device), future.to(model.device)
+    tokenizer.boundaries = tokenizer.boundaries.to(model.device)
+    ids, mask, scale = tokenizer._input_transform(past)
+    end = torch.full_like(ids[:, :1], chronos.eos_token_id)
+    ids, mask = torch.cat([ids, end], 1), torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1)
+    labels, seen, _ = tokenizer._input_transform(future, scale)
     start_id = model.config.decoder_start_token_id
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
     states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -94,7 +98,7 @@ def token_step_losses(
     if stage.blank:
         inputs = blank_inputs(inputs, stage.blank, start_id, torch.Generator().manual_seed(seed))
     logits = model(encoder_outputs=(states,), attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
-    loss = ordinal_cross_entropy(logits, labels, smoothing=stage.smoothing, first_bin=FIRST_BIN)
+    loss = ordinal_cross_entropy(logits.float(), labels, smoothing=stage.smoothing, first_bin=FIRST_BIN)
     return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
 
 
@@ -113,3 +117,16 @@ def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor,
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
     future = torch.where((future - centre).abs() <= FAR * spread, future, torch.nan)
     return model(context=past, target=future).loss / stage.horizon
+
+
+def group_loss(model: PreTrainedModel, groups: Groups, stage: Stage) -> torch.Tensor:
+    """Native quantile loss a forecast step and level of a model with covariates."""
+    patch = model.chronos_config.output_patch_size
+    loss = model(
+        context=groups.context,
+        group_ids=groups.group_ids,
+        future_covariates=groups.known,
+        future_target=groups.future,
+        num_output_patches=-(-stage.horizon // patch),
+    ).loss
+    return loss / len(model.chronos_config.quantiles)

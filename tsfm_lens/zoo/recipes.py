@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsfm_lens.errors import unknown_name
 
-EASY_MIX: dict[str, float] = {"motif_rough": 4, "motif_smooth": 3, "harmonics": 3, "random_walk": 0.5, "trend": 0.5}
-"""Mostly exact repetition: the mixture in which copying forms quickest."""
+COPY_MIX: dict[str, float] = {"motif_rough": 4, "motif_smooth": 3, "harmonics": 3, "seasonal": 2, "kernelsynth": 2}
+"""Mostly repetition: the mixture in which copying forms quickest."""
 
-SMOOTH_MIX: dict[str, float] = {"motif_smooth": 4, "harmonics": 4, "motif_rough": 1}
-"""Repetition that patches can follow: values that hang together."""
-
-FULL_MIX: dict[str, float] = {
+HOME_MIX: dict[str, float] = {
     "motif_rough": 3,
     "motif_smooth": 2,
     "harmonics": 1.5,
@@ -29,32 +25,25 @@ FULL_MIX: dict[str, float] = {
     "trend": 1,
     "level_shift": 0.5,
     "white_noise": 0.5,
-    "kernelsynth": 2,
     "chaotic": 0.5,
-    "tsmixup": 2,
 }
-"""Everything, with the families that look like business and nature data ahead."""
+"""The generators of `mixture.py` alone."""
 
-RECENT_MIX: dict[str, float] = FULL_MIX | {"seasonal_walk": 5, "motif_rough": 2, "seasonal": 5}
-"""As the full mixture, with more motifs of which only the last repeat is up to date."""
-
-SEASON_MIX: dict[str, float] = {name: 0.5 * weight for name, weight in FULL_MIX.items()} | {
-    "motif_rough": 2,
-    "motif_smooth": 4,
-    "harmonics": 4,
-    "seasonal": 6,
-    "seasonal_walk": 4,
+WIDE_MIX: dict[str, float] = {name: 0.5 * weight for name, weight in HOME_MIX.items()} | {
+    "kernelsynth": 8,
+    "real": 8,
+    "tsmixup": 6,
 }
-"""Seasons of every shape and noise first, everything else at half its weight."""
+"""Gaussian processes, real series, mixtures of both, and every generator."""
 
 
 class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
 
-    For token models: `blank` is the share of decoder inputs that every second row loses, so that the next value must
-    be found from older ones; `own_share` is the share that are samples of the model itself; `smoothing` is the
-    standard deviation in bins of the Gaussian that replaces a one-hot label; `first_weight` multiplies the loss of
-    the first forecast step, falling back to 1 over four steps.
+    For token models `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label;
+    `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps; `blank` is the
+    share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself.
+    For models with covariates `rows` counts groups of three series.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,51 +62,60 @@ class Stage(BaseModel):
 class Recipe(BaseModel):
     """A reproducible training run; steps are optimiser steps, rates are AdamW's.
 
-    `schedule` holds (step, share of the learning rate) points, joined by straight lines. `encoder_bias` and
-    `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases before training. Bucket n is n
-    positions back, and in the encoder 16 + n is n positions ahead. They give some heads a look at their neighbours
-    from the first step on, which makes copying form several times sooner.
+    The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
+    run can be ended early at any time by its last leg alone (`Recipe.ending`). `corpus` has
+    the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token model's first
+    embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases
+    before training.
     """
 
     model_config = ConfigDict(frozen=True)
 
     name: str
-    kind: Literal["token", "patch"]
+    kind: Literal["token", "patch", "group"]
     config: dict[str, Any]
     stages: tuple[Stage, ...]
     steps: int = Field(gt=0)
     learning_rate: float
-    schedule: tuple[tuple[int, float], ...] = ((-1, 0.0), (199, 1.0))
+    warmup: int = 200
+    decay: int = Field(ge=0)
     weight_decay: float = 0.01
+    corpus: dict[str, int]
+    finest: float = 6.0
     encoder_bias: tuple[tuple[int, int, float], ...] = ()
     decoder_bias: tuple[tuple[int, int, float], ...] = ()
     seed: int = 0
-    corpus_size: int = 3000
-    corpus_length: int = 640
 
     def stage(self, step: int) -> Stage:
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]
 
     def rate(self, step: int) -> float:
-        """Learning rate at `step`: linear between the points of `schedule`."""
-        steps, shares = zip(*self.schedule, strict=True)
-        return self.learning_rate * float(np.interp(step, steps, shares))
+        """Learning rate at `step`."""
+        up = min(1.0, (step + 1) / self.warmup)
+        down = 0.99 * max(0.0, 1.0 - (self.steps - step - 1) / self.decay) if self.decay else 0.0
+        return self.learning_rate * up * (1.0 - down)
+
+    def ending(self, step: int, decay: int) -> Recipe:
+        """The recipe that stood at `step` and now ends within `decay` steps: its last stage, the rate falling."""
+        last = self.stages[-1].model_copy(update={"start": step})
+        kept = tuple(stage for stage in self.stages if stage.start < step)
+        return self.model_copy(update={"steps": step + decay, "decay": decay, "stages": (*kept, last)})
 
 
 QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
 
-NANO_SHAPE: dict[str, Any] = {"context": 128, "horizon": 24, "rows": 32}
+CORPUS: dict[str, int] = dict.fromkeys(HOME_MIX, 2_000) | {"kernelsynth": 2_000, "chaotic": 500}
+"""Rows of each family."""
 
-CHRONOS_NANO = Recipe(
-    name="chronos-nano",
-    kind="token",
-    config={
-        "architectures": ["T5ForConditionalGeneration"],
-        "vocab_size": 2048,
-        "d_model": 64,
-        "d_kv": 16,
-        "d_ff": 256,
+
+def _t5(d_model: int, d_kv: int, vocab_size: int) -> dict[str, Any]:
+    """Three layers of four heads a stack."""
+    return {
+        "vocab_size": vocab_size,
+        "d_model": d_model,
+        "d_kv": d_kv,
+        "d_ff": 4 * d_model,
         "num_layers": 3,
         "num_decoder_layers": 3,
         "num_heads": 4,
@@ -127,6 +125,20 @@ CHRONOS_NANO = Recipe(
         "pad_token_id": 0,
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
+    }
+
+
+NEIGHBOURS: tuple[tuple[int, int, float], ...] = ((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0))
+"""A look at the positions one, two and three back, in one head each: half of an induction circuit."""
+
+CHRONOS_SHAPE: dict[str, Any] = {"context": 128, "horizon": 24, "rows": 32, "first_weight": 2.0, "mix": WIDE_MIX}
+
+CHRONOS_NANO = Recipe(
+    name="chronos-nano",
+    kind="token",
+    config=_t5(64, 16, 2048)
+    | {
+        "architectures": ["T5ForConditionalGeneration"],
         "chronos_config": {
             "tokenizer_class": "MeanScaleUniformBins",
             "tokenizer_kwargs": {"low_limit": -5.0, "high_limit": 5.0},
@@ -145,39 +157,27 @@ CHRONOS_NANO = Recipe(
         },
     },
     stages=(
-        Stage(start=0, mix=EASY_MIX, context=64, horizon=12, rows=48, smoothing=4.0, first_weight=2.0),
-        Stage(start=800, mix=RECENT_MIX, smoothing=2.5, first_weight=2.0, **NANO_SHAPE),
-        Stage(start=2600, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, blank=0.25, **NANO_SHAPE),
-        Stage(start=4400, mix=SEASON_MIX, smoothing=2.5, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
-        Stage(start=5600, mix=SEASON_MIX, smoothing=1.2, first_weight=2.0, own_share=0.7, **NANO_SHAPE),
+        Stage(start=0, mix=COPY_MIX, context=64, horizon=12, rows=48, smoothing=4.0, first_weight=2.0),
+        Stage(start=1_200, smoothing=2.5, **CHRONOS_SHAPE),
+        Stage(start=36_000, smoothing=0.7, **CHRONOS_SHAPE),
     ),
-    steps=6600,
-    schedule=((-1, 0.0), (199, 1.0), (4408, 1.0), (4800, 0.877), (6600, 0.02)),
+    steps=40_000,
+    decay=4_000,
     learning_rate=3e-3,
-    encoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
-    decoder_bias=((1, 0, 4.0), (2, 1, 4.0), (3, 2, 4.0)),
+    corpus=CORPUS,
+    finest=24.0,
+    encoder_bias=NEIGHBOURS,
+    decoder_bias=NEIGHBOURS,
 )
 
 BOLT_NANO = Recipe(
     name="bolt-nano",
     kind="patch",
-    config={
+    config=_t5(96, 24, 2)
+    | {
         "architectures": ["ChronosBoltModelForForecasting"],
         "chronos_pipeline_class": "ChronosBoltPipeline",
-        "vocab_size": 2,
-        "d_model": 96,
-        "d_kv": 24,
-        "d_ff": 384,
-        "num_layers": 3,
-        "num_decoder_layers": 3,
-        "num_heads": 4,
-        "feed_forward_proj": "relu",
-        "dropout_rate": 0.0,
-        "initializer_factor": 1.0,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
         "reg_token_id": 1,
-        "decoder_start_token_id": 0,
         "chronos_config": {
             "context_length": 256,
             "prediction_length": 32,
@@ -188,28 +188,58 @@ BOLT_NANO = Recipe(
         },
     },
     stages=(
-        Stage(start=0, context=64, horizon=4, rows=256, mix=SMOOTH_MIX),
-        Stage(start=800, context=128, horizon=16, rows=96, mix=SMOOTH_MIX),
-        Stage(start=1600, context=128, horizon=32, rows=96, mix=SMOOTH_MIX),
-        Stage(start=2400, context=256, horizon=32, rows=48, mix=SEASON_MIX),
+        Stage(start=0, context=64, horizon=4, rows=256, mix=COPY_MIX),
+        Stage(start=800, context=128, horizon=16, rows=96, mix=COPY_MIX),
+        Stage(start=1_600, context=128, horizon=32, rows=96, mix=WIDE_MIX),
+        Stage(start=6_000, context=256, horizon=32, rows=64, mix=WIDE_MIX),
     ),
-    steps=7400,
-    schedule=(
-        (-1, 0.0),
-        (199, 1.0),
-        (4740, 1.0),
-        (5200, 0.854),
-        (6200, 0.02),
-        (6300, 0.5),
-        (6999, 0.3197),
-        (7000, 0.2507),
-        (7400, 0.01),
-    ),
+    steps=40_000,
+    decay=4_000,
     learning_rate=3e-3,
+    corpus=CORPUS,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )
 
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (CHRONOS_NANO, BOLT_NANO)}
+CHRONOS2_NANO = Recipe(
+    name="chronos2-nano",
+    kind="group",
+    config={
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 256,
+        "num_layers": 3,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "initializer_factor": 1.0,
+        "vocab_size": 2,
+        "pad_token_id": 0,
+        "reg_token_id": 1,
+        "architectures": ["Chronos2Model"],
+        "chronos_pipeline_class": "Chronos2Pipeline",
+        "chronos_config": {
+            "context_length": 192,
+            "input_patch_size": 4,
+            "input_patch_stride": 4,
+            "output_patch_size": 4,
+            "max_output_patches": 8,
+            "quantiles": QUANTILES,
+            "use_reg_token": True,
+            "use_arcsinh": True,
+            "time_encoding_scale": 192,
+        },
+    },
+    stages=(
+        Stage(start=0, context=96, horizon=16, rows=24, mix=COPY_MIX),
+        Stage(start=2_000, context=128, horizon=24, rows=24, mix=WIDE_MIX),
+        Stage(start=8_000, context=192, horizon=32, rows=16, mix=WIDE_MIX),
+    ),
+    steps=24_000,
+    decay=3_000,
+    learning_rate=3e-3,
+    corpus=CORPUS,
+)
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (CHRONOS_NANO, BOLT_NANO, CHRONOS2_NANO)}
 
 
 def recipe(name: str) -> Recipe:

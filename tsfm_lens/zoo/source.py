@@ -3,97 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.zoo.chaos import chaotic
-from tsfm_lens.zoo.kernelsynth import kernelsynth
-from tsfm_lens.zoo.mixture import FAMILIES, Generator, disturb, unit
-from tsfm_lens.zoo.tsmixup import MAX_SERIES, tsmixup
-
-Array = NDArray[np.float64]
-
-CORPORA: Mapping[str, Generator] = {"kernelsynth": kernelsynth, "chaotic": chaotic}
-"""Families too slow to draw at every step: drawn once, cached, and cropped at random."""
+from tsfm_lens.zoo.corpus import LENGTH, Corpus
+from tsfm_lens.zoo.tsmixup import MAX_SERIES, draw_weights, tsmixup
 
 SHARE_SHORT = 0.2
 """Share of rows whose context is cut short, so that a model also meets new series."""
 
+STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
+"""Rows are also read at every second or third step: more lengths of season from one corpus."""
 
-def known_families() -> tuple[str, ...]:
-    """Every name a mixture may hold."""
-    return (*FAMILIES, *CORPORA, "tsmixup")
+NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
+"""Observation noise, in standard deviations of the row."""
 
 
-def load_corpus(name: str, *, count: int, length: int, seed: int, cache: Path) -> NDArray[np.float32]:
-    """Draw the corpus `name` or read it from `cache`: array (count, length) in float32."""
-    path = cache / f"{name}-{count}x{length}-seed{seed}.npz"
-    if path.exists():
-        with np.load(path) as stored:
-            return stored["series"]
-    series = unit(CORPORA[name](np.random.default_rng([seed, len(name)]), count, length)).astype(np.float32)
-    cache.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, series=series)
-    return series
+@dataclass(frozen=True)
+class Crops:
+    """Which pieces of the corpus a batch holds; every array is (row, series of the row)."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    strides: np.ndarray
 
 
 class SeriesSource:
     """Draws batches of raw series from a weighted mixture of families.
 
     Args:
-        seed: First half of the seed of every batch; the second half is the step.
-        cache: Folder for the corpora that are drawn once.
-        corpus_size: Series per cached corpus.
-        corpus_length: Steps per cached series; at least the rows asked for.
+        corpus: all rows.
+        seed: first half of the seed of every batch; the second half is the step.
+        device: where the corpus lies and batches are made.
     """
 
-    def __init__(self, *, seed: int, cache: Path, corpus_size: int, corpus_length: int) -> None:
+    def __init__(self, corpus: Corpus, *, seed: int, device: str | torch.device = "cpu") -> None:
         self.seed = seed
-        self.corpora = {
-            name: load_corpus(name, count=corpus_size, length=corpus_length, seed=seed, cache=cache) for name in CORPORA
-        }
+        self.families = corpus.rows
+        self.device = torch.device(device)
+        self.values = torch.from_numpy(corpus.values).to(self.device)
+        seen = ~np.isnan(corpus.values)
+        self.first = seen.argmax(axis=1)
 
-    def _crop(self, name: str, rng: np.random.Generator, count: int, length: int) -> Array:
-        corpus = self.corpora[name]
-        row = rng.integers(len(corpus), size=count)
-        start = rng.integers(corpus.shape[1] - length + 1, size=count)
-        return corpus[row[:, None], start[:, None] + np.arange(length)[None]].astype(np.float64)
-
-    def family(self, name: str, rng: np.random.Generator, count: int, length: int) -> Array:
-        """Draw `count` rows of one family: (count, length)."""
-        if name in FAMILIES:
-            return FAMILIES[name](rng, count, length)
-        if name in CORPORA:
-            return self._crop(name, rng, count, length)
-        raise unknown_name("series family", name, known_families())
-
-    def draw(self, mix: Mapping[str, float], rng: np.random.Generator, count: int, length: int) -> Array:
-        """Draw `count` rows from the mixture `mix` (name: weight): (count, length), shuffled."""
-        names = sorted(mix)
+    def choose(self, mix: Mapping[str, float], rng: np.random.Generator, count: int, length: int) -> Crops:
+        """Crops of `length` steps, (count, 3): a row of the family "tsmixup" mixes up to three, others have one."""
+        names = sorted(name for name in mix if name != "tsmixup")
+        for name in names:
+            if name not in self.families:
+                raise unknown_name("series family", name, [*self.families, "tsmixup"])
         weights = np.array([mix[name] for name in names])
-        numbers = rng.multinomial(count, weights / weights.sum())
-        parts = []
-        for name, number in zip(names, numbers, strict=True):
-            if number == 0:
-                continue
-            if name == "tsmixup":
-                base = {other: weight for other, weight in mix.items() if other != "tsmixup"}
-                slices = self.draw(base, rng, number * MAX_SERIES, length)
-                parts.append(tsmixup(rng, slices.reshape(number, MAX_SERIES, length)))
-            else:
-                parts.append(disturb(rng, self.family(name, rng, number, length)))
-        return rng.permutation(np.concatenate(parts))
+        family = rng.choice(len(names), size=(count, MAX_SERIES), p=weights / weights.sum())
+        bounds = np.array([self.families[name] for name in names])[family]
+        rows = rng.integers(bounds[..., 0], bounds[..., 1])
+        room = LENGTH - self.first[rows]
+        strides = rng.choice(STRIDES, p=STRIDE_SHARES, size=rows.shape)
+        strides = np.where(length * strides <= room, strides, 1)
+        reach = length * strides
+        # a real series may be shorter than the crop: then it ends where the crop ends
+        low = np.minimum(self.first[rows], LENGTH - reach)
+        starts = low + (rng.random(rows.shape) * (LENGTH - reach - low + 1)).astype(np.int64)
+        return Crops(rows, starts, strides)
 
     def batch(
         self, step: int, *, mix: Mapping[str, float], rows: int, context: int, horizon: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    ) -> tuple[Tensor, Tensor]:
         """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there."""
         rng = np.random.default_rng([self.seed, step])
-        series = self.draw(mix, rng, rows, context + horizon)
-        past, future = series[:, :context], series[:, context:]
+        length = context + horizon
+        crops = self.choose(mix, rng, rows, length)
+        weights = draw_weights(rng, rows)
+        mixed = rng.random(rows) < mix.get("tsmixup", 0.0) / sum(mix.values())
+        weights[~mixed] = (1.0, 0.0, 0.0)
+        noise = rng.standard_normal((rows, length), dtype=np.float32)
+        spread = rng.choice(NOISE, (rows, 1))
+        # one row in four stands far from 0 for its spread, as temperatures in kelvin or prices do
+        level = np.where(rng.random(rows) < 0.25, 10 ** rng.uniform(0.3, 2.3, rows), rng.normal(0, 2.0, rows))
+        level = level * (rng.random(rows) < 0.6)
+        sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
+        unit = np.exp(rng.normal(0, 2.0, rows))
         keep = np.where(rng.random(rows) < SHARE_SHORT, rng.integers(context // 8, context, rows), context)
-        past = np.where(np.arange(context)[None] >= context - keep[:, None], past, np.nan)
-        return past.astype(np.float32), future.astype(np.float32)
+
+        place = torch.from_numpy(crops.starts[..., None] + crops.strides[..., None] * np.arange(length)).to(self.device)
+        series = self.values[torch.from_numpy(crops.rows).to(self.device)[..., None], place]
+        mixture = tsmixup(series, self._to(weights), context)
+        series = torch.where(self._to(mixed)[:, None] > 0, mixture, series[:, 0])
+        seen = ~series.isnan()
+        count = seen.sum(1, keepdim=True).clamp(min=1)
+        mean = series.nan_to_num(0.0).sum(1, keepdim=True) / count
+        deviation = (torch.where(seen, series - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        series = series + deviation * (self._to(noise) * self._to(spread) + self._to(level)[:, None])
+        series = series * self._to(sign * unit)[:, None]
+        past, future = series[:, :context], series[:, context:]
+        shown = torch.arange(context, device=self.device)[None] >= context - self._to(keep)[:, None]
+        return torch.where(shown, past, torch.nan), future.contiguous()
+
+    def _to(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(array, dtype=np.float32)).to(self.device)

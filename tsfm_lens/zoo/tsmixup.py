@@ -7,18 +7,14 @@ by its mean absolute value, weighted by a symmetric Dirichlet draw.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[np.float64]
 
 MAX_SERIES = 3
 CONCENTRATION = 1.5
-
-
-def mean_scaled(series: Array) -> Array:
-    """Divide each row by its mean absolute value; an all-zero row stays as it is."""
-    scale = np.abs(series).mean(axis=-1, keepdims=True)
-    return series / np.where(scale > 0, scale, 1.0)
 
 
 def draw_weights(rng: np.random.Generator, count: int) -> Array:
@@ -29,7 +25,12 @@ def draw_weights(rng: np.random.Generator, count: int) -> Array:
     return gamma / gamma.sum(axis=1, keepdims=True)
 
 
-def tsmixup(rng: np.random.Generator, slices: Array) -> Array:
-    """Mix `slices` (count, 3, length) to series (count, length)."""
-    weights = draw_weights(rng, len(slices))
-    return (weights[:, :, None] * mean_scaled(slices)).sum(axis=1)
+def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
+    """Mix `slices` (count, 3, length) by `weights` (count, 3) to series (count, length).
+
+    A slice is scaled by its first `context` steps, so that the mixture tells nothing of what is to be forecast. Slices
+    of weight 0 count as nothing even where they have gaps.
+    """
+    scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
+    parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)
+    return torch.where(weights[..., None] > 0, parts, 0.0).sum(1)

@@ -1,0 +1,132 @@
+"""Every series that training draws from: one long table of rows, made once by seed and kept in a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tsfm_lens.errors import CheckpointError, unknown_name
+from tsfm_lens.zoo.chaos import chaotic
+from tsfm_lens.zoo.kernelsynth import kernelsynth
+from tsfm_lens.zoo.mixture import FAMILIES, unit
+
+LENGTH = 640
+"""Steps of a row; a shorter real series is padded with NaN on the left."""
+
+OVERLAP = 160
+"""Real series longer than a row become rows that start this many steps apart."""
+
+PERIOD_SCALES = (1.0, 1.0, 0.5, 2.0)
+"""What multiplies the periods of KernelSynth in each quarter of its rows: contexts are shorter than the paper's."""
+
+REAL = "real"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows of all families.
+
+    Attributes:
+        values: (row, LENGTH), float32, unit standard deviation where synthetic, NaN = not there.
+        rows: first and last-but-one row of each family.
+    """
+
+    values: NDArray[np.float32]
+    rows: Mapping[str, tuple[int, int]]
+
+    def save(self, path: Path) -> None:
+        """Write the corpus as one file; an old one is replaced only once the new one is whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part.npz")
+        names = np.array(sorted(self.rows))
+        np.savez(part, values=self.values, names=names, bounds=np.array([self.rows[name] for name in names]))
+        part.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Corpus:
+        """Read what :meth:`save` wrote."""
+        with np.load(path) as stored:
+            bounds = {
+                str(name): (int(a), int(b)) for name, (a, b) in zip(stored["names"], stored["bounds"], strict=True)
+            }
+            return cls(stored["values"], bounds)
+
+
+def known_families() -> tuple[str, ...]:
+    """Every name a mixture may hold."""
+    return (*FAMILIES, "kernelsynth", "chaotic", REAL, "tsmixup")
+
+
+def real_rows(path: Path) -> NDArray[np.float32]:
+    """Rows (row, LENGTH) of the training series in `path`, as `tools/build_training_series.py` writes it.
+
+    Series of one source weigh as the square root of their length, so that no long record drowns the others.
+
+    Raises:
+        CheckpointError: there is no such file, or no training series in it.
+    """
+    if not path.exists():
+        raise CheckpointError(f"no training series at {path}: make them with tools/build_training_series.py {path}")
+    rows: list[NDArray[np.float32]] = []
+    with np.load(path) as stored:
+        for name in sorted(key for key in stored if key.startswith("training/")):
+            series = stored[name]
+            if len(series) <= LENGTH:
+                pieces = [np.concatenate([np.full(LENGTH - len(series), np.nan, np.float32), series])]
+            else:
+                starts = np.linspace(0, len(series) - LENGTH, -(-len(series) // OVERLAP)).astype(int)
+                pieces = [series[start : start + LENGTH] for start in starts]
+            rows.extend(np.resize(np.stack(pieces), (int(np.ceil(4 * len(pieces) ** 0.5)), LENGTH)))
+    if not rows:
+        raise CheckpointError(f"{path} holds no array training/…: make it with tools/build_training_series.py {path}")
+    return np.stack(rows).astype(np.float32)
+
+
+def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDArray[np.float32]:
+    """Draw `count` rows of one synthetic family: (count, LENGTH)."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    if name == "kernelsynth":
+        quarters = np.array_split(np.arange(count), len(PERIOD_SCALES))
+        drawn = [
+            kernelsynth(rng, len(part), LENGTH, device=device, period_scale=scale)
+            for part, scale in zip(quarters, PERIOD_SCALES, strict=True)
+        ]
+        return unit(np.concatenate(drawn)).astype(np.float32)
+    if name == "chaotic":
+        return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
+    if name in FAMILIES:
+        # a shorter draw has shorter periods, so that a context holds several of most seasons
+        short = FAMILIES[name](rng, count // 2, LENGTH // 2)
+        padded = np.concatenate([np.full_like(short, np.nan), short], axis=1)
+        return np.concatenate([padded, FAMILIES[name](rng, count - count // 2, LENGTH)]).astype(np.float32)
+    raise unknown_name("series family", name, known_families())
+
+
+def build_corpus(sizes: Mapping[str, int], *, seed: int, real: Path | None = None, device: str = "cpu") -> Corpus:
+    """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
+    parts = {name: draw_family(name, count, seed=seed, device=device) for name, count in sorted(sizes.items())}
+    if real is not None:
+        parts[REAL] = real_rows(real)
+    stops = np.cumsum([len(part) for part in parts.values()])
+    rows = {name: (int(stop) - len(part), int(stop)) for (name, part), stop in zip(parts.items(), stops, strict=True)}
+    return Corpus(np.concatenate(list(parts.values())), rows)
+
+
+def load_corpus(
+    sizes: Mapping[str, int], *, seed: int, cache: Path, real: Path | None = None, device: str | None = None
+) -> Corpus:
+    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and keep it."""
+    title = repr(
+        (sorted(sizes.items()), seed, LENGTH, PERIOD_SCALES, real and hashlib.sha256(real.read_bytes()).hexdigest())
+    )
+    path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
+    if not path.exists():
+        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        build_corpus(sizes, seed=seed, real=real, device=chosen).save(path)
+    return Corpus.read(path)
