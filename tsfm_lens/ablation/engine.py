@@ -9,6 +9,7 @@ share a prefix run side by side as rows of one batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,15 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
-from tsfm_lens.hooks.replay import map_tensors, recorded_inputs, recorded_outputs, replayed
+from tsfm_lens.hooks.replay import (
+    OtherCalls,
+    called_once,
+    map_tensors,
+    only,
+    recorded_inputs,
+    recorded_outputs,
+    replayed,
+)
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -85,57 +94,88 @@ def run_variants(
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not isinstance(encoded, Encoded):
         encoded = lens.encode(encoded)
-    found = sweep(lens, encoded, variants, max_rows=max_rows, replay=replay, read=read)
+    work = OnePass.of(encoded, lambda copies: lens.adapter.run(encoded.repeated(copies)), read, lens.wiring.unread)
+    try:
+        found = sweep(lens, work, variants, max_rows=max_rows, replay=replay)
+    except OtherCalls:
+        # a model that runs its modules several times a forward; nothing of it can be handed back
+        found = sweep(lens, replace(work, once=False), variants, max_rows=max_rows, replay=False)
     assert found is not None
     return found
 
 
+@dataclass(frozen=True)
+class OnePass:
+    """What a sweep runs: one pass of the model over copies of a batch, and what is made of it.
+
+    Attributes:
+        run: copies of the batch, variant-major, to (copies · series, …).
+        series: rows of that output which one variant has.
+        rows: rows that hooks see of one variant.
+        items: first axis of the native input of one variant.
+        read: what to keep of (variant, series, …).
+        unread: modules whose output is not used.
+        once: whether to make sure that it is one pass, without which nothing can be replayed.
+    """
+
+    run: Callable[[int], Tensor]
+    series: int
+    rows: int
+    items: int
+    read: Callable[[Tensor], Tensor] | None = None
+    unread: tuple[str, ...] = ()
+    once: bool = True
+
+    @classmethod
+    def of(cls, encoded: Encoded, run: Callable[[int], Tensor], *others: Any) -> OnePass:
+        """Over an encoded batch; ``others`` are ``read`` and ``unread``."""
+        rows = len(encoded.rows)
+        return cls(run, len(encoded.batch), rows, rows if encoded.items is None else encoded.items, *others)
+
+
 def sweep(
     lens: Lens,
-    encoded: Encoded,
+    work: OnePass,
     variants: Sequence[Variant],
     *,
     max_rows: int | Callable[[int], int],
     replay: bool = True,
-    read: Callable[[Tensor], Tensor] | None = None,
-    accept: Callable[[Tensor], bool] = lambda _plain: True,
     done: Callable[[int], None] = lambda _count: None,
 ) -> Tensor | None:
-    """:func:`run_variants`, which shows the plain output first and goes on only if that is accepted.
+    """What one pass gives for every variant, (variant, series, …).
 
     Args:
-        lens, encoded, variants, replay, read: as there.
+        lens, variants, replay: as in :func:`run_variants`.
+        work: the pass.
         max_rows: as there, or a function of the bytes that are held for replay; 0 rows end the run with None.
-        accept: called with the plain output, read; False ends the run with None.
         done: called with the number of variants that ran side by side, after them.
+
+    Raises:
+        OtherCalls: modules were not called as in the plain pass, so that what they gave there says nothing.
     """
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them can run side by side
         groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
-    paths = {start: _unchanged(lens.wiring, start) if replay else () for start in groups}
+    paths = {start: _unchanged(lens.wiring, start, work.unread) if replay else () for start in groups}
     heads = {place for start in groups if replay and (place := _heads_of(lens.wiring, start))}
     everything = {path for group in paths.values() for path in group} | {place[0] for place in heads}
     model = lens.adapter.model
     with torch.no_grad():
         with recorded_outputs(model, everything) as stored, recorded_inputs(model, {o for _, o in heads}) as z:
-            plain = lens.forward(encoded) if read is None else read(lens.forward(encoded))
-        if not accept(plain):
-            return None
+            plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
-        rows = len(encoded.rows)
         side = max_rows if isinstance(max_rows, int) else max_rows(_held(stored, z))
         if side < 1:
             return None
-        abreast = max(1, side // rows)
+        abreast = max(1, side // work.rows)
         for start, members in sorted(groups.items()):
-            kept = {path: stored[path] for path in paths[start]}
+            kept = {path: stored.get(path, []) for path in paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None
-            resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], stored[place[0]])} if place else {}
+            resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], only(stored, place[0]))} if place else {}
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
-                found = _side_by_side(lens, encoded, [variants[i] for i in chunk], kept, resumed)
-                outputs[chunk] = found if read is None else read(found)
+                outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], kept, resumed)
                 done(len(chunk))
     return outputs
 
@@ -156,30 +196,32 @@ def _held(*records: Mapping[str, Any]) -> int:
 
 def _side_by_side(
     lens: Lens,
-    encoded: Encoded,
+    work: OnePass,
     variants: Sequence[Variant],
-    stored: Mapping[str, Any],
+    stored: Mapping[str, Sequence[Any]],
     resumed: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
     """Variants as blocks of rows of one batch: (variant, series, …)."""
-    rows, copies = len(encoded.rows), len(variants)
+    rows, copies = work.rows, len(variants)
     placed = [
         on_block(intervention, block, rows)
         for block, variant in enumerate(variants)
         for intervention in variant.interventions
     ]
-    registry = lens.registry
-    items = rows if encoded.items is None else encoded.items
+    state, model = lens.registry.state, lens.adapter.model
+    once = called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
     with (
-        replayed(lens.adapter.model, stored, rows=items, copies=copies, resumed=resumed),
+        once,
+        replayed(model, stored, rows=work.items, copies=copies, resumed=resumed),
         lens.edit(*placed),
     ):
-        registry.state.restart(rows * copies, block_rows=rows)
+        state.restart(rows * copies, block_rows=rows)
         try:
-            output = lens.adapter.run(encoded.repeated(copies))
+            output = work.run(copies)
         finally:
-            registry.state.restart()
-    return output.reshape(copies, len(encoded.batch), *output.shape[1:])
+            state.restart()
+    output = output.reshape(copies, work.series, *output.shape[1:])
+    return output if work.read is None else work.read(output)
 
 
 def on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
@@ -227,10 +269,10 @@ def _rows_lead(row: Attention | Mlp) -> bool:
     return not isinstance(row, Attention) or not row.z_layout.startswith("pos ")
 
 
-def _unchanged(wiring: Wiring, start: Start) -> tuple[str, ...]:
+def _unchanged(wiring: Wiring, start: Start, unread: tuple[str, ...]) -> tuple[str, ...]:
     """Modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
-    paths = [*wiring.unread, *stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
+    paths = [*unread, *stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
     if 0 <= start.layer < stack.n_layers:
         for row in stack.rows(start.layer)[: start.branch]:
             inner = row.module if isinstance(row, Attention) else row.write.module

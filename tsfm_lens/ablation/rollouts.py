@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.ablation.engine import Variant, sweep
-from tsfm_lens.ablation.fanout import NonFinite, Request, Sizes, all_finite, fanned_out
+from tsfm_lens.ablation.engine import OnePass, Variant, sweep
+from tsfm_lens.ablation.fanout import NonFinite, Request, Sizes, all_finite, fanned_out, repeated
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
-from tsfm_lens.models.adapter import DECILES, at_levels
+from tsfm_lens.hooks.replay import OtherCalls
+from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.models.architecture import stands_apart
 from tsfm_lens.models.forecast import Forecast, checked_request
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import fitting, measured, out_of_memory
 
-# variants below which comparing the forward with the forecast costs more than replay spares
+# variants below which the plain forecast costs more than replay spares
 _FEW = 3
 # tokens that run side by side in single forwards
 _TOKENS = 2**15
-# single precision, and how many times it a forward and a forecast of one model may differ
-_EPS, _SAME = 2.0**-23, 40
 
 Progress = Callable[[int, int], None]
 
@@ -64,6 +65,9 @@ def forecast_variants(
     progress: Progress | None = None,
 ) -> VariantForecasts:
     """The library's own forecast of every variant, as ``lens.forecast`` inside ``lens.edit`` gives it.
+
+    Every forecast is made by the adapter's own ``predict``. Variants run side by side where that is declared
+    ``rows_apart``; otherwise, and while hooks of the caller's own are set, they run one by one.
 
     Args:
         lens: the model.
@@ -128,56 +132,60 @@ def _one_by_one(request: Request, variants: Sequence[Variant], done: Callable[[i
 
 
 def _fans_out(lens: Lens) -> bool:
-    """Whether rows of one batch can stand for variants: a sampling model must say along which axis it draws."""
+    """Whether rows of one batch can stand for variants.
+
+    The adapter must declare it of its ``predict``, and a sampling model must say along which axis it draws.
+    """
     in_use = any(point.fwd_hooks or point.bwd_hooks for point in lens.registry.hooked.values())
-    return not in_use and (lens.adapter.readout == "quantile" or getattr(lens.adapter, "draw_axis", None) is not None)
+    draws = lens.adapter.readout != "quantile"
+    known = stands_apart(lens.adapter) and (not draws or getattr(lens.adapter, "draw_axis", None) is not None)
+    return known and not in_use
 
 
 def single_passes(
     request: Request, variants: Sequence[Variant], sizes: Sizes, done: Callable[[int], None]
 ) -> list[Forecast] | None:
-    """Forecasts read off single forwards with replay, None where these are not what the library forecasts.
+    """Forecasts of one pass each, made by the library's own code, with replay; None where that cannot be done.
 
-    A model's forecast may be more than its forward: means of its own, levels past those that it emits, rules for
-    positive series. So the forward of the plain model is compared with its forecast on this very batch first.
+    Nothing is read off a forward: whatever ``predict`` does around it is done for every variant. Modules before a
+    variant's first change hand back what they gave in the plain forecast. They may, because the pass reads the series
+    alone, which an adapter declares (:func:`rows_apart`), and because it is one pass, which is counted.
     """
     lens, adapter = request.lens, request.lens.adapter
     if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
         return None
-    peaks, nothing = sizes.peaks("forward"), Variant("plain", ())
-    if sizes.watched and not peaks:
-        plain, peaks[1] = measured(lambda: request.alone(nothing), sizes.device)
-    else:
-        plain = request.alone(nothing)
-    if not all_finite(plain):
-        return None
+    peaks = sizes.peaks("forward")
     encoded = lens.encode(request.batch, horizon=request.horizon)
-    known: tuple[float, ...] = adapter.levels  # type: ignore[attr-defined]
 
-    def read(output: Tensor) -> Tensor:
-        steps = output[..., : request.horizon].float().transpose(-1, -2)
-        levels = at_levels(steps, known, (*request.levels, 0.5))
-        return levels.transpose(-1, -2)
+    def forecasts(copies: int) -> Tensor:
+        batch = repeated(request.batch, copies)
+        with request.seeded(copies):
+            found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        return torch.cat([found.quantiles, found.mean.unsqueeze(-1).to(found.quantiles)], dim=-1)
 
-    def accept(output: Tensor) -> bool:
-        own = np.concatenate([plain.quantiles, plain.mean[:, None]], axis=1)
-        bound = _SAME * max(float(torch.finfo(next(lens.parameters()).dtype).eps), _EPS) * np.abs(own).max()
-        return bool(np.abs(output.cpu().double().numpy() - own).max() <= bound)
+    def run(copies: int) -> Tensor:
+        if peaks or not sizes.watched:
+            return forecasts(copies)
+        # the plain forecast, which comes first
+        found, peaks[1] = measured(partial(forecasts, copies), sizes.device)
+        return found
 
     def rows(held: int) -> int:
         longest = max(len(spans) for spans in encoded.spans.values())
         most = max(1, _TOKENS // longest // len(encoded.rows)) if sizes.given is None else sizes.most
-        fit = (sizes.limit - held) // max(peaks[1], 1) if sizes.watched else most
-        return min(most, fit) * len(encoded.rows)
-
-    if sizes.watched:
+        if not sizes.watched:
+            return most * len(encoded.rows)
         fitting(peaks, sizes.limit)
+        return min(most, (sizes.limit - held) // max(peaks[1], 1)) * len(encoded.rows)
+
     try:
-        outputs = sweep(lens, encoded, variants, max_rows=rows, read=read, accept=accept, done=done)
+        outputs = sweep(lens, OnePass.of(encoded, run), variants, max_rows=rows, done=done)
+    except OtherCalls:
+        return None
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        outputs = None
+        return None
     if outputs is None:
         return None
     found = request.checked([_read_out(request, output) for output in outputs])
@@ -194,7 +202,7 @@ def _nobody(_count: int) -> None:
 
 def _read_out(request: Request, output: Tensor) -> Forecast:
     values = output.cpu().double().numpy()
-    return Forecast(values[:, :-1], request.levels, values[:, -1], None, request.batch)
+    return Forecast(values[..., :-1].swapaxes(1, 2), request.levels, values[..., -1], None, request.batch)
 
 
 def _collected(forecasts: Sequence[Forecast], levels: tuple[float, ...]) -> VariantForecasts:

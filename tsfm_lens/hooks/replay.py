@@ -1,14 +1,15 @@
 """Replay: modules hand back stored outputs instead of computing them again.
 
 What lies before the first changed component of a variant is the same in every variant. Its modules'
-outputs are recorded once; while :func:`replayed` is open, those modules return them, repeated for as
-many variants as run side by side. Only the instance attribute ``forward`` is shadowed, and it is
-restored however the block ends.
+outputs are recorded once, call by call; while :func:`replayed` is open, those modules return them in the
+same order, repeated for as many variants as run side by side. Only the instance attribute ``forward`` is
+shadowed, and it is restored however the block ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,21 +19,47 @@ from torch import Tensor, nn
 from tsfm_lens.hooks.native import get_output, put_output
 
 
+class OtherCalls(Exception):
+    """A pass called a module more or less often than the pass that was recorded, so that nothing can be replayed."""
+
+
 @contextmanager
-def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Keep the full output of each module, detached, while the block runs; the last call counts.
+def called_once(model: nn.Module, path: str) -> Iterator[None]:
+    """Make sure that a module is called exactly once while the block runs.
+
+    Raises:
+        OtherCalls: when the block ends: it was not.
+    """
+    calls = 0
+
+    def count(_module: nn.Module, _args: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    handle = model.get_submodule(path).register_forward_pre_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if calls != 1:
+        raise OtherCalls(f"{path} was called {calls} times in what should be one pass")
+
+
+@contextmanager
+def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Any]]]:
+    """Keep the full output of each call of each module, detached, while the block runs.
 
     Args:
         model: the native module.
         paths: dotted paths below it.
     """
-    kept: dict[str, Any] = {}
+    kept: dict[str, list[Any]] = {}
     modules = {path: model.get_submodule(path) for path in paths}
     handles = []
 
     def keep(path: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            kept[path] = map_tensors(output, Tensor.detach)
+            kept.setdefault(path, []).append(map_tensors(output, Tensor.detach))
 
         return hook
 
@@ -45,10 +72,22 @@ def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[st
             handle.remove()
 
 
+def only(stored: Mapping[str, Sequence[Any]], path: str) -> Any:
+    """The one output that was recorded of a module.
+
+    Raises:
+        OtherCalls: there are several, or none.
+    """
+    calls = stored.get(path, ())
+    if len(calls) != 1:
+        raise OtherCalls(f"{path} was called {len(calls)} times in what should be one pass")
+    return calls[0]
+
+
 @contextmanager
 def replayed(
     model: nn.Module,
-    outputs: Mapping[str, Any],
+    outputs: Mapping[str, Sequence[Any]],
     *,
     rows: int,
     copies: int,
@@ -58,23 +97,33 @@ def replayed(
 
     Args:
         model: the native module.
-        outputs: module path -> stored output, from :func:`recorded_outputs`.
+        outputs: module path -> stored outputs, one a call, from :func:`recorded_outputs`.
         rows: items in the batch of the recorded run.
         copies: how many variants run side by side; tensors whose first axis is a multiple of ``rows`` are
             repeated, variant-major: row ``v * rows + r`` is row r of variant v.
-        resumed: module path -> (its last inner layer, that layer's stored input, the module's stored output).
-            Such a module runs its last layer alone, with whatever hooks that layer has.
+        resumed: module path -> (its last inner layer, that layer's stored input, the module's stored output), of
+            modules that were called once. Such a module runs its last layer alone, with whatever hooks that layer has.
+
+    Raises:
+        OtherCalls: when the block ends, or at the call too many: a module was not called as often as was recorded.
     """
     going_on = resumed or {}
     modules = {path: model.get_submodule(path) for path in (*outputs, *going_on)}
     before = {path: module.__dict__.get("forward") for path, module in modules.items()}
+    left = {path: iter(calls) for path, calls in outputs.items()}
+    left |= {path: iter([(entered, output)]) for path, (_, entered, output) in going_on.items()}
     try:
         for path, module in modules.items():
             if path in going_on:
-                module.__dict__["forward"] = _go_on(*going_on[path], rows, copies)
+                module.__dict__["forward"] = _go_on(path, going_on[path][0], left[path], rows, copies)
             else:
-                module.__dict__["forward"] = _hand_back(outputs[path], rows, copies)
+                module.__dict__["forward"] = _hand_back(path, left[path], rows, copies)
         yield
+        for path, calls in left.items():
+            # what lies inside a module that hands back is not called at all
+            inside = any(path.startswith(f"{other}.") for other in left)
+            if not inside and next(calls, None) is not None:
+                raise OtherCalls(f"{path} was called less often than in the plain pass")
     finally:
         for path, module in modules.items():
             module.__dict__.pop("forward", None)
@@ -82,24 +131,33 @@ def replayed(
                 module.__dict__["forward"] = before[path]
 
 
-def _hand_back(output: Any, rows: int, copies: int) -> Callable[..., Any]:
-    """A forward that returns the stored output; repeated at the call, so that memory is held only then."""
+def _hand_back(path: str, calls: Iterator[Any], rows: int, copies: int) -> Callable[..., Any]:
+    """A forward that returns the next stored output; repeated at the call, so that memory is held only then."""
 
     def forward(*_args: Any, **_kwargs: Any) -> Any:
-        return map_tensors(output, lambda tensor: repeat_rows(tensor, rows, copies))
+        return map_tensors(_next(path, calls), lambda tensor: repeat_rows(tensor, rows, copies))
 
     return forward
 
 
-def _go_on(last: nn.Module, entered: Tensor, output: Any, rows: int, copies: int) -> Callable[..., Any]:
+def _go_on(
+    path: str, last: nn.Module, calls: Iterator[tuple[Tensor, Any]], rows: int, copies: int
+) -> Callable[..., Any]:
     """A forward that runs the module's last layer on its stored input and hands the rest back as stored."""
 
     def forward(*_args: Any, **_kwargs: Any) -> Any:
+        entered, output = _next(path, calls)
         new = last(repeat_rows(entered, rows, copies))
         rest = map_tensors(output, lambda tensor: repeat_rows(tensor, rows, copies))
         return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
 
     return forward
+
+
+def _next(path: str, calls: Iterator[Any]) -> Any:
+    for stored in calls:
+        return stored
+    raise OtherCalls(f"{path} was called more often than in the plain pass")
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
@@ -117,13 +175,16 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(map_tensors(item, function) for item in value)
     if hasattr(value, "items"):
         return type(value)(**{key: map_tensors(item, function) for key, item in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return dataclasses.replace(value, **{key: map_tensors(item, function) for key, item in parts.items()})
     return value
 
 
 @contextmanager
 def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Keep the first input of each module, detached, while the block runs; the last call counts."""
-    kept: dict[str, Tensor] = {}
+    kept: dict[str, list[Tensor]] = {}
     modules = {path: model.get_submodule(path) for path in paths}
     handles = []
 

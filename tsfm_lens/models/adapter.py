@@ -18,7 +18,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.native import put_output, rms_scale
 from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.architecture import Adapter, Encoded, Prediction
+from tsfm_lens.models.architecture import Adapter, Encoded, Prediction, rows_apart
 
 DECILES = tuple(level / 10 for level in range(1, 10))
 
@@ -27,7 +27,8 @@ class PatchAdapter(ABC):
     """Base of the adapters of models that read patches and emit quantiles or a distribution.
 
     A subclass sets the attributes and defines ``encode``, ``run``, ``predict`` and ``head``; see
-    :class:`tsfm_lens.models.architecture.Adapter`.
+    :class:`tsfm_lens.models.architecture.Adapter`. A ``predict`` of its own that forecasts every series by itself is
+    declared :func:`tsfm_lens.models.architecture.rows_apart`, so that variants of the model run side by side.
     """
 
     architecture: str
@@ -61,6 +62,7 @@ class PatchAdapter(ABC):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """One differentiable native forward."""
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

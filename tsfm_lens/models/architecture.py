@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import pandas as pd
 import torch
@@ -104,6 +104,33 @@ class Prediction(NamedTuple):
     samples: Tensor | None
     mean: Tensor
     distribution: Distribution | None = None
+
+
+Predict = TypeVar("Predict", bound=Callable[..., Prediction])
+
+
+def rows_apart(predict: Predict) -> Predict:
+    """Declare of an adapter's ``predict`` that several variants of a model may run as rows of one batch.
+
+    By this its author says:
+
+    - the forecast of a series depends on that series alone (with the other variates of its group), so that copies of
+      the batch that follow one another give the same forecasts once more, in the same order. Whatever is computed
+      over the whole batch (a clamp if all of it is positive, a common scale) depends on the series given, and is the
+      same for one copy and for several;
+    - up to ``longest_pass`` steps, what enters the model depends on the series alone, not on what it forecast.
+
+    It is a statement about this very function: one that overrides or wraps it has to make its own, and without one
+    variants run one by one.
+    """
+    predict.rows_apart = predict  # type: ignore[attr-defined]
+    return predict
+
+
+def stands_apart(adapter: Adapter) -> bool:
+    """Whether the ``predict`` that an adapter has now is declared :func:`rows_apart`."""
+    function = getattr(adapter.predict, "__func__", adapter.predict)
+    return getattr(function, "rows_apart", None) is function
 
 
 class Adapter(Protocol):

@@ -14,7 +14,7 @@ from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.wirings import _checks, _series, _t5
 
 SETTINGS = _checks.settings(
@@ -132,6 +132,7 @@ class ChronosAdapter(PatchAdapter):
         """Logits (batch, step, vocabulary)."""
         return self.model(**inputs, use_cache=False).logits
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

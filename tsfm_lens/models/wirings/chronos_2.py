@@ -14,7 +14,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
 from tsfm_lens.models.wirings._checks import refuse_above, refuse_unknown, refuse_values, settings
 
@@ -128,6 +128,7 @@ class Chronos2Adapter(PatchAdapter):
         """Quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

@@ -14,7 +14,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
 from tsfm_lens.models.wirings._checks import settings
 
@@ -78,6 +78,7 @@ class BoltAdapter(PatchAdapter):
         """Quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

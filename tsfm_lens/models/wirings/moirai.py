@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
 from tsfm_lens.models.wirings._checks import refuse_unknown, settings
@@ -127,6 +127,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         n_future = int(encoded.inputs["prediction_mask"][0].sum())
         return self._future(mean, encoded.batch.n_variates, n_future)
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

@@ -15,7 +15,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _moirai
 from tsfm_lens.models.wirings._checks import refuse_unknown, settings
@@ -110,6 +110,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
         return raw * scale + loc
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

@@ -15,7 +15,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
 
 SIZES = {
@@ -106,6 +106,7 @@ class T5Adapter(PatchAdapter):
         ids = torch.arange(self.model.config.vocab_size, dtype=torch.float32)
         return ids.expand(len(encoded.batch), -1)
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _timesfm
 from tsfm_lens.models.wirings._random import spread_weights
@@ -107,6 +107,7 @@ class TimesFmAdapter(PatchAdapter):
         flat = self.model.output_projection_point(normalized[..., -1, :])
         return _timesfm.deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

@@ -14,7 +14,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.wirings import _timesfm
 from tsfm_lens.models.wirings._checks import refuse_unknown, refuse_values, settings
 from tsfm_lens.models.wirings._random import spread_weights
@@ -102,6 +102,7 @@ class TimesFmPortAdapter(PatchAdapter):
         flat = self.model.output_projection_point(normalized[..., -1, :])
         return _timesfm.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

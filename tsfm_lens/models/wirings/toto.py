@@ -16,7 +16,7 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _checks, _series
 from tsfm_lens.models.wirings._random import spread_weights
@@ -180,6 +180,7 @@ class TotoAdapter(PatchAdapter):
         scale, loc = (part.to(mean)[:, None] for part in (encoded.scale, encoded.loc))
         return (mean * scale + loc)[..., None, :]
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:

@@ -15,7 +15,7 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
-from tsfm_lens.models.architecture import Architecture, Encoded, Prediction
+from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _checks, _series
 from tsfm_lens.models.wirings._random import spread_weights
@@ -207,6 +207,7 @@ class Toto2Adapter(PatchAdapter):
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
         return (ahead.sinh() * scale[:, None, None] + loc[:, None, None]).sort(dim=-2).values
 
+    @rows_apart
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: tuple[float, ...], num_samples: int | None
     ) -> Prediction:
