@@ -184,7 +184,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 @contextmanager
 def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """Keep the first input of each module, detached, while the block runs; the last call counts."""
-    kept: dict[str, list[Tensor]] = {}
+    kept: dict[str, Tensor] = {}
     modules = {path: model.get_submodule(path) for path in paths}
     handles = []
 

@@ -1,0 +1,165 @@
+"""Models of a user's own whose ``predict`` does what only a variant meets: run as declared, and one by one if not."""
+
+from __future__ import annotations
+
+import functools
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tsfm_lens.ablation import Variant, forecast_variants, run_variants
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.hooks import Component, Steer, writers
+from tsfm_lens.models import Lens
+from tsfm_lens.models.architecture import Prediction, rows_apart, stands_apart
+from tsfm_lens.testing import rounding
+
+own = runpy.run_path(str(Path(__file__).parents[1] / "models" / "test_own_model.py"))
+Wired: Any = own["Wired"]
+HORIZON, LEVELS = 6, own["LEVELS"]
+BATCH = as_series([np.sin(np.arange(40) / 3), 3 * np.cos(np.arange(33) / 2), 10 * np.sin(np.arange(40) / 5)])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Random weights so large that every part matters."""
+    torch.manual_seed(0)
+    native = own["Forecaster"]()
+    with torch.no_grad():
+        for weight in native.parameters():
+            weight.normal_(std=weight.shape[1] ** -0.5 if weight.ndim > 1 else 0.3)
+    return native.eval()
+
+
+def variants_of(lens: Lens) -> list[Variant]:
+    push = Steer("blocks.1.hook_resid_post", 3 * torch.randn(lens.d_model, generator=torch.Generator().manual_seed(0)))
+    return [Variant("", ()), *[Variant.zero(part) for part in writers(lens.wiring)], Variant("pushed", (push,))]
+
+
+def reached(lens: Lens) -> tuple[float, float]:
+    """The largest absolute forecast of the plain model, and that of any variant."""
+    alone = forecast_variants(lens, BATCH, HORIZON, variants_of(lens), quantiles=LEVELS, economy=False)
+    return float(np.abs(alone.quantiles[0]).max()), float(np.abs(alone.quantiles).max())
+
+
+def clamped(limit: float) -> Any:
+    class Clamped(Wired):
+        """Values are bounded where the plain model never gets."""
+
+        def predict(self, *args: Any) -> Prediction:
+            quantiles, _, mean, _ = super().predict(*args)
+            return Prediction(quantiles.clamp(-limit, limit), None, mean.clamp(-limit, limit))
+
+    return Clamped
+
+
+def twice(limit: float) -> Any:
+    class Twice(Wired):
+        """Where a forecast is large, the model runs once more, on half of the series."""
+
+        def predict(self, batch: SeriesBatch, *args: Any) -> Prediction:
+            first = super().predict(batch, *args)
+            if float(first.quantiles.abs().max()) <= limit:
+                return first
+            halved = super().predict(as_series([value / 2 for value in batch.values]), *args)
+            large = first.quantiles.abs().amax(dim=(1, 2)) > limit
+            parts = zip(halved[:3:2], first[:3:2], strict=True)
+            new = [torch.where(large.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in parts]
+            return Prediction(new[0], None, new[1])
+
+    return Twice
+
+
+class Scaled(Wired):  # type: ignore[misc]
+    """Everything is divided by what is largest in the batch: no row stands for itself."""
+
+    def predict(self, *args: Any) -> Prediction:
+        quantiles, _, mean, _ = super().predict(*args)
+        return Prediction(quantiles / quantiles.abs().max(), None, mean / mean.abs().max())
+
+
+def check(lens: Lens, variants: list[Variant]) -> None:
+    """Every variant as ``lens.forecast`` gives it, each series against its own values."""
+    found = forecast_variants(lens, BATCH, HORIZON, variants, quantiles=LEVELS)
+    for index, variant in enumerate(variants):
+        with lens.edit(*variant.interventions):
+            alone = lens.forecast(BATCH, HORIZON, quantiles=LEVELS)
+        for series in range(len(BATCH)):
+            for ours, theirs in ((found.quantiles, alone.quantiles), (found.mean, alone.mean)):
+                off = np.abs(ours[index, series] - theirs[series]).max()
+                largest = max(float(np.abs(theirs[series]).max()), float(np.abs(BATCH.values[series]).max()))
+                assert off <= rounding("float32", largest, depth=200), (variant.name, series, off)
+
+
+def declared(adapter: Any) -> Any:
+    """The same adapter whose author says of its predict that rows stand apart."""
+    return type(adapter.__name__, (adapter,), {"predict": rows_apart(lambda self, *args: adapter.predict(self, *args))})
+
+
+@pytest.mark.parametrize("make", [clamped, twice], ids=["clamped", "twice"])
+@pytest.mark.parametrize("said", [False, True], ids=["silent", "declared"])
+def test_a_rule_that_only_variants_meet(model: Any, make: Any, said: bool) -> None:
+    plain, largest = reached(Lens(Wired(model), "own"))
+    assert largest > 1.05 * plain
+    kind = make((plain + largest) / 2)
+    lens = Lens((declared(kind) if said else kind)(model), "own")
+    assert stands_apart(lens.adapter) is said
+    # the rule is met by variants and by the plain model never
+    assert reached(lens) != (plain, largest)
+    assert reached(lens)[0] == plain
+    check(lens, variants_of(lens))
+
+
+def test_what_depends_on_the_whole_batch_runs_one_by_one(model: Any) -> None:
+    lens = Lens(Scaled(model), "own")
+    check(lens, variants_of(lens))
+    # said of it wrongly, it would give other numbers: the declaration is what is relied on
+    wrong = Lens(declared(Scaled)(model), "own")
+    with pytest.raises(AssertionError):
+        check(wrong, variants_of(wrong))
+
+
+def test_a_declaration_is_of_one_function(model: Any) -> None:
+    """The base class's own is declared; what overrides, wraps or replaces it is not, whatever it copies."""
+    adapter = Wired(model)
+    assert stands_apart(adapter)
+    assert not stands_apart(clamped(1.0)(model))
+    adapter.predict = functools.wraps(adapter.predict)(lambda *args: Wired.predict(adapter, *args))
+    assert not stands_apart(adapter)
+
+
+def test_without_a_declaration_the_model_runs_once_a_variant(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    forward = model.forward
+    monkeypatch.setitem(model.__dict__, "forward", lambda context: rows.append(len(context)) or forward(context))
+    for kind, expected in ((clamped(1e9), [3] * 15), (declared(clamped(1e9)), [3, 45])):
+        lens = Lens(kind(model), "own")
+        rows.clear()
+        forecast_variants(lens, BATCH, HORIZON, [Variant.zero(Component("", 0, "attn"))] * 15, quantiles=LEVELS)
+        assert rows == expected
+
+
+def test_a_forward_that_runs_its_modules_twice_is_not_replayed(model: Any) -> None:
+    class BothSigns(Wired):  # type: ignore[misc]
+        def run(self, inputs: Mapping[str, Any]) -> Tensor:
+            return (self.model(inputs["context"]) - self.model(-inputs["context"]).flip(1)) / 2
+
+    lens = Lens(BothSigns(model), "own")
+    variants = variants_of(lens)
+    encoded = lens.encode(BATCH)
+    found = run_variants(lens, encoded, variants)
+    with torch.no_grad():
+        for index, variant in enumerate(variants):
+            with lens.edit(*variant.interventions):
+                alone = lens.forward(encoded)
+            for series, values in enumerate(BATCH.values):
+                largest = max(float(alone[series].abs().max()), float(np.abs(values).max()))
+                off = float((found[index, series] - alone[series]).abs().max())
+                assert off <= rounding("float32", largest, depth=200)
+    check(lens, variants)
