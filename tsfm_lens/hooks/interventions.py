@@ -19,7 +19,7 @@ from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.reference import position_means, source_rows
+from tsfm_lens.hooks.reference import drawn_rows, position_means, source_rows
 from tsfm_lens.hooks.registry import RunState
 
 Target = str | Component
@@ -104,7 +104,9 @@ class Mean:
 class Resample:
     """Replace by the activation of another series, drawn at random from a reference set.
 
-    The same seed draws the same series at every hook point, so that jointly resampled components agree.
+    One series of the reference is drawn for every series of the batch, by the seed alone: the same at every hook
+    point, in encoder and decoder, at every step, and for all sample or quantile paths of the series, which take the
+    reference's paths in turn. So jointly resampled components agree.
     """
 
     target: Target
@@ -118,9 +120,8 @@ class Resample:
 
         def drawn(value: Tensor, state: RunState) -> Tensor:
             source = source_rows(self.reference, point, value, state)
-            generator = torch.Generator().manual_seed(self.seed)
-            chosen = torch.randint(len(source), (len(value),), generator=generator)
-            return source[chosen.to(source.device)]
+            chosen = drawn_rows(self.reference, len(source), len(value), state, self.rows, self.seed)
+            return source[chosen.to(source.device)].to(value)
 
         return drawn
 

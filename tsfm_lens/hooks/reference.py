@@ -59,5 +59,44 @@ def source_rows(source: Activations, point: Point, value: Tensor, state: RunStat
     raise HookError(
         f"{point.name}: the source run has no activation of shape (…, {', '.join(map(str, value.shape[1:]))}) at "
         f"step {state.step}, position {offset}; it has {len(calls)} of shape {tuple(calls[0].value.shape)}. "
-        "Both runs need the same context length and horizon."
+        "Both runs need the same context length and horizon: record the source at the horizon of this run "
+        "(lens.ablate has the argument horizon for its reference)."
     )
+
+
+def drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: object, seed: int) -> Tensor:
+    """Rows of a reference run that take the place of rows of this one, one reference series a series.
+
+    Args:
+        reference: the recorded run.
+        n_source, n_rows: rows that the hook point has there and rows to replace here; several a series where it has
+            sample or quantile paths.
+        state: where this run stands.
+        rows: the series to replace, as an intervention has them; all if None.
+        seed: of the draw.
+
+    Returns:
+        (n_rows,) indices below ``n_source``.
+    """
+    series = state.n_series or n_rows
+    chosen = torch.arange(series) if rows is None else torch.as_tensor(_indices(rows, series))
+    # rows of several variants side by side draw what each would draw alone
+    place = chosen % (state.block_rows or series)
+    known = len(reference.ids) or n_source
+    if n_rows % len(place) or n_source % known:
+        # rows that are no series: the tokens of a pattern between variates
+        place, known = torch.arange(n_rows), n_source
+    generator = torch.Generator().manual_seed(seed)
+    # drawn in the order of the series, so that a choice of rows draws as all rows do
+    drawn = torch.randint(known, (max(n_rows, state.block_rows or series),), generator=generator)[place]
+    paths, own = n_rows // len(place), n_source // known
+    path = torch.arange(paths) % own
+    if state.sample_major:
+        return (path[:, None] * known + drawn[None]).reshape(-1)
+    return (drawn[:, None] * own + path[None]).reshape(-1)
+
+
+def _indices(rows: object, series: int) -> list[int]:
+    """Rows in any of the forms that an intervention takes, as indices from 0."""
+    found = torch.arange(series)[rows if isinstance(rows, slice) else torch.as_tensor(rows)]
+    return [int(index) for index in found.reshape(-1)]

@@ -26,6 +26,7 @@ def knock_outs(
     reference: Any = None,
     rows: Rows = None,
     positions: Rows = None,
+    horizon: int | None = None,
     **options: Any,
 ) -> list[Intervention]:
     """One intervention a component; arguments as :meth:`Lens.ablate` takes them.
@@ -38,7 +39,7 @@ def knock_outs(
         raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
     targets = select_components(lens.wiring, *components)
     if how in ("mean", "resample"):
-        options["reference"] = reference_activations(lens, how, reference)
+        options["reference"] = reference_activations(lens, how, reference, horizon)
     return [KINDS[how](target, rows=rows, positions=positions, **options) for target in targets]
 
 

@@ -344,6 +344,7 @@ class Lens(HookedRootModule):
         reference: Any = None,
         rows: Rows = None,
         positions: Rows = None,
+        horizon: int | None = None,
         **options: Any,
     ) -> Iterator[Lens]:
         """Knock components out of everything that runs inside the block.
@@ -354,9 +355,11 @@ class Lens(HookedRootModule):
             reference: for mean and resample: activations, or series on whose forecasts they are recorded.
             rows: series to change; all if None.
             positions: token positions to change; all if None.
+            horizon: of the forecasts that reference series are recorded along, the model's own if None. Give that of
+                the forecast to come: models that read future places with the context have other tokens at another.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
-        built = knock_outs(self, components, how, reference, rows, positions, **options)
+        built = knock_outs(self, components, how, reference, rows, positions, horizon, **options)
         with self.edit(*built):
             yield self
 
