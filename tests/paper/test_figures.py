@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,24 +15,16 @@ import pytest
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
-from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import figures as room
 from tsfm_lens.paper.depth import windows
 from tsfm_lens.paper.figures import figures, file_word, find_figure, make_figure, write_figure
+from tsfm_lens.paper.heavy import recipe_components
+from tsfm_lens.paper.measures import released_share
 from tsfm_lens.probes import ablated_share
-from tsfm_lens.sweep.released import (
-    BOLT,
-    RELEASED,
-    TIMESFM,
-    TIMESFM_ALL,
-    TOTO,
-    Recipe,
-    at_depth,
-    kept_heads,
-    released_counts,
-    scaled_counts,
-)
+from tsfm_lens.sweep.recipes import heads_of, read_recipe
+from tsfm_lens.sweep.released import at_depth, released_lists
 from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
@@ -47,37 +41,70 @@ def short() -> SeriesBatch:
     return bundled("co2", "sunspots").tail(40)
 
 
+def published(name: str, n_layers: int, n_heads: int) -> Lens:
+    """What recipes read of a lens, at the published size: the wiring, without any weights."""
+    wiring = lens_of(name).wiring
+    stack = replace(wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={})
+    wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))
+
+    def chosen(*patterns: object) -> list[Component]:
+        return select_components(wiring, *patterns) if patterns else list(components(wiring))
+
+    return SimpleNamespace(wiring=wiring, model_id=name, components=chosen)  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
-    ("recipe", "heads", "percent", "mlps"),
-    [(TIMESFM, 88, 27.5, 2), (TOTO, 42, 29.2, 0), (BOLT, 86, 59.7, 9), (TIMESFM_ALL, 164, 51.25, 2)],
+    ("recipe", "model", "sizes", "layers", "extra", "mlps"),
+    [
+        ("timesfm-28", "timesfm-2.5", (20, 16), range(7, 14), None, {10, 11}),
+        ("timesfm-51", "timesfm-2.5", (20, 16), range(7, 14), 1, {10, 11}),
+        ("toto-29", "toto-1", (12, 12), (2, 9, 10, 11), None, set()),
+    ],
 )
-def test_the_released_counts_give_the_papers_shares(recipe: Recipe, heads: int, percent: float, mlps: int) -> None:
-    n_heads, counts = RELEASED[recipe.source]
-    wiring = lens_of("timesfm-2.5").wiring
-    stack = replace(wiring.output_stack, n_layers=len(counts), n_heads=n_heads)
-    published = replace(wiring, stacks=(stack,))
-    assert released_counts(recipe.source, stack) == counts
-    keep, lost = kept_heads(recipe, dict(enumerate(counts)), len(counts), n_heads)
-    kind = stack.attention_kinds()[0]
-    chosen = [Component("", layer, kind, head) for layer, kept in keep.items() for head in range(kept, n_heads)]
-    chosen += [Component("", layer, "mlp") for layer in lost]
-    found, total, found_mlps = ablated_share(published, chosen)
-    assert (found, found_mlps) == (heads, mlps)
-    assert 100 * found / total == pytest.approx(percent, abs=0.05)
+def test_figures_ablate_the_released_heads(
+    recipe: str, model: str, sizes: tuple[int, int], layers: Sequence[int], extra: int | None, mlps: set[int]
+) -> None:
+    lists = released_lists()[model]
+    assert lists.heads is not None
+    wanted = {(layer, head) for layer in layers for head in lists.heads[layer]}
+    if extra is not None:
+        rest = {layer: lists.heads[layer] for layer in range(sizes[0]) if layer not in layers}
+        wanted |= {(layer, head) for layer, heads in rest.items() for head in heads[: max(len(heads) - extra, 0)]}
+    lens = published(model, *sizes)
+    kinds = lens.wiring.output_stack.attention_kinds()
+    both = recipe_components(lens, recipe, seed=1)
+    chosen, drawn = ({str(each) for each in both[name]} for name in ("by stable rank", "at random"))
+    gone = {(c.layer, c.head) for c in select_components(lens.wiring, *chosen) if c.kind in kinds}
+    assert gone == wanted
+    lost = {c.layer for c in select_components(lens.wiring, *chosen) if c.kind not in kinds}
+    assert lost == mlps
+    assert ablated_share(lens.wiring, select_components(lens.wiring, *drawn)) == ablated_share(
+        lens.wiring, select_components(lens.wiring, *chosen)
+    )
+    assert released_share(recipe) == (100 * len(wanted) / (sizes[0] * sizes[1]), len(mlps))
+
+
+@pytest.mark.parametrize("name", ["timesfm-28", "timesfm-51", "bolt-60"])
+def test_figure_and_sweep_take_the_same_heads_from_a_model_of_another_size(name: str) -> None:
+    lens = lens_of("chronos-bolt")
+    heads, mlps = heads_of(read_recipe(name), lens, scale=True)
+    found = select_components(lens.wiring, *recipe_components(lens, name, seed=0)["by stable rank"])
+    assert {c.layer for c in found if c.kind == "mlp"} == set(mlps)
+    for kind in lens.wiring.output_stack.attention_kinds():
+        assert {(c.layer, c.head) for c in found if c.kind == kind} == {
+            (x, h) for x, each in heads.items() for h in each
+        }
 
 
 def test_recipes_scale_with_the_depth_of_the_model() -> None:
-    for source, (n_heads, counts) in RELEASED.items():
-        assert scaled_counts(source, len(counts), n_heads) == dict(enumerate(counts))
-        half = scaled_counts(source, len(counts), 2 * n_heads)
-        assert half == {layer: 2 * kept for layer, kept in enumerate(counts)}
-    assert at_depth(TIMESFM.layers, 20, 20) == list(range(7, 14))
-    assert at_depth(TIMESFM.layers, 20, 40) == list(range(14, 28))
+    middle = read_recipe("timesfm-28").layers_at[0].layers
+    assert isinstance(middle, tuple)
+    assert at_depth(middle, 20, 20) == list(range(7, 14))
+    assert at_depth(middle, 20, 40) == list(range(14, 28))
     # the middles of 3 layers lie in layers 3, 10 and 16 of 20, those of 2 layers in 5 and 15
-    assert at_depth(TIMESFM.layers, 20, 3) == [1]
-    assert at_depth(TIMESFM.mlps, 20, 2) == [1]
+    assert at_depth(middle, 20, 3) == [1]
+    assert at_depth((10, 11), 20, 2) == [1]
     assert at_depth((), 12, 2) == []
-    assert released_counts("timesfm-2.5", lens_of("timesfm-2.5").wiring.output_stack) is None
 
 
 def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:

@@ -16,6 +16,7 @@ import xarray as xr
 import tsfm_lens
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.paper import measures
 from tsfm_lens.paper.measures import MEASURES, released_share
 from tsfm_lens.paper.measures_heads import overlap_values
 from tsfm_lens.paper.measures_sweeps import DESIGNS
@@ -23,7 +24,8 @@ from tsfm_lens.paper.reproduce import chaotic_windows, compare, item_of, reprodu
 from tsfm_lens.paper.runs import Found
 from tsfm_lens.paper.values import HOLDS, ITEMS
 from tsfm_lens.probes import induction_overlap
-from tsfm_lens.sweep.released import Recipe, middle_third
+from tsfm_lens.sweep.recipes import parse_recipe
+from tsfm_lens.sweep.released import middle_third
 
 FAST = {"windows": 2, "horizon": 8, "num_samples": 2, "n_sequences": 2}
 MEASURED = [item.id for item in ITEMS if not item.sweep]
@@ -66,7 +68,7 @@ def test_the_counts_behind_table_5_give_table_5() -> None:
     assert (np.abs(one_more["difference"]) > 1e-3).sum() >= 7
 
 
-def test_the_released_lists_give_the_printed_shares() -> None:
+def test_the_released_lists_give_the_printed_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("S3-F6", "S3-F13", "S3-F14", "S3-F15"):
         found = reproduce(name)
         heads = found.isel(quantity=0)
@@ -74,7 +76,9 @@ def test_the_released_lists_give_the_printed_shares() -> None:
         mlps = found.where(found["quantity"] == "MLPs ablated", drop=True)
         assert not np.nan_to_num(mlps["difference"]).any()
     # by hand: layers 9 and 11 of Toto keep 3 and 1 of 12 heads each
-    share, _ = released_share(Recipe("toto-1", (9, 11)))
+    nine_and_eleven = parse_recipe({"name": "x", "released": "toto-1", "layers_at": [{"layers": [9, 11]}]})
+    monkeypatch.setattr(measures, "read_recipe", lambda name: nine_and_eleven)
+    share, _ = released_share("x")
     assert share == pytest.approx(100 * (9 + 11) / 144)
 
 

@@ -10,10 +10,19 @@ from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import repeated_tokens
 
 
-@pytest.mark.parametrize("model", ["chronos-nano", "chronos"])
-def test_copy_scores_are_the_z_scores_of_the_logits(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "positions", "read"),
+    [
+        ("chronos-nano", "last", slice(-1, None)),
+        ("chronos-nano", "first", slice(0, 1)),
+        ("chronos", "all", slice(None)),
+    ],
+)
+def test_copy_scores_are_the_z_scores_of_the_logits(
+    model: str, positions: str, read: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lens = load(model) if model.endswith("nano") else load(architectures()[model].tiny(), check=False)
-    options = {"motif": 6, "repeats": 3, "n_sequences": 5, "decoding": "forced", "within": 3.0}
+    options = {"motif": 6, "repeats": 3, "n_sequences": 5, "decoding": "forced", "within": 3.0, "positions": positions}
     # the sequences are taken from the run itself
     ids: dict[str, torch.Tensor] = {}
     native = lens.adapter.encode_tokens
@@ -33,5 +42,5 @@ def test_copy_scores_are_the_z_scores_of_the_logits(model: str, monkeypatch: pyt
         for layer, point in enumerate(points):
             logits = lens.readout(acts[point].transpose(1, 2).transpose(0, 1), encoded).double()[:, :, 1:]
             chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[..., 0]
-            z = ((chosen - logits.mean(-1)) / logits.std(-1)).mean(dim=(1, 2))
+            z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(dim=(1, 2))
             np.testing.assert_allclose(found["copy_score"].values[layer], z.numpy(), rtol=1e-4, atol=1e-5)

@@ -14,7 +14,14 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
-from tsfm_lens.probes.induction import _forced_targets, _found_targets, _rolled_out, _sequences, _z_score
+from tsfm_lens.probes.induction import (
+    _forced_targets,
+    _found_targets,
+    _read_at,
+    _rolled_out,
+    _sequences,
+    _z_score,
+)
 
 AT = "decoder_blocks.1.cross_attn"
 MOTIF, REPEATS, COUNT = 8, 4, 8
@@ -144,11 +151,42 @@ def test_the_last_instance_with_a_continuation_counts() -> None:
         _found_targets(context, torch.tensor([[9, 4]]))
 
 
+def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -> None:
+    """A head that looks at the instance of its token from one position alone, at each position in turn."""
+    lens = tiny()
+    found = {}
+    for name, query in (("first", 1), ("last", MOTIF - 1)):
+
+        def attend(pattern: torch.Tensor, hook: object, query: int = query) -> torch.Tensor:
+            pattern[:, 1] = 0.0
+            pattern[:, 1, query, (REPEATS - 1) * MOTIF + query - 1] = 1.0
+            return pattern
+
+        with lens.hooks([(f"{AT}.hook_pattern", attend)]):
+            default = repeated_tokens(lens, **options())
+            each = {way: repeated_tokens(lens, **options(positions=way)) for way in ("last", "first", "all")}
+        assert (default.attrs["positions"], default.attrs["offset"]) == ("last", 0)
+        assert default.prefix_matching.identical(each["last"].prefix_matching)
+        found[name] = {way: float(ds.prefix_matching.sel(layer="1", head=1)) for way, ds in each.items()}
+    share = pytest.approx(1 / (MOTIF - 1))
+    assert found["first"] == {"last": 0.0, "first": 1.0, "all": share}
+    assert found["last"] == {"last": 1.0, "first": 0.0, "all": share}
+
+
+def test_the_last_position_is_the_last_that_has_a_right_token() -> None:
+    known = torch.tensor([[True, False, True, False], [False, True, True, True], [False, False, False, False]])
+    assert _read_at(known, "last").nonzero().tolist() == [[0, 2], [1, 3]]
+    assert _read_at(known, "first").nonzero().tolist() == [[0, 0], [1, 1]]
+    assert torch.equal(_read_at(known, "all"), known)
+
+
 def test_the_test_needs_room_and_a_token_model() -> None:
     with pytest.raises(InputError, match="at most 64 tokens"):
         repeated_tokens(tiny(), motif=32, repeats=4)
     with pytest.raises(InputError, match="offset is 2"):
         repeated_tokens(tiny(), motif=8, offset=2)
+    with pytest.raises(InputError, match="positions='mean' is not known, choose 'last'"):
+        repeated_tokens(tiny(), motif=8, positions="mean")
     with pytest.raises(InputError, match="decoding='free'"):
         repeated_tokens(tiny(), motif=8, decoding="free")
     with pytest.raises(InputError, match="no encoder-decoder model over value tokens"):

@@ -12,7 +12,8 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import kernel_regression
-from tsfm_lens.probes.kernel_regression import concentration_bound, spectral_kernel
+from tsfm_lens.probes.kernel_regression import concentration_bound, equal_norm_weights, spectral_kernel
+from tsfm_lens.testing import assert_close
 
 
 def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,6 +45,63 @@ def test_factors_give_what_their_product_gives() -> None:
         concentration_bound(queries, keys, pair, 2), concentration_bound(queries, keys, product, 2), strict=True
     ):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 9), st.integers(1, 8), st.floats(0.1, 5))
+def test_attention_to_keys_of_one_length_is_a_gaussian_kernel(seed: int, n: int, m: int, d: int, length: float) -> None:
+    """Against PyTorch's own attention, whose scores are divided by the root of the head's width."""
+    queries, keys, _ = draw(seed, n, m, d, d, 1.0)
+    keys = length * keys / keys.norm(dim=-1, keepdim=True)
+    kernel, off = equal_norm_weights(queries, keys, d**0.5)
+    attention = torch.nn.functional.scaled_dot_product_attention(
+        queries[None], keys[None], torch.eye(m, dtype=torch.float64)[None]
+    )[0]
+    # scores of up to 100 are summed before the exponential
+    assert_close(kernel, attention, depth=20 * d, magnitude=100.0)
+    assert_close(off, torch.zeros(n, dtype=torch.float64), depth=20 * d, magnitude=100.0)
+
+
+def test_keys_of_other_lengths_are_off_by_what_is_said() -> None:
+    queries, keys, _ = draw(2, 4, 6, 5, 5, 1.0)
+    kernel, off = equal_norm_weights(queries, keys, 1.0)
+    attention = torch.softmax(queries @ keys.T, dim=-1)
+    assert float(off.min()) > 0
+    assert_close(off, (kernel - attention).abs().max(-1).values, depth=5, magnitude=1.0)
+    with pytest.raises(InputError, match="variance 0"):
+        equal_norm_weights(queries, keys, 0.0)
+
+
+def test_the_bound_comes_with_what_it_is_made_of() -> None:
+    queries, keys, product = draw(4, 6, 7, 6, 2, 30.0)
+    for beta in (1.0, 0.5):
+        found = concentration_bound(queries, keys, product, 2, beta=beta)
+        at = found.applicable
+        assert int(at.sum()) > 0
+        assert found.beta == beta
+        # of a product of rank 2 nothing is cut off, so that the allowance is 0
+        assert_close(found.slack[at], (found.bound - found.missing)[at], depth=6, magnitude=1.0)
+        assert bool((found.vacuous == ~(found.bound < 1)).all())
+        scores = beta * queries @ product @ keys.T
+        top = scores.topk(2).values
+        assert_close(beta * found.margin, top[:, 0] - top[:, 1], depth=100, magnitude=float(scores.abs().max()))
+        # a d |S q| is the margin, by the definition of the angle
+        stretched = (queries @ torch.linalg.svd(product)[0] * torch.linalg.svd(product)[1])[:, :2].norm(dim=-1)
+        assert_close(
+            found.alignment * found.distance * stretched, found.margin, depth=100, magnitude=float(scores.abs().max())
+        )
+        assert_close(found.bound[at], (6 * torch.exp(-beta * found.margin))[at], depth=1000)
+        weights = torch.softmax(scores, dim=-1)
+        assert_close(found.missing, 1 - weights.max(-1).values, depth=1000, magnitude=1.0)
+    with pytest.raises(InputError, match="beta is 0"):
+        concentration_bound(queries, keys, product, beta=0.0)
+
+
+def test_a_bound_of_one_or_more_is_said_to_be_vacuous() -> None:
+    queries, keys, product = draw(4, 6, 7, 6, 6, 0.01)
+    found = concentration_bound(queries, keys, product)
+    assert bool(found.applicable.any())
+    assert bool(found.vacuous.all())
 
 
 def test_equal_lengths_leave_the_kernel_alone() -> None:
@@ -98,6 +156,10 @@ def test_heads_of_the_t5_family(name: str) -> None:
     applicable = found["applicable"].values
     assert (found["missing"].values[applicable] <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9).all()
     assert (found["tilt_share"] >= 0).all()
+    np.testing.assert_array_equal(found["vacuous"], ~(found["bound"] < 1))
+    np.testing.assert_array_equal(found["slack"], found["bound"] - found["missing"])
+    assert float(found["vacuous_share"]) == pytest.approx(float(found["vacuous"].mean()))
+    assert found.attrs["beta"] == 1
 
 
 def test_other_models_and_inputs_are_refused() -> None:

@@ -19,6 +19,8 @@ from tsfm_lens.probes import ablation_recipes, diffuse_heads, heads_at_1pp, head
 from tsfm_lens.probes import sharp_heads as sharpest
 from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share
+from tsfm_lens.sweep.orders import rankings
+from tsfm_lens.sweep.parts import heads_at, kinds_of
 
 NAMES = sorted(architectures())
 
@@ -110,7 +112,7 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
     ranks = (values**2).sum(-1) / values[:, 0] ** 2
     for order, ends in (("low", ranks.argsort()), ("high", (-ranks).argsort())):
         for kept in range(stack.n_heads + 1):
-            chosen = heads_by_stable_rank(lens, {layer: kept}, order=order)
+            chosen = heads_by_stable_rank(lens, {layer: kept}, order=order, paired=False)
             assert {(c.layer, c.kind) for c in chosen} <= {(layer, kind)}
             assert sorted(c.head for c in chosen) == sorted(ends[: stack.n_heads - kept])
 
@@ -118,13 +120,16 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
 def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> None:
     lens = load("chronos-nano")
     keep = {0: 1, 2: 3}
-    first, second = (random_heads(lens, keep, seed=seed, paired=True) for seed in (0, 1))
-    for chosen in (first, second, heads_by_stable_rank(lens, keep, paired=True)):
+    first, second = (random_heads(lens, keep, seed=seed) for seed in (0, 1))
+    for chosen in (first, second, heads_by_stable_rank(lens, keep)):
         assert len(chosen) == 2 * (3 + 1)
         assert sum(c.layer == 0 for c in chosen) == 6
         by_kind = [{(c.layer, c.head) for c in chosen if c.kind == kind} for kind in ("self_attn", "cross_attn")]
         assert by_kind[0] == by_kind[1]
-    assert first == random_heads(lens, keep, seed=0, paired=True)
+    alone = heads_by_stable_rank(lens, keep, paired=False)
+    assert {c.kind for c in alone} == {"cross_attn"}
+    assert alone == [c for c in heads_by_stable_rank(lens, keep) if c.kind == "cross_attn"]
+    assert first == random_heads(lens, keep, seed=0)
     assert any(random_heads(lens, keep, seed=seed) != random_heads(lens, keep) for seed in range(1, 6))
 
 
@@ -161,13 +166,40 @@ def test_shares_count_layers_branches_and_heads_once() -> None:
     assert ablated_share(lens.wiring, lens.components("decoder.*.cross_attn.0")) == (3, 12, 0)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_by_stable_rank_are_those_of_a_sweep(name: str) -> None:
+    """Pairs over time: Toto's attention between variates stays, and so it does in a sweep."""
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    layer = stack.layers_with(attention_over_time(stack))[1][-1]
+    ranking = rankings(lens, ["stable_rank:low"])["stable_rank:low"][layer]
+    kinds = kinds_of(stack, layer, None, paired=True)
+    for kept in range(stack.n_heads):
+        found = heads_by_stable_rank(lens, {layer: kept})
+        assert set(found) == set(heads_at(stack, layer, ranking[: stack.n_heads - kept], kinds))
+
+
+def test_heads_at_1pp_counts_pairs() -> None:
+    """A layer whose cross-attention writes nothing still needs its self-attention."""
+    lens = load("bolt-nano")
+    dead = without(lens, lens.components("decoder.1.cross_attn.*"))
+    context = bundled("co2", "electricity").tail(96)
+    truth = dead.forecast(context, 8).median * (1 + 1e-7)
+    found = heads_at_1pp(dead, context, 8, truth=truth)
+    assert found.attrs["paired"]
+    with dead.ablate("decoder.1.self_attn.*"):
+        moved = float(np.abs(dead.forecast(context, 8).median - truth).max())
+    assert moved > 0
+    assert found["kept"].values.tolist() == [4, 4, 4]
+
+
 def test_heads_at_1pp_of_dead_and_of_vital_layers() -> None:
     lens = load("bolt-nano")
     dead = without(lens, lens.components("decoder.1.cross_attn.*"))
     context = bundled("co2", "electricity").tail(96)
     # so near the model's own forecast that any change of it is a large error
     truth = dead.forecast(context, 8).median * (1 + 1e-7)
-    found = heads_at_1pp(dead, context, 8, truth=truth)
+    found = heads_at_1pp(dead, context, 8, truth=truth, paired=False)
     assert found["kept"].values.tolist() == [4, 0, 4]
     assert float(found["rise"].sel(layer="1")) == pytest.approx(0, abs=1e-9)
     # a tolerance that lets all pass keeps none

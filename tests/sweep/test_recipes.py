@@ -17,13 +17,7 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.orders import rankings
 from tsfm_lens.sweep.recipes import heads_of, parse_recipe, read_recipe, recipe_names, to_entries
-from tsfm_lens.sweep.released import (
-    TIMESFM_ALL,
-    at_depth,
-    kept_heads,
-    released_lists,
-    scaled_counts,
-)
+from tsfm_lens.sweep.released import released_lists
 
 PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 12), "moirai-1.1": (12, 12)}
 
@@ -148,12 +142,11 @@ def test_other_sizes_are_scaled_only_when_asked() -> None:
         to_entries(recipe, lens, "m")
     heads, mlps = heads_of(recipe, lens, scale=True)
     assert heads_of(parse_recipe({**recipe.model_dump(), "scale": True}), lens) == (heads, mlps)
-    # as the figures of the paper are scaled: shares of the counts at the same depth
-    counts = scaled_counts("timesfm-2.5", 3, 4)
-    assert mlps == at_depth(TIMESFM_ALL.mlps, 20, 3)
+    # the middles of 3 layers lie in layers 3, 10 and 16 of 20, where 7, 0 and 13 of 16 heads are kept: of 4 heads 2, 0
+    # and 3, and one more outside layers 7 to 13
     low = rankings(lens, ["stable_rank:low"])["stable_rank:low"]
-    keep, _ = kept_heads(TIMESFM_ALL, counts, 3, 4)
-    assert heads == {layer: low[layer][: 4 - kept] for layer, kept in keep.items()}
+    assert heads == {0: low[0][:1], 1: low[1]}
+    assert mlps == [1]
 
 
 @pytest.mark.parametrize(

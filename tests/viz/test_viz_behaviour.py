@@ -19,7 +19,7 @@ from tsfm_lens.viz.theme import PALE
 @cache
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
-    induction = probes.repeated_tokens(lens, n_sequences=8, prefix_from=0.25)
+    induction = probes.repeated_tokens(lens, n_sequences=8, prefix_from=0.25, offset=1, positions="all")
     entropy = probes.head_entropy(lens, series, 12)
     return {
         "induction": induction,

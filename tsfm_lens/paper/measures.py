@@ -14,7 +14,8 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures_heads
 from tsfm_lens.paper.runs import Found, Run, as_numbers, each_layer
 from tsfm_lens.probes import ablation_recipes, entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
-from tsfm_lens.sweep.released import BOLT, RELEASED, TIMESFM, TIMESFM_ALL, TOTO, Recipe, kept_heads, middle_third
+from tsfm_lens.sweep.recipes import read_recipe
+from tsfm_lens.sweep.released import middle_third
 
 
 def _by_layer(data: xr.DataArray) -> tuple[np.ndarray, list[int], list[int]]:
@@ -103,14 +104,20 @@ def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Run]
     return measure
 
 
-def released_share(recipe: Recipe) -> tuple[float, int]:
+def released_share(name: str) -> tuple[float, int]:
     """Heads that a recipe of the paper ablates, in percent of all, and MLPs, counted in the released heads@1pp."""
-    heads, counts = RELEASED[recipe.source]
-    kept, mlps = kept_heads(recipe, dict(enumerate(counts)), len(counts), heads)
-    return 100 * sum(heads - count for count in kept.values()) / (heads * len(counts)), len(mlps)
+    recipe = read_recipe(name)
+    lists = recipe.lists
+    assert lists is not None
+    listed = {layer for each in recipe.layers_at if isinstance(each.layers, tuple) for layer in each.layers}
+    going = 0
+    for each in recipe.layers_at:
+        layers = each.layers if isinstance(each.layers, tuple) else set(range(len(lists.kept))) - listed
+        going += sum(max(lists.n_heads - lists.kept[layer] - each.extra, 0) for layer in layers)
+    return 100 * going / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
-def _released(quantity: str, recipe: Recipe) -> Callable[[Run], Found]:
+def _released(quantity: str, recipe: str) -> Callable[[Run], Found]:
     def measure(run: Run) -> Found:
         share, mlps = released_share(recipe)
         return Found({quantity: share, "MLPs ablated": float(mlps)})
@@ -165,15 +172,15 @@ MEASURES: dict[str, Callable[[Run], Found]] = {
     "S3-F1D": _logit_entropy,
     "S3-F1E": _entropic_rank,
     "S3-F2": _distances("heads and MLP", lambda kind, heads: True),
-    "S3-F6": _released("heads ablated with layers 7 to 13 at heads@1pp", TIMESFM),
+    "S3-F6": _released("heads ablated with layers 7 to 13 at heads@1pp", "timesfm-28"),
     "S3-F8": _distances("all heads", lambda kind, heads: heads),
     "S3-F9": _distances("the MLP", lambda kind, heads: not heads),
     "S3-F13": _released(
         "heads ablated with layers 7 to 13 at heads@1pp and all others at one head more",
-        TIMESFM_ALL,
+        "timesfm-51",
     ),
-    "S3-F14": _released("heads ablated with layers 2, 9, 10 and 11 at heads@1pp", TOTO),
-    "S3-F15": _released("heads ablated with layers 0 to 10 at heads@1pp", BOLT),
+    "S3-F14": _released("heads ablated with layers 2, 9, 10 and 11 at heads@1pp", "toto-29"),
+    "S3-F15": _released("heads ablated with layers 0 to 10 at heads@1pp", "bolt-60"),
     "S3-F20": measures_heads.without_sharp_heads,
     "S3-F21": _patches,
     "S3-F22": _gains,

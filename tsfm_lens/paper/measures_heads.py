@@ -75,8 +75,10 @@ def _repeated(run: Run) -> xr.Dataset:
 
 def _repeated_settings(found: xr.Dataset) -> dict[str, str]:
     words = {"motif": "motif", "repeats": "repeats", "decoding": "decoding", "n_sequences": "sequences"}
-    target = "the token after the instance" if found.attrs["offset"] else "the instance itself"
-    return {**{word: str(found.attrs[key]) for key, word in words.items()}, "prefix matching looks at": target}
+    target = "the token after it" if found.attrs["offset"] else "the instance itself"
+    read = {"last": "the last decoder position", "first": "the position after the prompt", "all": "all positions"}
+    chosen = {"prefix matching looks at": target, "scores are read at": read[found.attrs["positions"]]}
+    return {**{word: str(found.attrs[key]) for key, word in words.items()}, **chosen}
 
 
 def motif_tokens(run: Run) -> Found:

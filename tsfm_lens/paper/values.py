@@ -43,8 +43,8 @@ _RRT = {
     "motif": "32",
     "repeats": "4",
     "decoding": "rollout",
-    # in the words of the text; its thresholds are those of the literature for the token after
-    "prefix matching looks at": "the instance itself",
+    "prefix matching looks at": "the instance itself (text), the token after it (released code)",
+    "scores are read at": "the last decoder position (text), after a single step (released code)",
 }
 _SPEARMAN = {"series": "GIFT-Eval, about 2000 windows (Chronos: dysts)", "horizon": "64"}
 

@@ -29,7 +29,7 @@ def attention_over_time(stack: Stack) -> str:
 
 
 def heads_by_stable_rank(
-    lens: Lens, keep: Mapping[int, int], *, order: str = "low", kind: str | None = None, paired: bool = False
+    lens: Lens, keep: Mapping[int, int], *, order: str = "low", kind: str | None = None, paired: bool = True
 ) -> list[Component]:
     """The heads of some layers that go when so many are kept, ranked by the stable rank of W_Q W_Kᵀ.
 
@@ -38,14 +38,15 @@ def heads_by_stable_rank(
         keep: layer -> number of heads kept.
         order: which heads of a layer go first, those of "low" or of "high" stable rank.
         kind: kind of attention that is ranked; the last one over time if None.
-        paired: also take the heads of the same index from the layer's other attentions.
+        paired: also take the heads of the same index from the layer's other attentions over time, as the paper does:
+            in encoder-decoder models its "heads" are pairs of self- and cross-attention heads. False takes those of
+            ``kind`` alone.
 
     Returns:
         The heads to ablate, in model order.
 
     Source:
-        tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP); in encoder-decoder models its "heads" are
-        pairs of self- and cross-attention heads, which is ``paired``.
+        tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP, S3-ZA-H).
 
     Raises:
         InputError: more heads are kept than there are, or ``order`` is neither.
@@ -64,7 +65,7 @@ def heads_by_stable_rank(
 
 
 def random_heads(
-    lens: Lens, keep: Mapping[int, int], *, seed: int = 0, kind: str | None = None, paired: bool = False
+    lens: Lens, keep: Mapping[int, int], *, seed: int = 0, kind: str | None = None, paired: bool = True
 ) -> list[Component]:
     """Heads drawn at random without replacement, as many in each layer as :func:`heads_by_stable_rank` takes.
 
@@ -110,7 +111,7 @@ def heads_at_1pp(
     truth: Any,
     tolerance: float = TOLERANCE,
     kind: str | None = None,
-    paired: bool = False,
+    paired: bool = True,
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
@@ -184,6 +185,7 @@ def heads_at_1pp(
         source,
         attention=chosen,
         heads=stack.n_heads,
+        paired=paired,
         tolerance=tolerance,
         seed=seed,
         horizon=steps,
@@ -205,7 +207,9 @@ def _checked(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str
 
 def _heads(lens: Lens, layer: int, indices: list[int], kind: str, paired: bool) -> list[Component]:
     stack = lens.wiring.output_stack
-    kinds = [row.kind for row in stack.attentions(layer)] if paired else [kind]
+    timed = [row.kind for row in stack.attentions(layer) if row.over == "time"]
+    # in model order, and the ranked kind even where nothing attends over time
+    kinds = [each.kind for each in stack.attentions(layer) if each.kind == kind or (paired and each.kind in timed)]
     return [Component(stack.name, layer, each, head) for each in kinds for head in indices]
 
 

@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
-from tsfm_lens.probes.parroting import lag_attention, lag_errors, naive_parrot, shortest_best, spread_of
+from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
 from tsfm_lens.probes.trajectory import describe
 from tsfm_lens.probes.zero_ablation import Progress, ablation_effects
 
@@ -84,7 +84,7 @@ def head_parroting(
     )
     plain = effects["baseline_forecast"].values
     ablated = effects["forecast"].values.reshape(len(layers), row.n_heads, *plain.shape)
-    lags = np.array([_best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
+    lags = np.array([best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
     mass, chance = _attention(lens, batch, lags, steps, width, chosen, draws)
     data = context_dataset(batch, steps, truth).assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
@@ -115,11 +115,6 @@ def _refuse(batch: SeriesBatch, lag: int | None, motif: int) -> None:
     shortest = min(len(values) for values in batch.values)
     if lag is not None and not 1 <= lag < shortest:
         raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
-
-
-def _best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """The lag at which the forecast copies its context, 0 if the context is constant or has no value to copy."""
-    return 0 if np.isnan(spread_of(context)) else shortest_best(lag_errors(context, forecast))
 
 
 def _attention(

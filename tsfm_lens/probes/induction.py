@@ -19,6 +19,7 @@ PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
 DECODINGS = ("forced", "rollout")
+POSITIONS = ("last", "first", "all")
 
 _SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
@@ -43,7 +44,8 @@ def repeated_tokens(
     motif: int = 32,
     repeats: int = 4,
     n_sequences: int = 64,
-    offset: int = 1,
+    offset: int = 0,
+    positions: str = "last",
     within: float = WITHIN,
     decoding: str = "rollout",
     prefix_from: float = PREFIX_FROM,
@@ -61,8 +63,11 @@ def repeated_tokens(
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score looks at: 1 the token after the most recent instance
-            (induction), 0 the instance itself (the paper's words).
+        offset: key that the prefix-matching score looks at: 0 the most recent instance itself (the paper's words),
+            1 the token after it (its released code, and induction in the sense of Olsson et al.).
+        positions: where both scores are read, of those that have a right token: "last", the last decoder position of
+            every sequence, as the paper does; "first", the one after the prompt, as its released code does in a single
+            step; "all", the mean over all. Entropies are means over all positions in any case.
         within: half-width of the range of values, in units of the scale.
         decoding: "rollout" lets the decoder go on by its own most probable token, as the paper does, and leaves
             out positions whose token never came in the context; "forced" leads it along the motif, so that every
@@ -86,7 +91,7 @@ def repeated_tokens(
         InputError: not a token model with cross-attention, the sequence exceeds its context length, an option
             is not as above, or a rollout that never gives a token of its context.
     """
-    _refuse(lens, motif, repeats, offset, decoding)
+    _refuse(lens, motif, repeats, offset, decoding, positions)
     stack = lens.wiring.output_stack
     ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
     start = torch.full((n_sequences, 1), lens.adapter.model.config.decoder_start_token_id)
@@ -100,14 +105,15 @@ def repeated_tokens(
     wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
-        score = partial(_copy_scores, lens, targets=targets, unembedding=_unembedding(lens))
+        known = targets.known
+        read = targets._replace(known=_read_at(known, positions))
+        score = partial(_copy_scores, lens, targets=read, unembedding=_unembedding(lens))
         # the heads' writes are scored while the model runs, and never kept
         logits, acts = lens.run_with_cache(encoded, names_filter=wanted, reduce={"**.hook_result": score})
         patterns = [acts[f"{at}.hook_pattern"] for at in places]
-        prefix = [_prefix_scores(pattern, targets, offset) for pattern in patterns]
+        prefix = [_prefix_scores(pattern, read, offset) for pattern in patterns]
         copy = [acts[f"{at}.hook_result"] for at in places]
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
-        known = targets.known
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[known].float().mean())
         strength = float(_z_score(logits[:, 1:], targets.right)[known].mean())
     data = xr.Dataset(
@@ -123,12 +129,18 @@ def repeated_tokens(
     )
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
     settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
-    settings |= {"offset": offset, "decoding": decoding, "prefix_from": prefix_from, "copy_from": copy_from}
+    settings |= {
+        "offset": offset,
+        "positions": positions,
+        "decoding": decoding,
+        "prefix_from": prefix_from,
+        "copy_from": copy_from,
+    }
     data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
     return data
 
 
-def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str) -> None:
+def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str) -> None:
     kinds = lens.wiring.output_stack.attention_kinds()
     if not hasattr(lens.adapter, "encode_tokens") or "cross_attn" not in kinds:
         raise InputError(
@@ -141,9 +153,11 @@ def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str) ->
             f"most {lens.adapter.context_length} tokens in all"
         )
     if offset not in (0, 1):
-        raise InputError(f"offset is {offset!r}, expected 1 (the token after the instance) or 0 (the instance)")
+        raise InputError(f"offset is {offset!r}, expected 0 (the instance) or 1 (the token after it)")
     if decoding not in DECODINGS:
         raise InputError(f"decoding={decoding!r} is not known, choose {' or '.join(map(repr, DECODINGS))}")
+    if positions not in POSITIONS:
+        raise InputError(f"positions={positions!r} is not known, choose {' or '.join(map(repr, POSITIONS))}")
 
 
 def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
@@ -197,6 +211,14 @@ def _found_targets(context: Tensor, tokens: Tensor) -> _Targets:
         )
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), known)
+
+
+def _read_at(known: Tensor, positions: str) -> Tensor:
+    """Which of the positions that have a right token are read, (sequence, position)."""
+    if positions == "all":
+        return known
+    counted = known.cumsum(dim=1)
+    return known & (counted == (1 if positions == "first" else counted[:, -1:]))
 
 
 def _prefix_scores(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:

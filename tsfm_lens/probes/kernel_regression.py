@@ -18,6 +18,7 @@ from tsfm_lens.probes.spectra import core_svd
 from tsfm_lens.probes.trajectory import describe, trajectory
 
 _TOLERANCE = 1e-3
+_BY_QUERY = ("missing", "bound", "applicable", "vacuous", "slack", "alignment", "distance")
 
 Product = Tensor | tuple[Tensor, Tensor]
 """M (d_model, d_model), or W_Q and W_K (d_model, d_head) whose product W_Q W_Kᵀ it is."""
@@ -47,12 +48,53 @@ class Bound(NamedTuple):
         bound: (query,), what ``missing`` cannot exceed; NaN where a condition fails.
         applicable: (query,), whether the margin condition holds.
         margin: (query,), difference of the two largest truncated scores.
+        vacuous: (query,), whether the bound says nothing: a condition fails, or it is 1 or more.
+        slack: (query,), ``bound`` less ``missing``; NaN where a condition fails.
+        alignment: (query,), a: cosine between the stretched query and the difference of the two best keys.
+        distance: (query,), d: length of that difference.
+        beta: inverse temperature of the softmax.
     """
 
     missing: Tensor
     bound: Tensor
     applicable: Tensor
     margin: Tensor
+    vacuous: Tensor
+    slack: Tensor
+    alignment: Tensor
+    distance: Tensor
+    beta: float
+
+
+def equal_norm_weights(queries: Tensor, keys: Tensor, variance: float) -> tuple[Tensor, Tensor]:
+    """Attention as a Nadaraya-Watson estimator with a Gaussian kernel, and how far that is from exact.
+
+    Since q·k = (|q|² + |k|² - |q - k|²) / 2, softmax(q·k / variance) is the Gaussian kernel of this variance wherever
+    all keys have one length. The scores of a model that scales by the root of its head's width have that root as the
+    variance; those of the T5 family have 1. (The paper calls it a bandwidth.)
+
+    Args:
+        queries: (query, d_head), projected.
+        keys: (key, d_head), projected.
+        variance: of the kernel, along every direction.
+
+    Returns:
+        Weights (query, key), rows summing to 1; and for every query the largest absolute difference from
+        softmax(q·k / variance), 0 up to rounding where the keys have one length.
+
+    Source:
+        tsfm-lens paper, section 4 (S3-NW).
+
+    Raises:
+        InputError: the variance is not above 0, or there is no key.
+    """
+    if not variance > 0 or not len(keys):
+        raise InputError(f"variance {variance} and {len(keys)} keys: expected a variance above 0 and a key or more")
+    q, k = queries.double(), keys.double()
+    distance = (q[:, None] - k[None]).square().sum(-1)
+    kernel = torch.softmax(-distance / (2 * variance), dim=-1)
+    attention = torch.softmax(q @ k.T / variance, dim=-1)
+    return kernel, (kernel - attention).abs().amax(dim=-1)
 
 
 def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
@@ -76,23 +118,28 @@ def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> Kernel:
     return Kernel(log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth)
 
 
-def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: int | None = None) -> Bound:
+def concentration_bound(
+    queries: Tensor, keys: Tensor, product: Product, rank: int | None = None, *, beta: float = 1.0
+) -> Bound:
     """How much weight can fall outside one key, from the leading singular directions alone.
 
     Args:
         queries, keys, product: see :func:`spectral_kernel`.
         rank: singular values kept; all that are not zero if None.
+        beta: inverse temperature of the softmax over the scores.
 
     Source:
         tsfm-lens paper, proposition C.1 (S3-PC1).
 
     Raises:
-        InputError: rank below 1, or fewer than two keys.
+        InputError: rank below 1, beta not above 0, or fewer than two keys.
     """
     if len(keys) < 2:
         raise InputError(f"a concentration bound needs two keys or more, got {len(keys)}")
     if rank is not None and rank < 1:
         raise InputError(f"rank is {rank}, expected 1 or more")
+    if not beta > 0:
+        raise InputError(f"beta is {beta}, expected a number above 0")
     u, s, vt = _decomposed(product)
     kept = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
     q, k = queries.double() @ u[:, :kept], keys.double() @ vt[:kept].T
@@ -107,10 +154,12 @@ def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: i
     gap = k[best] - k[second]
     distance, pull = gap.norm(dim=-1), pulled.norm(dim=-1)
     cosine = (pulled * gap).sum(-1) / (distance * pull).clamp(min=1e-300)
-    bound = (len(keys) - 1) * torch.exp(-(cosine * distance * pull - allowance))
-    weights = torch.softmax(exact, dim=-1)
+    bound = (len(keys) - 1) * torch.exp(-beta * (cosine * distance * pull - allowance))
+    weights = torch.softmax(beta * exact, dim=-1)
     missing = 1 - weights.gather(1, best[:, None])[:, 0]
-    return Bound(missing, torch.where(applicable, bound, torch.nan), applicable, margin)
+    bound = torch.where(applicable, bound, torch.nan)
+    vacuous = ~(bound < 1)
+    return Bound(missing, bound, applicable, margin, vacuous, bound - missing, cosine, distance, beta)
 
 
 def _decomposed(product: Product) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,11 +189,14 @@ def kernel_regression(
     Returns:
         Dataset of kind "kernel_regression": ``bandwidth`` (layer, head, mode); ``tilt_share`` (layer, head), the
         variance over keys of the tilt over that of tilt and kernel together, near 0 where the query decides;
-        ``missing``, ``bound`` and ``applicable`` (layer, head, query); ``identity_error`` (layer, head), the
-        largest difference of the kernel's weights from the model's own pattern.
+        ``equal_norm_error`` (layer, head), how far the weights are at most from those of a Gaussian kernel without any
+        tilt (:func:`equal_norm_weights`), 0 for keys of one length;
+        ``missing``, ``bound``, ``applicable``, ``vacuous``, ``slack``, ``alignment`` and ``distance`` (layer, head,
+        query), see :class:`Bound`, and ``vacuous_share``, of all heads and queries; attribute ``beta``;
+        ``identity_error`` (layer, head), the largest difference of the kernel's weights from the model's own pattern.
 
     Source:
-        tsfm-lens paper, equation 1 and proposition C.1 (S3-NW2, S3-PC1).
+        tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
 
     Raises:
         InputError: more than one series, or a model whose scores are not such products (rotary embeddings,
@@ -160,9 +212,7 @@ def kernel_regression(
         )
     run = trajectory(lens, batch, horizon, seed=seed)
     hidden = _hidden_states(lens, run.encoded)
-    rows: dict[str, list] = {
-        name: [] for name in ("bandwidth", "tilt_share", "missing", "bound", "applicable", "error")
-    }
+    rows: dict[str, list] = {name: [] for name in ("bandwidth", "tilt_share", "equal_norm_error", "error", *_BY_QUERY)}
     for layer in range(stack.n_layers):
         weights = lens.weights.heads(layer, "cross_attn", stack.name)
         queries, keys, pattern = hidden[layer]
@@ -180,9 +230,11 @@ def kernel_regression(
             share = kernel.log_tilt.var() / both.var(dim=-1).mean().clamp(min=1e-300)
             rows["bandwidth"].append(kernel.bandwidth[: stack.d_head])
             rows["tilt_share"].append(share)
-            rows["missing"].append(found.missing)
-            rows["bound"].append(found.bound)
-            rows["applicable"].append(found.applicable)
+            # the scores of the T5 family are not scaled, so that their kernel has variance 1
+            off = equal_norm_weights(queries @ product[0], keys @ product[1], 1.0)[1]
+            rows["equal_norm_error"].append(off.max())
+            for name in _BY_QUERY:
+                rows[name].append(getattr(found, name))
             rows["error"].append(torch.tensor(error))
     own = {"series": batch.ids[0], "keys": len(hidden[0][1]), "horizon": run.horizon, "seed": seed}
     return _dataset(lens, rows, own if rank is None else {**own, "rank": rank})
@@ -221,13 +273,13 @@ def _dataset(lens: Lens, rows: dict[str, list], own: dict[str, Any]) -> xr.Datas
         {
             "bandwidth": (("layer", "head", "mode"), shaped("bandwidth")),
             "tilt_share": (("layer", "head"), shaped("tilt_share")),
-            "missing": (("layer", "head", "query"), shaped("missing")),
-            "bound": (("layer", "head", "query"), shaped("bound")),
-            "applicable": (("layer", "head", "query"), shaped("applicable")),
+            "equal_norm_error": (("layer", "head"), shaped("equal_norm_error")),
+            **{name: (("layer", "head", "query"), shaped(name)) for name in _BY_QUERY},
             "identity_error": (("layer", "head"), shaped("error")),
         },
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
     )
-    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW2, S3-PC1)"
-    data.attrs = describe(lens, "kernel_regression", "Attention as kernel regression", source, **own)
+    data["vacuous_share"] = data["vacuous"].mean()
+    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
+    data.attrs = describe(lens, "kernel_regression", "Attention as kernel regression", source, beta=1.0, **own)
     return data

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy.stats import norm
 
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -13,6 +14,9 @@ from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.rollout import rollout_maps
 from tsfm_lens.probes.trajectory import describe
+
+_LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
+_DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
 
 
 def context_parroting(
@@ -36,12 +40,12 @@ def context_parroting(
         num_samples, seed: of the forecast, whose median is used.
 
     Returns:
-        Dataset of kind "parroting": ``lag_error`` (series, lag), the mean absolute difference of the forecast from
-        the context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error``
-        (series), the shortest lag within 1 % of the smallest error, and its error; ``parrot_error`` (series), the
-        same difference from what followed the best earlier match of the last ``motif`` steps, and ``parrot_match``
-        (series), how many steps back that match begins; ``forecast`` and ``parrot`` (series, step). NaN where a
-        context is too short or constant.
+        Dataset of kind "parroting": ``lag_error`` (series, lag), the mean absolute difference of the forecast from the
+        context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
+        shortest lag at which the forecast is as good a copy as at any within noise (see :func:`best_lag`), and its
+        error; ``parrot_error`` (series), the same difference from what followed the best earlier match of the last
+        ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot``
+        (series, step). NaN where a context is too short or constant.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; the naive parrot copies what followed
@@ -65,7 +69,7 @@ def context_parroting(
         found = naive_parrot(values, steps, motif)
         if found is not None:
             parrots[row], matches[row] = found
-    best = np.array([shortest_best(row) for row in errors])
+    best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
     copied = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
     data = context_dataset(batch, steps, truth).assign_coords(lag=np.arange(1, longest))
     data["forecast"] = (("series", "step"), forecast)
@@ -173,15 +177,82 @@ def naive_parrot(context: np.ndarray, horizon: int, motif: int) -> tuple[np.ndar
     return follows[np.arange(horizon) % len(follows)], len(follows)
 
 
-def shortest_best(errors: np.ndarray) -> int:
-    """The shortest lag whose error is within 1 % of the smallest, 0 if there is none."""
-    if not np.isfinite(errors).any():
+def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
+    """The shortest lag at which a forecast copies its context as well as at any, beyond what chance explains.
+
+    Every multiple of a period is a copy as good as the period, and of many noisy copies some long one is the best by
+    chance. So a lag is kept if its last copy is worse than the best one by no more than noise of that size explains.
+    Among those, the lag is chosen at which the mean of all earlier copies comes closest to both the forecast and the
+    later half of the context, since that mean blurs unless the lag is a period (a straight line through the context is
+    taken off first); then its shortest divisor that is not significantly worse, step by step.
+
+    Args:
+        context: (time,), NaN where missing.
+        forecast: (step,).
+
+    Returns:
+        The lag; 0 if the context is constant or has no value to copy. Where only lags above half of the context are
+        left, the one with the smallest error.
+
+    Source:
+        Stellingwerf 1978 (folding at trial periods); de Cheveigne and Kawahara 2002 (the shortest period of equals).
+    """
+    errors = lag_errors(context, forecast)
+    if np.isnan(spread_of(context)) or not np.isfinite(errors).any():
         return 0
-    lowest = np.nanmin(errors)
-    return int(np.flatnonzero(errors <= lowest * 1.01 + 1e-12)[0]) + 1
+    lags = np.arange(1, len(context))
+    rare = _LEVEL / len(context)
+    copied = np.minimum(lags, len(forecast))
+    # the best is the smallest of many, and each is held against it
+    allowed = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / copied)
+    rounding = 64 * np.finfo(float).eps * np.nanmax(np.abs(context))
+    alike = lags[errors <= np.nanmin(errors) * (1 + allowed) + rounding]
+    alike = alike[alike <= len(context) // 2]
+    if not len(alike):
+        return int(np.nanargmin(errors)) + 1
+    gaps = _folded_gaps(*_without_line(context, forecast), alike)
+    best = int(np.nanmean(gaps, axis=1).argmin())
+    excess = gaps - gaps[best]
+    doubt = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(np.isfinite(excess).sum(axis=1))
+    equal = alike[np.nanmean(excess, axis=1) <= doubt + rounding]
+    divisors = np.round(alike[best] / np.arange(1, alike[best] + 1))
+    return int(equal[np.isin(equal, divisors)][0])
+
+
+def _without_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both less the straight line that fits the context best."""
+    known = np.flatnonzero(np.isfinite(context))
+    line = np.polyfit(known, context[known], 1)
+    time = np.arange(len(context) + len(forecast))
+    straight = np.polyval(line, time)
+    return context - straight[: len(context)], forecast - straight[len(context) :]
+
+
+def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
+    """Distance of the later half of the context and of the forecast from the mean of all earlier copies at each lag.
+
+    Returns:
+        (lag, time): first the half of the context, then the forecast.
+    """
+    length, half = len(context), len(context) // 2
+    whole = np.concatenate([context, forecast])
+    out = np.full((len(lags), len(whole) - half), np.nan)
+    for row, lag in enumerate(lags):
+        # a forecast longer than the lag goes round the same copy
+        at = np.concatenate([np.arange(half, length), length + np.arange(len(forecast)) % lag])
+        total, count = np.zeros(len(at)), np.zeros(len(at))
+        for back in range(int(lag), length + int(lag), int(lag)):
+            usable = (at >= back) & (at - back < length)
+            copy = np.where(usable, context[np.where(usable, at - back, 0)], np.nan)
+            known = np.isfinite(copy)
+            total[known] += copy[known]
+            count += known
+        mean = np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
+        out[row] = np.abs(whole[half:] - mean)
+    return out
 
 
 def spread_of(context: np.ndarray) -> float:
-    """Standard deviation of a context, NaN if it is constant."""
-    spread = float(np.nanstd(context))
+    """Standard deviation of a context, NaN if it is constant or has no value."""
+    spread = float(np.nanstd(context)) if np.isfinite(context).any() else 0.0
     return spread if spread > 0 else np.nan

@@ -140,7 +140,7 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     telling = usable & (bound < 1)
     out = [
         f"The conditions hold for {int(usable.sum())} of {usable.size} heads and queries, and the bound is below 1 for "
-        f"{int(telling.sum())} of them."
+        f"{int(telling.sum())} of them; everywhere else it is vacuous: no attention could exceed it."
     ]
     if telling.any():
         ratio = float(np.median(bound[telling] / np.maximum(missing[telling], 1e-16)))

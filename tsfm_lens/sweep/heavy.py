@@ -100,7 +100,7 @@ def random_entries(
     one = None if kind == EVERY_KIND else kind
     for draw in seeds:
         drawn: dict[int, list[int]] = {}
-        for component in random_heads(lens, dict(sorted(keep.items())), seed=draw, kind=one):
+        for component in random_heads(lens, dict(sorted(keep.items())), seed=draw, kind=one, paired=False):
             drawn.setdefault(component.layer, []).append(component.head or 0)
         own: dict[str, Any] = {"kind": kind, "paired": paired, "how": how, "seed": seed}
         entries.append(

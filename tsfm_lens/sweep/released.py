@@ -11,7 +11,6 @@ from math import ceil
 import yaml
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.wiring import Stack
 
 
 @dataclass(frozen=True)
@@ -53,54 +52,6 @@ RELEASED = {name: (each.n_heads, each.kept) for name, each in released_lists().i
 SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Layers of one model whose heads and MLPs go.
-
-    Attributes:
-        source: the model that it was written for, a key of ``RELEASED``.
-        layers: at heads@1pp.
-        mlps: layers without their MLP.
-        others: heads kept beyond heads@1pp in all other layers; None leaves those complete.
-    """
-
-    source: str
-    layers: tuple[int, ...]
-    mlps: tuple[int, ...] = ()
-    others: int | None = None
-
-    @property
-    def of(self) -> int:
-        """Layers of that model."""
-        return len(RELEASED[self.source][1])
-
-
-TIMESFM = Recipe("timesfm-2.5", tuple(range(7, 14)), (10, 11))
-TIMESFM_ALL = Recipe("timesfm-2.5", tuple(range(7, 14)), (10, 11), others=1)
-TOTO = Recipe("toto-1", (2, 9, 10, 11))
-BOLT = Recipe("chronos-bolt", tuple(range(11)), tuple(range(1, 10)))
-
-
-def released_counts(architecture: str, stack: Stack) -> tuple[int, ...] | None:
-    """Kept heads by layer as released, None for a model of other sizes than the one that they were counted on."""
-    found = RELEASED.get(SAME_WEIGHTS.get(architecture, architecture))
-    if found is None or (stack.n_heads, stack.n_layers) != (found[0], len(found[1])):
-        return None
-    return found[1]
-
-
-def scaled_counts(source: str, n_layers: int, n_heads: int) -> dict[int, int]:
-    """Kept heads by layer for a model of other sizes: the released share of heads at the same depth, rounded.
-
-    Args:
-        source: a key of ``RELEASED``.
-        n_layers, n_heads: of the model at hand.
-    """
-    heads, counts = RELEASED[source]
-    depth = [int((layer + 0.5) / n_layers * len(counts)) for layer in range(n_layers)]
-    return {layer: round(counts[place] / heads * n_heads) for layer, place in enumerate(depth)}
-
-
 def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
     """Layers of a model of another depth: those whose middle lies, relative to the whole, within one of ``layers``.
 
@@ -124,25 +75,3 @@ def middle_third(n_layers: int) -> list[int]:
     if n_layers < 3:
         raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
-
-
-def kept_heads(
-    recipe: Recipe, counts: Mapping[int, int], n_layers: int, n_heads: int
-) -> tuple[dict[int, int], list[int]]:
-    """What a recipe keeps on a model.
-
-    Args:
-        recipe: of the paper, scaled to the model's depth.
-        counts: layer -> heads@1pp.
-        n_layers, n_heads: of the model.
-
-    Returns:
-        Layer -> heads kept, for every layer that loses some; and the layers that lose their MLP.
-    """
-    full = at_depth(recipe.layers, recipe.of, n_layers)
-    keep = {layer: counts[layer] for layer in full if layer in counts}
-    if recipe.others is not None:
-        rest = {layer: min(kept + recipe.others, n_heads) for layer, kept in counts.items() if layer not in keep}
-        keep = {**keep, **rest}
-    lost = {layer: kept for layer, kept in sorted(keep.items()) if kept < n_heads}
-    return lost, at_depth(recipe.mlps, recipe.of, n_layers)

@@ -53,11 +53,13 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         if key in ds.attrs
     )
     motif, repeats = ds.attrs.get("motif", "?"), ds.attrs.get("repeats", "?")
+    read = {"last": "at the last decoder position", "first": "after the prompt"}.get(ds.attrs.get("positions", ""))
+    shown = f"{motif} random tokens shown {repeats} times" + (f", scores read {read}" if read else "")
     return head_maps(
         ds,
         panels,
         f"Induction heads of {model_of(ds)}: {int(found.sum())} of {found.size} cross-attention heads",
-        f"{motif} random tokens shown {repeats} times; framed: {thresholds or 'induction heads'}",
+        f"{shown}; framed: {thresholds or 'induction heads'}",
         outlined=found,
     )
 

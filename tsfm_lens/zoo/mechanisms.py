@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -65,7 +66,8 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 4, count: int = 24, s
         seed: of everything drawn.
     """
     # led along the motif, so that the scores do not depend on how well the model copies
-    test = repeated_tokens(lens, motif=motif, repeats=repeats, n_sequences=4 * count, decoding="forced", seed=seed)
+    shown: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
+    test = repeated_tokens(lens, **shown, decoding="forced", offset=1, positions="all")
     horizon = min(lens.adapter.prediction_length, motif)
     batch, future = motifs(count, motif, repeats, horizon, seed)
     entropy = head_entropy(lens, batch.select(list(range(min(count, 6)))), horizon, kind="cross_attn", num_samples=8)
