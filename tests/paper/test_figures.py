@@ -125,6 +125,12 @@ def test_names_are_found_as_people_write_them() -> None:
         find_figure("stable_rank")
     with pytest.raises(UnknownNameError, match="figure '99'"):
         find_figure("99")
+    # the nearest names are of no help where the figure is drawn from a sweep
+    for number in (2, 3, 4, 7, 8, 9, 10, 11, 16, 19):
+        with pytest.raises(UnknownNameError, match=rf"drawn from a sweep.*tsfm-lens reproduce S3-F{number}\b"):
+            find_figure(f"figure {number}")
+    with pytest.raises(UnknownNameError, match=r"tsfm-lens sweep report S3-F10\.store"):
+        find_figure("10")
 
 
 @pytest.mark.parametrize("name", ["1C", "1D", "23"])

@@ -8,10 +8,12 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.stats import spearmanr
 
 import tsfm_lens
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
@@ -23,10 +25,12 @@ from tsfm_lens.paper.measures_sweeps import DESIGNS
 from tsfm_lens.paper.reproduce import chaotic_windows, compare, item_of, reproduce
 from tsfm_lens.paper.runs import Found
 from tsfm_lens.paper.values import HOLDS, ITEMS
-from tsfm_lens.probes import induction_overlap
+from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
 from tsfm_lens.sweep.recipes import parse_recipe
 from tsfm_lens.sweep.released import middle_third
+from tsfm_lens.testing import assert_close
 
+DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}
 FAST = {"windows": 2, "horizon": 8, "num_samples": 2, "n_sequences": 2}
 MEASURED = [item.id for item in ITEMS if not item.sweep]
 ON_BOLT = {"S3-F21"}
@@ -144,6 +148,30 @@ def test_settings_that_agree_are_not_listed() -> None:
     assert found["paper_setting"].values.tolist() == ["4", "not given"]
     with pytest.raises(InputError, match="reports no number for this model"):
         compare(item, Found({"something else": 1.0}))
+
+
+def test_forecasts_without_heads_are_compared_over_the_papers_steps_and_tell_how_far_they_are() -> None:
+    lens = lens_of("chronos-nano")
+    told: list[tuple[str, int, int]] = []
+    data = tsfm_lens.bundled("co2", "elnino").tail(200)
+    options = {"horizon": 72, "num_samples": 2, "seed": 1}
+
+    def tell(what: str, done: int, of: int, left: float | None) -> None:
+        told.append((what, done, of))
+
+    found = reproduce("S3-F20", lens, data, **options, progress=tell)
+    assert str(found["our_setting"].sel(setting="steps compared").values) == "64"
+    assert [done for _, done, _ in told] == list(range(1, 8))
+    assert {of for *_, of in told} == {2 + 5}
+    # the same by hand: ablate, forecast all steps, compare the first 64
+    context, _ = data.split(72)
+    entropy = head_entropy(lens, context, min(64, lens.adapter.longest_pass), **DRAWS)
+    plain = lens.forecast(context, 64, **DRAWS).median
+    with lens.ablate(*sharp_heads(entropy)):
+        moved = lens.forecast(context, 64, **DRAWS).median
+    expected = np.mean([1 - spearmanr(one, other).statistic for one, other in zip(plain, moved, strict=True)])
+    ours = float(found["ours"].sel(quantity="mean Spearman distance without the sharpest"))
+    assert_close(ours, expected, depth=1000, magnitude=2.0)
 
 
 def test_given_series_are_used_and_named() -> None:

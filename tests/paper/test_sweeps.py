@@ -128,13 +128,16 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Pa
     found = run("S3-T4", store)
     # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads; MLPs 10 and 11 of 20 are its MLP
     gone = [*heads(1, (0, 1, 2, 3)), "decoder.1.mlp"]
-    row = "TimesFM 2.5, 28 % of heads, 2 MLPs"
+    # what is scaled to another model has a name of its own, so that the paper's numbers are not put beside it
+    row = "timesfm-28 scaled to bolt-nano"
+    assert not any("TimesFM" in str(quantity) for quantity in found["quantity"].values)
+    assert np.isnan(found["paper"]).all()
     assert ours(found, f"{row}: change of MASE") == pytest.approx(100 * change(*gone), rel=1e-4)
     assert ours(found, f"{row}: heads ablated") == pytest.approx(100 / 3)
     assert ours(found, f"{row}: MLPs ablated") == 1
     # Toto's layers 2 and 10 of 12 lie where the first and last of three do: 2 of 12 heads stay, and none
     gone = [*heads(0, by_stable_rank(0)[:3]), *heads(2, (0, 1, 2, 3))]
-    row = "Toto, 29 % of heads"
+    row = "toto-29 scaled to bolt-nano"
     assert ours(found, f"{row}: change of MASE") == pytest.approx(100 * change(*gone), rel=1e-4)
     ratio = mase(*gone) / mase()
     assert ours(found, f"{row}: resilient datasets") == (ratio < 1.05).sum()
@@ -180,7 +183,7 @@ def test_curves_of_layers_at_the_paper_s_depths(store: Path) -> None:
     found = run("S3-F7", store)
     naive = np.array([cut(name)[3] for name in SERIES])
     baseline = np.exp(np.log(mase() / naive).mean())
-    whole = found.sel(quantity="MASE of the whole model, geometric mean")
+    whole = found.sel(quantity="MASE over the seasonal naive's: whole model, geometric mean")
     assert float(whole["ours"]) == pytest.approx(baseline, rel=1e-4)
     assert float(whole["difference"]) == pytest.approx(baseline - 0.733, rel=1e-3)
     # layers 7, 10 and 13 of 20 lie in the second and third of three
@@ -224,10 +227,10 @@ def test_intervals_are_those_of_the_sweep_in_percent(store: Path) -> None:
     table = gather(store, "S3-T4").results["recipes"]
     own = table.isel(entry=int((table["recipe"] == "toto-29").values.argmax()))
     for theirs, metric in (("SMAPE", "sMAPE"), ("MSIS", "MSIS")):
-        row = found.sel(quantity=f"Toto, 29 % of heads: change of {theirs}")
+        row = found.sel(quantity=f"toto-29 scaled to bolt-nano: change of {theirs}")
         ends = [float(row["ours_lower"]), float(row["ours_upper"])]
         np.testing.assert_allclose(ends, [100 * float(own[name].sel(metric=metric)) for name in ("lower", "upper")])
-    assert np.isnan(found["ours_lower"].sel(quantity="Toto, 29 % of heads: resilient datasets"))
+    assert np.isnan(found["ours_lower"].sel(quantity="toto-29 scaled to bolt-nano: resilient datasets"))
 
 
 def test_sweeps_that_share_a_store_share_their_cells(store: Path) -> None:

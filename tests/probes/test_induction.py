@@ -22,6 +22,7 @@ from tsfm_lens.probes.induction import (
     _sequences,
     _z_score,
 )
+from tsfm_lens.testing import assert_close
 
 AT = "decoder_blocks.1.cross_attn"
 MOTIF, REPEATS, COUNT = 8, 4, 8
@@ -171,6 +172,34 @@ def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -
     share = pytest.approx(1 / (MOTIF - 1))
     assert found["first"] == {"last": 0.0, "first": 1.0, "all": share}
     assert found["last"] == {"last": 1.0, "first": 0.0, "all": share}
+
+
+def test_the_single_step_of_the_released_code() -> None:
+    """Its prompt by hand: four motifs and one token more, the start token and the motif's second token, one step."""
+    lens, motifs = tiny(), drawn(tiny())
+    end, start = torch.full((COUNT, 1), 1), torch.zeros(COUNT, 1, dtype=torch.long)
+    ids = torch.cat([motifs.repeat(1, REPEATS), motifs[:, :1], end], dim=1)
+    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, 1:2]], dim=1))  # type: ignore[attr-defined]
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=[f"{AT}.hook_pattern", f"{AT}.hook_result"])
+    shown = ids[:, :-1]
+    # the second token in the last motif; a rollout looks for its last instance, should it come twice in a motif
+    led = torch.full((COUNT,), (REPEATS - 1) * MOTIF + 1)
+    last = torch.where(shown[:, :-1] == motifs[:, 1:2], torch.arange(REPEATS * MOTIF), -1).amax(1)
+    logits = lens.readout(acts[f"{AT}.hook_result"].permute(2, 0, 1, 3), encoded)[:, :, 1].detach().double()
+    for decoding, key in (("forced", led), ("rollout", last)):
+        found = repeated_tokens(lens, **options(decoding, sub_extension=True, positions="first", offset=1))
+        assert found.attrs["sub_extension"]
+        expected = acts[f"{AT}.hook_pattern"][torch.arange(COUNT), :, 1, key + 1].mean(0)
+        assert_close(found.prefix_matching.sel(layer="1"), expected, depth=200, dtype=torch.float32)
+        right = shown.gather(1, key[:, None] + 1)
+        above = logits.gather(-1, right[None].expand(len(logits), -1, -1))[..., 0] - logits.mean(-1)
+        copied = (above / logits.std(-1)).mean(-1)
+        assert_close(found.copy_score.sel(layer="1"), copied, depth=2000, dtype=torch.float32)
+    # the whole motif, led: after its last token comes the first one
+    whole = _forced_targets(motifs.roll(-1, dims=1), REPEATS, 1)
+    assert torch.equal(ids.gather(1, whole.keys + 1), whole.right)
+    assert torch.equal(whole.right[:, -1], motifs[:, 0])
 
 
 def test_the_last_position_is_the_last_that_has_a_right_token() -> None:

@@ -15,6 +15,9 @@ from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import context_parroting, lag_attention
 from tsfm_lens.probes.parroting import best_lag, lag_errors, naive_parrot
+from tsfm_lens.report.readings_copying import read_lag
+from tsfm_lens.testing import assert_close
+from tsfm_lens.viz import lag_attention_map
 
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
 
@@ -141,6 +144,20 @@ def test_an_even_spread_pays_chance(name: str) -> None:
         found = lag_attention(lens, bundled("pedestrians").tail(60), 12, 8)
     assert 0 < float(found["chance"]) < 1
     np.testing.assert_allclose(found["mass"], float(found["chance"]), rtol=1e-5)
+
+
+def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() -> None:
+    """One decoder token of Chronos-Bolt forecasts 16 steps: with a lag of 8 every token is a multiple of it back."""
+    series, lens = bundled("co2").tail(60), lens_of("chronos-bolt")
+    within = lag_attention(lens, series, 8, 16)
+    assert bool(within["vacuous"])
+    assert_close(within["chance"], 1.0, depth=10)
+    assert "this says nothing" in lag_attention_map(within).layout.meta["subtitle"]
+    assert any("tells nothing" in words for words in read_lag(within))
+    beyond = lag_attention(lens, series, 40, 16)
+    assert not bool(beyond["vacuous"])
+    assert float(beyond["chance"]) < 1
+    assert not bool(lag_attention(lens_of("chronos"), series.tail(40), 12, 6)["vacuous"])
 
 
 def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:

@@ -10,13 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens.data import bundled
+from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, layer_similarity
 from tsfm_lens.probes.entropic_rank import head_entropy_of_writes
 from tsfm_lens.probes.similarity import linear_cka
 from tsfm_lens.probes.spectra import core_singular_values, stable_rank
+from tsfm_lens.probes.trajectory import trajectory
+from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
 
@@ -112,9 +114,35 @@ def test_entropic_rank_of_a_model(name: str) -> None:
     series = series_for(lens)
     together = entropic_rank(lens, series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
     assert ((together["rank"] >= 1) & (together["rank"] <= lens.wiring.output_stack.n_heads)).all()
-    np.testing.assert_allclose(together["rank"], np.exp(together["entropy"].mean("series")))
+    weighted = (together["entropy"] * together["tokens"]).sum("series") / together["tokens"].sum()
+    assert_close(together["rank"], np.exp(weighted), depth=100)
     with pytest.raises(InputError, match="batch_size"):
         entropic_rank(lens, series, 6, batch_size=0)
+
+
+@pytest.mark.parametrize("name", ["timesfm-2.5", "chronos-2"])
+def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -> None:
+    """By the definition, from the states and rows of W_O, over the tokens of series of two lengths."""
+    lens = lens_of(name)
+    generator = np.random.default_rng(3)
+    series = [generator.normal(size=size).cumsum() for size in (40, 100)]
+    found = entropic_rank(lens, series, 6)
+    stack = lens.wiring.output_stack
+    kind = str(found.attrs["attention"])
+    run = trajectory(lens, as_series(series), 6)
+    shown = run.encoded.shown(stack.name)
+    np.testing.assert_array_equal(found["tokens"], shown.sum(1))
+    assert len(set(found["tokens"].values.tolist())) == 2
+    for layer in found["layer"].values:
+        point = f"{stack.prefix}.{layer}.{kind}.hook_z"
+        with torch.no_grad():
+            _, acts = lens.run_with_cache(run.encoded, names_filter=[point])
+        written = torch.einsum("bphd,hdm->bphm", acts[point], lens.weights.heads(int(layer), kind, stack.name).W_O)
+        unit = torch.nn.functional.normalize(written.detach().double(), dim=-1)[shown]
+        values = torch.linalg.svdvals(unit)
+        share = values / values.sum(-1, keepdim=True)
+        entropy = -(share * share.clamp(min=1e-300).log()).sum(-1)
+        assert_close(found["rank"].sel(layer=layer), entropy.mean().exp(), depth=100, dtype=torch.float32)
 
 
 def test_entropic_rank_streams_over_series() -> None:

@@ -127,9 +127,14 @@ def progress_display() -> Iterator[Any]:
 
 
 class SweepDisplay:
-    """Progress of a sweep on stderr: cells, and the time left once it can be known."""
+    """Progress of a sweep on stderr: cells, and the time left once it can be known.
 
-    def __init__(self) -> None:
+    Args:
+        unit: what is counted, in words.
+    """
+
+    def __init__(self, unit: str = "cells") -> None:
+        self._unit = unit
         err = console(stderr=True)
         self._bar = progress(width=36, after="{task.fields[left]}", hidden=not err.is_terminal)
         self._task = self._bar.add_task("reading models and data", total=None, left="")
@@ -157,7 +162,7 @@ class SweepDisplay:
         now = time.monotonic()
         if self._lines is not None and (now >= self._next or done == total):
             self._next = now + _SECONDS_A_LINE
-            line = ", ".join(part for part in (f"{what}: {done} of {total} cells", words) if part)
+            line = ", ".join(part for part in (f"{what}: {done} of {total} {self._unit}", words) if part)
             self._lines.print(line, soft_wrap=True)
 
 

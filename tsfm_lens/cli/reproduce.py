@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +77,7 @@ def reproduce(
     sweep = item_of(name).sweep
     series = (data if sweep else read_series(data)) if data else None
     try:
-        with SweepDisplay() if sweep else nullcontext() as display:
+        with SweepDisplay("cells" if sweep else "parts") as display:
             result = measure(
                 name,
                 model or None,
@@ -93,7 +92,7 @@ def reproduce(
                 configs=configs or ("*",),
                 engine=engine,
                 workers=workers,
-                progress=display.update if display else None,
+                progress=display.update,
             )
     except KeyboardInterrupt:
         if sweep:

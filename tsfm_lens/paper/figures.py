@@ -12,14 +12,17 @@ import plotly.graph_objects as go
 
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.paper import causal, depth, heads, heavy, plain
 from tsfm_lens.paper.captions import caption
 from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 
 STATIC = ("svg", "pdf", "png")
+# what no single run can draw: whole sweeps, and the figures of all layers
+_FROM_SWEEPS = {item.id: item for item in ITEMS if item.sweep or item.id in ("S3-F2", "S3-F8", "S3-F9")}
 DOTS = 6.25  # dots a pixel of a png for print: 600 an inch
 
 
@@ -36,13 +39,24 @@ def find_figure(name: str) -> Entry:
     """A figure by its name; "fig. 6b" finds "6B".
 
     Raises:
-        UnknownNameError: there is none of this name; the message has the nearest.
+        UnknownNameError: there is none of this name; the message has the nearest, or the sweep that the paper draws
+            the figure of this number from.
     """
     known = figures()
     short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
     for candidate in (name, short, short.upper()):
         if candidate in known:
             return known[candidate]
+    item = _FROM_SWEEPS.get(f"S3-F{short}")
+    if item is not None:
+        report = f"`tsfm-lens reproduce {item.id}`, then `tsfm-lens sweep report {item.id}.store`"
+        layers = (
+            f"a sweep over layers (`tsfm-lens sweep`); `tsfm-lens reproduce {item.id}` has its numbers on one model"
+        )
+        raise UnknownNameError(
+            f"figure {short} of the paper ({item.title}) is drawn from a sweep of ablations: "
+            f"{report if item.sweep else layers}"
+        )
     raise unknown_name("figure", name, known, hint="`tsfm-lens figure --list` names them all.")
 
 

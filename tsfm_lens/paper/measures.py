@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -94,7 +95,8 @@ def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Run]
             ]
             for layer in range(stack.n_layers)
         }
-        result = ablation_recipes(run.model, run.context, run.horizon, recipes, **run.options)
+        told = partial(run.tell, "forecasts without layers")
+        result = ablation_recipes(run.model, run.context, run.horizon, recipes, progress=told, **run.options)
         distance = result["spearman_distance"].sel(recipe=list(recipes)).mean("series").values
         ends = float(np.mean(distance[[0, -1]]))
         words = f"ablating {what} of a middle layer moves the forecast less than that of the first and last layers"

@@ -18,12 +18,24 @@ from tsfm_lens.probes import (
 from tsfm_lens.probes.induction import COPY_FROM, frequent_tokens
 
 MOTIF, REPEATS = 32, 4
+COMPARED = 64  # first steps of a forecast that the paper measures Spearman distances on
 
 
 def without_sharp_heads(run: Run) -> Found:
     """How far forecasts move without sharp and without diffuse heads (S3-F20)."""
-    steps = min(run.horizon, run.model.adapter.longest_pass)
-    entropy = head_entropy(run.model, run.context, steps, **run.options)
+    assert run.context is not None
+    steps = min(run.horizon, COMPARED)
+    within = min(steps, run.model.adapter.longest_pass)
+    windows = len(run.context)
+    of = windows + 5
+
+    def forecast_done(done: int, _: int) -> None:
+        run.tell("forecasts without heads", windows + done, of)
+
+    def attention_read(done: int, _: int) -> None:
+        run.tell("attention of every window", done, of)
+
+    entropy = head_entropy(run.model, run.context, within, progress=attention_read, **run.options)
     count = min(6, entropy["entropy"].size // 2)
     recipes = {
         "sharpest": sharp_heads(entropy),
@@ -31,7 +43,7 @@ def without_sharp_heads(run: Run) -> Found:
         "sharpest six": sharp_heads(entropy, count),
         "most diffuse six": diffuse_heads(entropy, count),
     }
-    result = ablation_recipes(run.model, run.context, run.horizon, recipes, **run.options)
+    result = ablation_recipes(run.model, run.context, steps, recipes, progress=forecast_done, **run.options)
     moved = {name: float(result["spearman_distance"].sel(recipe=name).mean()) for name in recipes}
     statements = {
         "the sharpest head moves the forecast more than the most diffuse one": moved["sharpest"]
@@ -41,7 +53,7 @@ def without_sharp_heads(run: Run) -> Found:
     }
     share = {"six heads of all": 100 * count / entropy["entropy"].size}
     more = {f"mean Spearman distance without the {name}": value for name, value in moved.items()}
-    return Found({**share, **as_numbers(statements), **more}, run.settings())
+    return Found({**share, **as_numbers(statements), **more}, {**run.settings(), "steps compared": str(steps)})
 
 
 def sharp_share(run: Run) -> Found:

@@ -11,7 +11,14 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper.items import TABLE_3, Evaluated
 from tsfm_lens.paper.runs import Found
-from tsfm_lens.paper.values_sweeps import HALF_MLPS, HEAVY, KINDER, LAYERS_BY_DATASET, HeavyRow
+from tsfm_lens.paper.values_sweeps import (
+    HALF_MLPS,
+    HEAVY,
+    KINDER,
+    LAYERS_BY_DATASET,
+    RELATIVE_MASE,
+    HeavyRow,
+)
 from tsfm_lens.sweep.parts import order_words
 from tsfm_lens.sweep.recipes import Recipe, read_recipe
 from tsfm_lens.sweep.released import at_depth
@@ -155,21 +162,24 @@ def _heavy_models(subjects: Sequence[Subject]) -> Sequence[Subject]:
 def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered, Sequence[Subject]], Found]:
     def read(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
         rows, sheet = rows_of(subjects), _Sheet()
+        scaled = _scaled(rows)
         table = gathered.results["recipes"]
         for row in HEAVY:
             if row.name not in rows:
                 continue
             here = (table["model"] == rows[row.name].source) & (table["recipe"] == row.recipe)
             own = table.isel(entry=int(here.values.argmax()))
-            sheet.add(f"{row.name}: heads ablated", 100 * float(own["heads_ablated"] / own["heads_total"]), "%")
-            sheet.add(f"{row.name}: MLPs ablated", float(own["n_mlps"]))
+            # what is scaled to another model is no row of the paper, whose numbers are not put beside it
+            name = f"{row.recipe} scaled to {rows[row.name].source}" if row.name in scaled else row.name
+            sheet.add(f"{name}: heads ablated", 100 * float(own["heads_ablated"] / own["heads_total"]), "%")
+            sheet.add(f"{name}: MLPs ablated", float(own["n_mlps"]))
             for metric in metrics:
                 one = own.sel(metric=metric)
                 ends = (float(one[name]) for name in ("change", "lower", "upper"))
-                sheet.change(f"{row.name}: change of {TITLES.get(metric, metric)}", *ends)
+                sheet.change(f"{name}: change of {TITLES.get(metric, metric)}", *ends)
             if counts:
-                sheet.add(f"{row.name}: resilient datasets", float(own["n_resilient"]))
-                sheet.add(f"{row.name}: improved datasets", float(own["n_improved"]))
+                sheet.add(f"{name}: resilient datasets", float(own["n_resilient"]))
+                sheet.add(f"{name}: improved datasets", float(own["n_improved"]))
         return replace(sheet.found, notes=_heavy_notes(rows))
 
     return read
@@ -207,10 +217,10 @@ def _read_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
         whole = own[own["part"] == "both"]
         layer = int(whole.sort_values("mase_change")["first"].iloc[0])
         sheet.add(f"{subject.words}: most ablatable layer", layer)
-        sheet.add(f"{subject.words}: MASE of the whole model", _baseline(gathered, "effects", subject))
+        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
         for row in _rows(own[own["first"] == layer]):
             part = PARTS[str(row["part"])]
-            sheet.add(f"{subject.words}: MASE without {part} of that layer", float(row["mase"]))
+            sheet.add(f"{subject.words}: {RELATIVE_MASE}, without {part} of that layer", float(row["mase"]))
             sheet.mase(f"{subject.words}: change of MASE without {part} of that layer", row)
     return sheet.found
 
@@ -221,7 +231,7 @@ def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     half: dict[str, float] = {}
     for subject in subjects:
         own = table[table["model"] == subject.source]
-        sheet.add(f"{subject.words}: MASE of the whole model", _baseline(gathered, "effects", subject))
+        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
         for row in _rows(own):
             sheet.mase(f"{subject.words}: change of MASE without {row['label']}", row)
             if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
@@ -251,7 +261,7 @@ def _deep(layer: int, of: int, subject: Subject) -> int:
 
 def _read_curves(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     table, sheet = _entries(gathered, "curves"), _Sheet()
-    sheet.add("MASE of the whole model, geometric mean", _baseline(gathered, "curves", subjects[0]))
+    sheet.add(f"{RELATIVE_MASE}: whole model, geometric mean", _baseline(gathered, "curves", subjects[0]))
     for row in _rows(table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])):
         words = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
         sheet.mase(f"change of MASE without heads: {words}", row)
@@ -274,7 +284,7 @@ def _kept_by_order(gathered: Gathered, sheet: _Sheet, subjects: Sequence[Subject
 def _read_all_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     table, sheet = _entries(gathered, "curves"), _Sheet()
     for subject in subjects:
-        sheet.add(f"{subject.words}: MASE of the whole model", _baseline(gathered, "curves", subject))
+        sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "curves", subject))
         own = table[(table["model"] == subject.source) & table["ablated"].isin([subject.heads // 2, subject.heads])]
         for row in _rows(own.sort_values(["layer", "ablated", "order"])):
             words = f"{subject.words}, layer {row['layer']}, {order_words(str(row['order']))}"

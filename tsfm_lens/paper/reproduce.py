@@ -79,7 +79,8 @@ def reproduce(
         configs: configurations of GIFT-Eval, or patterns of their names.
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one a core if None.
-        progress: of a sweep; see :data:`tsfm_lens.sweep.ledger.Progress`.
+        progress: called with what is done, how much, of how much, and the seconds left where they are known; see
+            :data:`tsfm_lens.sweep.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
 
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
@@ -109,7 +110,8 @@ def reproduce(
         first = several[0] if several else item.model
         lens = first if isinstance(first, Lens) else load(first)
     count = 8 if windows is None else windows
-    run = Run(lens, data is None, *_windows(item, lens, data, count, horizon, seed), num_samples, n_sequences, seed)
+    series = _windows(item, lens, data, count, horizon, seed)
+    run = Run(lens, data is None, *series, num_samples, n_sequences, seed, progress)
     return compare(item, MEASURES[item.id](run), lens)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ class Run:
         context, truth: the series and what came after them.
         horizon: forecast steps.
         num_samples, n_sequences, seed: see :func:`tsfm_lens.paper.reproduce.reproduce`.
+        progress: called with what is done, how much of it, of how much, and None for the time left.
     """
 
     lens: Lens | None
@@ -32,6 +33,12 @@ class Run:
     num_samples: int | None
     n_sequences: int
     seed: int
+    progress: Callable[[str, int, int, float | None], None] | None = None
+
+    def tell(self, what: str, done: int, of: int) -> None:
+        """Say how far the measure is."""
+        if self.progress is not None:
+            self.progress(what, done, of, None)
 
     @property
     def model(self) -> Lens:

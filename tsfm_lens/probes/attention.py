@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,7 @@ def head_entropy(
     sharp_below: float = SHARP_BELOW,
     num_samples: int | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
     """How widely each head of the output stack spreads its attention along a forecast.
 
@@ -162,6 +164,7 @@ def head_entropy(
         horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
         kind: kind of attention; the stack's last kind if None.
         sharp_below: heads below this normalised entropy are sharp.
+        progress: called with (done, of) after each series.
 
     Returns:
         Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, the mean over forecast steps
@@ -172,10 +175,11 @@ def head_entropy(
     """
     batch = as_series(series)
     refuse_variates(batch)
-    single = [
-        attention_patterns(lens, batch.select(i), horizon, kind=kind, num_samples=num_samples, seed=seed)
-        for i in range(len(batch))
-    ]
+    single = []
+    for i in range(len(batch)):
+        single.append(attention_patterns(lens, batch.select(i), horizon, kind=kind, num_samples=num_samples, seed=seed))
+        if progress is not None:
+            progress(i + 1, len(batch))
     entropy = xr.concat([one["entropy"] for one in single], dim="series").mean("series")
     spread = float(entropy.max() - entropy.min())
     normalised = (entropy - entropy.min()) / (spread or 1.0)

@@ -32,8 +32,9 @@ def entropic_rank(
     """Entropic rank of the head outputs of every layer of the stack that is read out.
 
     The writes of a layer's heads at one token are scaled to length 1 and put side by side; the entropy of
-    their normalised singular values, averaged over tokens and series and exponentiated, counts the directions:
-    1 if all heads write along one line, the number of heads if no two share any.
+    their normalised singular values, averaged over all tokens of all series and exponentiated, counts the directions:
+    1 if all heads write along one line, the number of heads if no two share any. A write is what the output projection
+    makes of a head; a norm between the projection and the stream (TimesFM) is not part of it.
 
     Args:
         lens: the model.
@@ -43,8 +44,9 @@ def entropic_rank(
         batch_size: series in a group, or items where they have several variates.
 
     Returns:
-        Dataset of kind "entropic_rank" over ``layer``: ``rank``, and ``entropy`` in nats (layer, series), the
-        mean over tokens; tokens that only pad a short series do not count.
+        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), the
+        mean over tokens; and ``tokens`` (series), how many those are, by which the rank weights the series. Tokens that
+        only pad a short series do not count.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
@@ -67,7 +69,8 @@ def entropic_rank(
     data = xr.Dataset(
         {
             "entropy": (("layer", "series"), entropy, {"units": "nats"}),
-            "rank": (("layer",), np.exp(entropy.mean(axis=1))),
+            "rank": (("layer",), np.exp(np.average(entropy, axis=1, weights=found.tokens))),
+            "tokens": (("series",), found.tokens),
         },
         coords={"layer": list(map(str, found.layers)), "series": found.rows},
     )
@@ -93,6 +96,7 @@ class TokenMeans:
         kind: kind of attention.
         layers: that have it.
         rows: names of the series, or of the items whose variates share a sequence.
+        tokens: (series,), how many tokens each mean is over.
         horizon: forecast steps.
     """
 
@@ -100,6 +104,7 @@ class TokenMeans:
     kind: str
     layers: list[int]
     rows: list[str]
+    tokens: np.ndarray
     horizon: int
 
 
@@ -113,12 +118,15 @@ def mean_over_tokens(
     num_samples: int | None = None,
     seed: int = 0,
     batch_size: int = 8,
+    normed: bool = False,
 ) -> TokenMeans:
     """What a function makes of the head writes of every layer, averaged over the tokens that show a series.
 
     Args:
         lens, series, horizon, kind, num_samples, seed, batch_size: see :func:`entropic_rank`.
         reduce: head writes (batch, pos, head, d_model) to (batch, pos, …); applied while the model runs.
+        normed: whether a write is what reaches the stream, after a norm behind the output projection if there is one;
+            else what the projection gives.
 
     Raises:
         InputError: batch_size below 1.
@@ -128,10 +136,11 @@ def mean_over_tokens(
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
     chosen, layers = stack.layers_with(kind)
-    points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
+    reducers = dict(_reducer(lens, layer, chosen, reduce, normed=normed) for layer in layers)
     batch = as_series(series)
     found = []
     rows: list[str] = []
+    tokens: list[np.ndarray] = []
     steps = 0
     for group in item_groups(batch, batch_size):
         run = trajectory(lens, group, horizon, num_samples=num_samples, seed=seed)
@@ -139,12 +148,29 @@ def mean_over_tokens(
         rows += run.encoded.rows
         with torch.no_grad():
             # reduced while the model runs: the writes of all heads are never kept
-            _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=reduce)
-        each = torch.stack([acts[point] for point in points]).cpu()
+            _, acts = lens.run_with_cache(run.encoded, names_filter=list(reducers), reduce=reducers)
+        each = torch.stack([acts[point] for point in reducers]).cpu()
         shown = run.encoded.shown(stack.name)
         weights = shown.reshape(*shown.shape, *[1] * (each.ndim - 3))
+        tokens.append(shown.sum(dim=1).numpy())
         found.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
-    return TokenMeans(np.concatenate(found, axis=1), chosen, layers, rows, steps)
+    return TokenMeans(np.concatenate(found, axis=1), chosen, layers, rows, np.concatenate(tokens), steps)
+
+
+def _reducer(
+    lens: Lens, layer: int, kind: str, reduce: Callable[[Tensor], Tensor], *, normed: bool
+) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """A hook point of the head writes of a layer, and what is made of its activations."""
+    stack = lens.wiring.output_stack
+    at = f"{stack.prefix}.{layer}.{kind}"
+    if normed or not stack.attention(kind, layer).post_norm:
+        return f"{at}.hook_result", reduce
+    project = lens.weights.heads(layer, kind, stack.name).W_O.detach()
+
+    def projected(states: Tensor) -> Tensor:
+        return reduce(torch.einsum("bphd,hdm->bphm", states, project))
+
+    return f"{at}.hook_z", projected
 
 
 def item_groups(batch: SeriesBatch, size: int) -> Iterator[SeriesBatch]:

@@ -59,9 +59,9 @@ def head_parroting(
         lies further from the context repeated at the lag, and from what followed the best earlier match; with a
         truth ``truth_error_change``. All errors are mean absolute differences in standard deviations of the context,
         ablated minus plain: above 0 the head served the copy. Over ``series``: ``lag``, ``chance`` (the share of
-        tokens at the lag), ``copy_error``, ``parrot_error``, ``truth_error`` of the plain forecast; ``forecast``,
-        ``copy`` and ``parrot`` (series, step). NaN where a context is constant, too short for the motif, or incomplete
-        where it would be copied.
+        tokens at the lag), ``vacuous`` (whether that is all of them, so that the mass says nothing), ``copy_error``,
+        ``parrot_error``, ``truth_error`` of the plain forecast; ``forecast``, ``copy`` and ``parrot`` (series, step).
+        NaN where a context is constant, too short for the motif, or incomplete where it would be copied.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
@@ -86,10 +86,11 @@ def head_parroting(
     ablated = effects["forecast"].values.reshape(len(layers), row.n_heads, *plain.shape)
     lags = np.array([best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
-    mass, chance = _attention(lens, batch, lags, steps, width, chosen, draws)
+    mass, chance, vacuous = _attention(lens, batch, lags, steps, width, chosen, draws)
     data = context_dataset(batch, steps, truth).assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     data["mass"] = (("layer", "head", "series"), mass)
     data["chance"] = (("series",), chance)
+    data["vacuous"] = (("series",), vacuous)
     data["lag"] = (("series",), np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
     copy, parrot = _copies(batch, lags, steps), _parrots(batch, steps, motif)
     references = {"copy_error": copy, "parrot_error": parrot}
@@ -119,15 +120,16 @@ def _refuse(batch: SeriesBatch, lag: int | None, motif: int) -> None:
 
 def _attention(
     lens: Lens, batch: SeriesBatch, lags: np.ndarray, steps: int, width: int, kind: str, draws: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mass at each series' lag (layer, head, series), and what an even spread would pay (series,)."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mass at each series' lag (layer, head, series); what an even spread would pay, and whether all lies there."""
     found = [
         lag_attention(lens, batch.select(i), max(int(lag), 1), steps, width=width, kind=kind, **draws)
         for i, lag in enumerate(lags)
     ]
     known = np.where(lags > 0, 1.0, np.nan)
     mass = np.stack([each["mass"].values for each in found], axis=-1)
-    return mass * known, np.array([float(each["chance"]) for each in found]) * known
+    chance = np.array([float(each["chance"]) for each in found]) * known
+    return mass * known, chance, np.array([bool(each["vacuous"]) for each in found])
 
 
 def _copies(batch: SeriesBatch, lags: np.ndarray, steps: int) -> np.ndarray:

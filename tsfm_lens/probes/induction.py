@@ -48,6 +48,7 @@ def repeated_tokens(
     positions: str = "last",
     within: float = WITHIN,
     decoding: str = "rollout",
+    sub_extension: bool = False,
     prefix_from: float = PREFIX_FROM,
     copy_from: float = COPY_FROM,
     seed: int = 0,
@@ -73,6 +74,9 @@ def repeated_tokens(
             out positions whose token never came in the context; "forced" leads it along the motif, so that every
             position has a right continuation whatever the model does. Both are the same as long as the model
             copies and no token comes twice in a motif.
+        sub_extension: as the paper's released code does, show the motif's first token once more before the end token,
+            and begin the decoder with the motif's second token; with ``positions="first"`` and ``offset=1`` that is its
+            single step.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
@@ -91,15 +95,18 @@ def repeated_tokens(
         InputError: not a token model with cross-attention, the sequence exceeds its context length, an option
             is not as above, or a rollout that never gives a token of its context.
     """
-    _refuse(lens, motif, repeats, offset, decoding, positions)
+    extra = int(sub_extension)
+    _refuse(lens, motif, repeats, extra, offset, decoding, positions)
     stack = lens.wiring.output_stack
-    ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
+    ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed, extra)
+    # as the decoder goes through them
+    turned = motifs.roll(-extra, dims=1)
     start = torch.full((n_sequences, 1), lens.adapter.model.config.decoder_start_token_id)
     if decoding == "forced":
-        decoder, targets = torch.cat([start, motifs[:, :-1]], dim=1), _forced_targets(motifs, repeats)
+        decoder, targets = torch.cat([start, turned[:, :-1]], dim=1), _forced_targets(turned, repeats, extra)
     else:
-        decoder = _rolled_out(lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif)
-        targets = _found_targets(ids[:, : motif * repeats], decoder[:, 1:])
+        decoder = _rolled_out(lens, ids, torch.cat([start, turned[:, :1]], dim=1), motif)
+        targets = _found_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])
     encoded = lens.adapter.encode_tokens(ids, decoder)  # type: ignore[attr-defined]
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
     wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
@@ -129,25 +136,20 @@ def repeated_tokens(
     )
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
     settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
-    settings |= {
-        "offset": offset,
-        "positions": positions,
-        "decoding": decoding,
-        "prefix_from": prefix_from,
-        "copy_from": copy_from,
-    }
+    settings |= {"offset": offset, "positions": positions, "decoding": decoding, "sub_extension": sub_extension}
+    settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
     data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
     return data
 
 
-def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str) -> None:
+def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decoding: str, positions: str) -> None:
     kinds = lens.wiring.output_stack.attention_kinds()
     if not hasattr(lens.adapter, "encode_tokens") or "cross_attn" not in kinds:
         raise InputError(
             f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one. "
             "repeated_motif asks the same of every model, in values"
         )
-    if motif < 3 or repeats < 2 or motif * repeats > lens.adapter.context_length:
+    if motif < 3 or repeats < 2 or motif * repeats + extra > lens.adapter.context_length:
         raise InputError(
             f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or more, 2 or more repeats, and at "
             f"most {lens.adapter.context_length} tokens in all"
@@ -166,14 +168,16 @@ def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
     return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.adapter.first_value_token  # type: ignore[attr-defined]
 
 
-def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Encoder ids with the end token, and the motifs."""
+def _sequences(
+    lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int, extra: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Encoder ids, ``extra`` tokens of one more repeat and the end token among them, and the motifs."""
     settings = lens.adapter.settings  # type: ignore[attr-defined]
     allowed = frequent_tokens(lens, within)
     generator = torch.Generator().manual_seed(seed)
     motifs = allowed[torch.randint(len(allowed), (count, motif), generator=generator)]
     end = torch.full((count, int(settings.use_eos_token)), settings.eos_token_id)
-    return torch.cat([motifs.repeat(1, repeats), end], dim=1), motifs
+    return torch.cat([motifs.repeat(1, repeats), motifs[:, :extra], end], dim=1), motifs
 
 
 def _rolled_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
@@ -191,10 +195,10 @@ def _rolled_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     return torch.nn.functional.pad(found, (0, short), value=int(lens.adapter.settings.pad_token_id))  # type: ignore[attr-defined]
 
 
-def _forced_targets(motifs: Tensor, repeats: int) -> _Targets:
+def _forced_targets(motifs: Tensor, repeats: int, extra: int = 0) -> _Targets:
     """The same place in the last repeat: the decoder goes along the motif."""
     count, motif = motifs.shape
-    keys = (repeats - 1) * motif + torch.arange(motif - 1)
+    keys = (repeats - 1) * motif + extra + torch.arange(motif - 1)
     return _Targets(keys.expand(count, -1), motifs[:, 1:], torch.ones(count, motif - 1, dtype=torch.bool))
 
 

@@ -100,7 +100,8 @@ def lag_attention(
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
         ``chance``, the share of the context's tokens that a query may see that are such, averaged over queries,
-        which an even spread would pay.
+        which an even spread would pay; ``vacuous``, whether all of them are such, so that the mass says nothing: so it
+        is where one token forecasts as many steps as the lag or more (Chronos-Bolt).
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -122,8 +123,13 @@ def lag_attention(
     on_band &= usable
     shares = on_band.sum(0)[usable.any(0)] / usable.sum(0)[usable.any(0)]
     chance = float(shares.mean()) if len(shares) else 0.0
+    vacuous = bool((on_band == usable).all())
     data = xr.Dataset(
-        {"mass": (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1)), "chance": ((), chance)},
+        {
+            "mass": (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1)),
+            "chance": ((), chance),
+            "vacuous": ((), vacuous),
+        },
         coords={"layer": maps["layer"], "head": maps["head"]},
     )
     own = {"kind": "lag_attention", "title": f"Attention at lag {lag}", "lag": lag, "width": width}

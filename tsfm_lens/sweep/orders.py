@@ -253,8 +253,12 @@ def _entropy(
 
 def _norm(lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int) -> xr.DataArray:
     own: dict[str, Any] = {"kind": kind, "num_samples": num_samples, "seed": seed}
-    found = mean_over_tokens(lens, batch, horizon, reduce=lambda writes: writes.double().norm(dim=-1), **own)
+    found = mean_over_tokens(lens, batch, horizon, reduce=_lengths, normed=True, **own)
     return _array(found.values.mean(axis=1), found.layers)
+
+
+def _lengths(writes: Tensor) -> Tensor:
+    return writes.double().norm(dim=-1)
 
 
 def _attribution(

@@ -89,6 +89,8 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
     chance = ds["chance"].values[at]
     words = ", ".join(f"{lag:.0f}" for lag in known[:6]) + (" …" if len(known) > 6 else "")
     even = number(float(np.nanmean(chance))) if np.isfinite(chance).any() else "unknown"
+    blind = int(ds["vacuous"].values[at].sum()) if "vacuous" in ds else 0
+    even += f" (every token lies at the lag in {blind} of {len(at)} series, which says nothing)" if blind else ""
     return head_maps(
         ds,
         panels,

@@ -109,7 +109,8 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
         f"Attention of {model_of(ds)} at lag {lag} of {single_series(ds)}",
         f"{attention_kind(ds)}; share on tokens {lag} steps and multiples back"
         + (f", give or take {width}" if width else "")
-        + f"; {percent(float(ds['chance']))} if it were spread evenly",
+        + f"; {percent(float(ds['chance']))} if it were spread evenly"
+        + ("; every token lies there, so that this says nothing" if bool(ds.get("vacuous", False)) else ""),
         plot_height=height,
     )
 

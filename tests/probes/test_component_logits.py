@@ -1,0 +1,46 @@
+"""Lens maps of single components: frozen they sum to the model's logits, by themselves they are the norm by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import architectures, load
+from tsfm_lens.probes.attribution import component_writes
+from tsfm_lens.probes.lens_logits import component_logits
+from tsfm_lens.probes.trajectory import trajectory
+from tsfm_lens.testing import assert_close
+
+
+def test_frozen_maps_sum_to_the_logits_and_own_ones_are_the_norm_by_hand() -> None:
+    lens = load(architectures()["chronos"].tiny(), check=False)
+    series, steps = bundled("co2").tail(40), 5
+    run = trajectory(lens, series, steps, num_samples=2, seed=1)
+    with torch.no_grad():
+        native = lens.forward(run.encoded)
+    frozen = component_logits(lens, series, steps, num_samples=2, seed=1)
+    assert_close(frozen["logit"].sum("component"), native[:, :steps], depth=1000, dtype=torch.float32)
+    own = component_logits(lens, series, steps, components=["*cross_attn.1"], norm="own", num_samples=2, seed=1)
+    names, writes = component_writes(lens, run)
+    model = lens.adapter.model
+    norm, head = model.decoder.final_layer_norm, model.lm_head.weight.detach()
+    scale = model.config.d_model**-0.5 if model.config.tie_word_embeddings else 1.0
+    for name, write in zip(map(str, names), writes.detach(), strict=True):
+        if name not in own["component"].values:
+            continue
+        root = (write.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+        by_hand = (write / root * norm.weight.detach() * scale) @ head.T
+        assert_close(own["logit"].sel(component=name), by_hand[:, :steps], depth=1000, dtype=torch.float32)
+    assert own.sizes["component"] == lens.wiring.output_stack.n_layers
+
+
+def test_what_has_no_maps_is_refused() -> None:
+    lens, series = load(architectures()["chronos"].tiny(), check=False), bundled("co2").tail(40)
+    with pytest.raises(InputError, match="norm='none' is not known"):
+        component_logits(lens, series, 4, norm="none")
+    with pytest.raises(UnknownNameError, match=r"decoder\.9"):
+        component_logits(lens, series, 4, components=["decoder.9.mlp"], num_samples=2)
+    with pytest.raises(InputError, match="no logits"):
+        component_logits(load(architectures()["chronos-bolt"].tiny(), check=False), series, 4)
