@@ -1,0 +1,237 @@
+"""Nested contexts act in the order in which the model runs, against a slow interpreter of the same model."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tsfm_lens.data import bundled
+from tsfm_lens.hooks import Steer, Zero
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close, native_traces
+
+OWN = runpy.run_path(str(Path(__file__).parents[1] / "models" / "test_own_model.py"))
+HEADS, LAYERS, WIDTH, PATCH = OWN["HEADS"], OWN["LAYERS"], OWN["WIDTH"], OWN["PATCH"]
+CASES = int(os.environ.get("TSFM_LENS_CASES", "40"))
+
+Act = Callable[[Tensor], Tensor]
+
+
+def own_lens() -> Lens:
+    torch.manual_seed(0)
+    model = OWN["Forecaster"]().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
+    return Lens(OWN["Wired"](model.double()), "own")
+
+
+LENS = own_lens()
+SINGLE = LENS.encode(bundled("co2").tail(40))
+# in double precision, so that what differs by more than single precision differs in what was done
+ENCODED = replace(SINGLE, inputs={"context": SINGLE.inputs["context"].double()})
+POINTS = [name for name, _axes in LENS.hook_table()]
+
+
+class Interpreter:
+    """The own model once more, number by number, with the edits of every hook point written into its code.
+
+    Args:
+        acts: by hook point, what is done there, in order; a reader returns what it was given.
+    """
+
+    def __init__(self, acts: dict[str, list[Act]]) -> None:
+        self.acts = acts
+
+    def at(self, name: str, value: Tensor) -> Tensor:
+        for act in self.acts.get(name, []):
+            value = act(value)
+        return value
+
+    def run(self, context: Tensor) -> Tensor:
+        model = LENS.adapter.model
+        x = F.linear((context / 10).nan_to_num().reshape(len(context), -1, PATCH), *parameters(model.embed))
+        x = self.at("hook_embed", x)
+        for layer, block in enumerate(model.blocks):
+            x = self.block(f"blocks.{layer}", block, x)
+        x = self.at("ln_final.hook_normalized", F.layer_norm(x, (WIDTH,), *parameters(model.norm)))
+        out = self.at("unembed.hook_out", F.linear(x, *parameters(model.head)))
+        return 10 * out[:, -1].reshape(len(context), 3, -1)
+
+    def block(self, name: str, block: Any, x: Tensor) -> Tensor:
+        x = self.at(f"{name}.hook_resid_pre", x)
+        x = x + self.attention(f"{name}.attn", block.attn, F.layer_norm(x, (WIDTH,), *parameters(block.norm1)))
+        x = self.at(f"{name}.hook_resid_mid", x)
+        h = F.linear(F.layer_norm(x, (WIDTH,), *parameters(block.norm2)), *parameters(block.mlp[0]))
+        h = self.at(f"{name}.mlp.hook_post", torch.relu(self.at(f"{name}.mlp.hook_pre", h)))
+        x = x + self.at(f"{name}.mlp.hook_out", F.linear(h, *parameters(block.mlp[2])))
+        return self.at(f"{name}.hook_resid_post", x)
+
+    def attention(self, name: str, attn: Any, x: Tensor) -> Tensor:
+        parts = F.linear(x, *parameters(attn.qkv)).reshape(*x.shape[:2], 3, HEADS, -1)
+        q, k, v = (self.at(f"{name}.hook_{part}", parts[:, :, i]) for i, part in enumerate("qkv"))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = self.at(f"{name}.hook_attn_scores", scores.masked_fill(later, -torch.inf))
+        pattern = self.at(f"{name}.hook_pattern", scores.softmax(-1))
+        z = self.at(f"{name}.hook_z", torch.einsum("bhqk,bkhd->bqhd", pattern, v))
+        weight, bias = parameters(attn.out)
+        heads = torch.einsum("bqhd,ohd->bqho", z, weight.reshape(WIDTH, HEADS, -1))
+        return self.at(f"{name}.hook_out", self.at(f"{name}.hook_result", heads).sum(2) + bias)
+
+
+def parameters(module: Any) -> tuple[Tensor, Tensor]:
+    return module.weight, module.bias
+
+
+@dataclass(frozen=True)
+class Step:
+    """One context of a program.
+
+    Attributes:
+        kind: "hooks", "edit", "ablate" or "read".
+        names: its hook points; those of "ablate" are heads and MLPs.
+        factor: by which an edit multiplies.
+        writes: how a hook of the user's says so.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    factor: float
+    writes: str
+
+
+CUT = [f"{layer}.attn.{head}" for layer in range(LAYERS) for head in range(HEADS)]
+CUT += [f"{layer}.mlp" for layer in range(LAYERS)]
+STEERED = [name for name in POINTS if not name.endswith(("scores", "pattern"))]
+
+
+def steps() -> st.SearchStrategy[Step]:
+    kinds = {"hooks": POINTS, "read": POINTS, "edit": STEERED, "ablate": CUT}
+    # masked scores are minus infinity, and stay so
+    factors = st.sampled_from([0.5, 0.75, 1.25])
+    writes = st.sampled_from(["returned", "in place", "past the counter"])
+    return st.one_of(
+        st.builds(
+            Step, st.just(kind), st.lists(st.sampled_from(names), min_size=1, max_size=3).map(tuple), factors, writes
+        )
+        for kind, names in kinds.items()
+    )
+
+
+def user_hook(step: Step) -> Callable[..., Tensor | None]:
+    def hook(value: Tensor, hook: object) -> Tensor | None:
+        if step.writes == "returned":
+            return value * step.factor
+        if step.writes == "in place":
+            value *= step.factor
+        else:
+            value.data.mul_(step.factor)
+        return None
+
+    return hook
+
+
+def enter(stack: ExitStack, step: Step, seen: list[tuple[str, Tensor]]) -> None:
+    """Open the lens's own context for one step."""
+
+    def reader(name: str) -> Callable[..., None]:
+        return lambda value, hook: seen.append((name, value.clone()))
+
+    if step.kind == "hooks":
+        stack.enter_context(LENS.hooks([(name, user_hook(step)) for name in step.names]))
+    elif step.kind == "read":
+        stack.enter_context(LENS.hooks([(name, reader(name)) for name in step.names]))
+    elif step.kind == "edit":
+        steers = (Steer(name, torch.ones(()), scale=step.factor) for name in step.names)
+        stack.enter_context(LENS.edit(*steers))
+    else:
+        stack.enter_context(LENS.ablate(*step.names) if step.factor > 1 else LENS.edit(*map(Zero, step.names)))
+
+
+def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]]) -> None:
+    """Write one step into the program of the interpreter."""
+
+    def put(name: str, act: Act) -> None:
+        acts.setdefault(name, []).append(act)
+
+    def read(name: str) -> Act:
+        def act(value: Tensor) -> Tensor:
+            seen.append((name, value.clone()))
+            return value
+
+        return act
+
+    def without(head: int) -> Act:
+        return lambda value: torch.stack([part * (i != head) for i, part in enumerate(value.unbind(2))], dim=2)
+
+    for name in step.names:
+        if step.kind == "hooks":
+            put(name, lambda value: value * step.factor)
+        elif step.kind == "read":
+            put(name, read(name))
+        elif step.kind == "edit":
+            put(name, lambda value: value + step.factor)
+        elif name.endswith("mlp"):
+            put(f"blocks.{name}.hook_out", torch.zeros_like)
+        else:
+            put(f"blocks.{name[:-2]}.hook_z", without(int(name[-1])))
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+@given(program=st.lists(steps(), min_size=1, max_size=6), kept=st.sets(st.sampled_from(POINTS), min_size=1, max_size=3))
+def test_any_nesting_acts_in_order_of_execution(program: list[Step], kept: set[str]) -> None:
+    acts: dict[str, list[Act]] = {}
+    expected: list[tuple[str, Tensor]] = []
+    for step in program:
+        plan(step, acts, expected)
+    names = [name for name in POINTS if name in kept]
+    plan(Step("read", tuple(names), 0.0, ""), acts, expected)
+    found: list[tuple[str, Tensor]] = []
+    with torch.no_grad(), ExitStack() as stack:
+        output = Interpreter(acts).run(ENCODED.inputs["context"])
+        for step in program:
+            enter(stack, step, found)
+        ours, recorded = LENS.run_with_cache(ENCODED, names_filter=names)
+    assert native_traces(LENS) == 0
+    # the interpreter reads at one point in order of entry too; what is recorded is read last there
+    assert [name for name, _value in found] == reading_order(program, expected, names)
+    last = dict(expected)
+    same(ours, output, "output")
+    for name in names:
+        same(recorded[name], last[name], name)
+    for name in {name for name, _value in found}:
+        mine = [value for at, value in found if at == name]
+        theirs = [value for at, value in expected if at == name]
+        for one, other in zip(mine, theirs, strict=False):
+            same(one, other, f"read at {name}")
+
+
+def same(ours: Tensor, expected: Tensor, what: str) -> None:
+    """The same numbers to single precision, and masked in the same places."""
+    assert torch.equal(ours == -torch.inf, expected == -torch.inf), what
+    ours, expected = (value.nan_to_num(neginf=0.0) for value in (ours, expected))
+    assert_close(ours, expected, depth=1, dtype=torch.float32, what=what)
+
+
+def reading_order(program: list[Step], expected: list[tuple[str, Tensor]], names: list[str]) -> list[str]:
+    """Hook points in the order in which the model passes them, those recorded at the end left out."""
+    order = [name for name, _value in expected]
+    for name in names:
+        order.reverse()
+        order.remove(name)
+        order.reverse()
+    return order
