@@ -219,6 +219,8 @@ def mended(error: LensError, store: Path) -> str:
         return "run again"
     command = re.search(r"mv (\S+) (\S+?)[.,]?(?:\s|$)", message)
     assert command, message
+    # what is whole stays where it is
+    assert Path(command[1]).is_relative_to(store / "cells") or Path(command[1]).parent == store, message
     subprocess.run(["mv", command[1], command[2]], check=True)
     return "mv"
 

@@ -168,7 +168,8 @@ def trouble(error: OSError, path: Path) -> StoreError:
             "choose another folder."
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        blocking = next((each for each in (path, *path.parents) if each.is_file()), path)
+        named = Path(error.filename) if error.filename else path
+        blocking = next((each for each in (named, path, *path.parents) if each.is_file() or each.is_symlink()), path)
         return StoreError(
             f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
