@@ -258,7 +258,8 @@ def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
     if not start.heads or not 0 <= start.layer < stack.n_layers:
         return None
     row = stack.rows(start.layer)[start.branch]
-    if not isinstance(row, Attention) or not _rows_lead(row):
+    # inside torch's own attention the output matrix is no module that could be run alone
+    if not isinstance(row, Attention) or row.z_inside or not _rows_lead(row):
         return None
     block = stack.block(start.layer)
     return f"{block}.{row.module}", f"{block}.{row.o.module}"
@@ -266,13 +267,15 @@ def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
 
 def _rows_lead(row: Attention | Mlp) -> bool:
     """Whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
-    return not isinstance(row, Attention) or not row.z_layout.startswith("pos ")
+    return not (row.z_layout if isinstance(row, Attention) else row.write.layout).startswith("pos ")
 
 
 def _unchanged(wiring: Wiring, start: Start, unread: tuple[str, ...]) -> tuple[str, ...]:
     """Modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
-    paths = [*unread, *stack.upstream, *(stack.block(layer) for layer in range(max(start.layer, 0)))]
+    before = range(max(start.layer, 0))
+    leads = [layer for layer in before if not stack.rows(layer)[0].reads.layout.startswith("pos ")]
+    paths = [*unread, *stack.upstream, *map(stack.block, leads)]
     if 0 <= start.layer < stack.n_layers:
         for row in stack.rows(start.layer)[: start.branch]:
             inner = row.module if isinstance(row, Attention) else row.write.module
@@ -282,6 +285,6 @@ def _unchanged(wiring: Wiring, start: Start, unread: tuple[str, ...]) -> tuple[s
     for layer in range(max(start.layer, 0), stack.n_layers):
         for row in stack.attentions(layer):
             if row.keys_from and row.keys_from in earlier:
-                paths += [f"{stack.block(layer)}.{part.module}" for part in (row.k, row.v)]
+                paths += [f"{stack.block(layer)}.{part.module}" for part in (row.k, row.v) if part.module != row.module]
     # a module inside a replayed one never runs, so it has nothing to hand back
     return tuple(path for path in paths if not any(path.startswith(f"{other}.") for other in paths))

@@ -27,17 +27,18 @@ class Point:
         name: as in the vocabulary, e.g. "decoder_blocks.3.cross_attn.hook_z".
         axes: names of the activation's axes.
         how: "site" = the tensor at ``site``; "result" = computed from the heads that enter ``site``;
-            "q", "k", "v", "scores", "pattern" = inside the attention call of module ``site.module``.
+            "q", "k", "v", "scores", "pattern", "z" = inside the attention call of module ``site.module``.
         site: where the native tensor passes.
         stack, layer, kind: the place in the model; layer -1 and kind "" outside the blocks.
         over: "variate" for the inside of attention between series.
         row_axis: the axis that counts series.
         aside: name of the write that must carry an edit made here, "" where the stream itself is edited.
+        heads: length of the axis of heads of keys and values that several query heads share; 0 elsewhere.
     """
 
     name: str
     axes: tuple[str, ...]
-    how: Literal["site", "result", "q", "k", "v", "scores", "pattern"]
+    how: Literal["site", "result", "q", "k", "v", "scores", "pattern", "z"]
     site: Site
     stack: str
     layer: int = -1
@@ -45,6 +46,7 @@ class Point:
     over: Literal["time", "variate"] = "time"
     row_axis: int = 0
     aside: str = ""
+    heads: int = 0
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
@@ -89,14 +91,14 @@ def _stack_points(stack: Stack) -> list[Point]:
 def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, int, str]) -> list[Point]:
     heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
     rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
-    z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
+    z = heads if writer.z_inside else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
     return [
         Point(f"{at}.hook_q", HEADS, "q", heads, *here, writer.over),
-        Point(f"{at}.hook_k", HEADS, "k", heads, *here, writer.over),
-        Point(f"{at}.hook_v", HEADS, "v", heads, *here, writer.over),
+        Point(f"{at}.hook_k", HEADS, "k", heads, *here, writer.over, heads=writer.n_kv_heads),
+        Point(f"{at}.hook_v", HEADS, "v", heads, *here, writer.over, heads=writer.n_kv_heads),
         Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, writer.over, writer.row_axis),
         Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, writer.over, writer.row_axis),
-        Point(f"{at}.hook_z", HEADS, "site", z, *here),
+        Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here),
         Point(f"{at}.hook_result", RESULT, "result", z, *here),
     ]
 

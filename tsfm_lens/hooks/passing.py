@@ -52,6 +52,8 @@ class Passing:
         # whether gradients were recorded when the model was entered
         self.gradients = False
         self._edits: dict[str, Tensor] = {}
+        # by hook point, what its heads put out in this pass
+        self._heads: dict[str, Tensor] = {}
 
     def acting(self, handles: Iterable[LensHandle]) -> list[Any]:
         """The hooks that act in this thread: those of its own blocks, and those that belong to the lens."""
@@ -106,51 +108,71 @@ class Passing:
         # after the hook point of the write itself
         put(write.site.module, "out", self._registry.rank[write.name] + 0.5, after)
 
-    def head_results(self, put: Put, point: Point) -> None:
+    def note_heads(self, point: Point, z: Tensor) -> Tensor:
+        """Keep what the heads put out for :meth:`head_results`; gives it back."""
+        self._heads[point.name] = z
+        return z
+
+    def head_results(self, put: Put, point: Point) -> bool:
         """Each head's write, computed from what enters the output projection; only an edit changes the sum.
 
         Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
+
+        Returns:
+            Whether the heads are to be noted from inside the attention call.
         """
         row, rank = self._registry.stack_of(point), self._registry.rank[point.name]
         writer = row.attention(point.kind, point.layer)
         layout = writer.write.layout if writer.post_norm else writer.stream_layout
-        entered: list[Tensor] = []
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            entered[:] = [get_input(args, kwargs, 0)]
+            self.note_heads(point, get_input(args, kwargs, 0))
 
         def after(norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             weights = head_output_weights(self._model, row, point.layer, point.kind)
             factor = self._registry.factor(point)
             sizes = {**self._state.sizes, "head": row.n_heads}
-            z = to_vocabulary(fold_leading(entered.pop(), point.site.layout), point.site.layout, HEADS, sizes)
+            entered = self._heads.pop(point.name)
+            z = to_vocabulary(fold_leading(entered, point.site.layout), point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
+            written = get_output(output, 0)
             if writer.post_norm:
                 scale = rms_scale(norm, get_input(args, {}, 0))
-                wide = fold_leading(scale.expand_as(output), layout)
+                wide = fold_leading(scale.expand_as(written), layout)
                 result = result * to_vocabulary(wide, layout, RESIDUAL, sizes).unsqueeze(-2)
             result = result * factor if factor != 1.0 else result
             new = self._through(point, result)
             if new is result:
                 return None
             change = to_native((new - result).sum(dim=-2) / factor, layout, RESIDUAL, sizes)
-            return output + change.reshape(output.shape)
+            return put_output(output, 0, written + change.reshape(written.shape))
 
         at = f"{row.block(point.layer)}.{writer.post_norm}" if writer.post_norm else point.site.module
-        put(point.site.module, "in", rank, before)
+        if not writer.z_inside:
+            put(point.site.module, "in", rank, before)
         put(at, "out", rank, after)
+        return writer.z_inside
 
     def fire(self, point: Point, native: Tensor) -> Tensor:
         """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
+        if native.is_nested:
+            raise WiringError(
+                f"{point.name} met a nested tensor, whose rows have unequal lengths; build nn.TransformerEncoder with "
+                "enable_nested_tensor=False"
+            )
         layout, axes = point.site.layout, point.axes
         sizes = {**self._state.sizes, "head": self._registry.stack_of(point).n_heads}
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
         factor = self._registry.factor(point) if point.name.endswith("hook_out") else 1.0
         if factor != 1.0:
             value = value * factor
-        new = self._through(point, value)
-        if new is value:
+        # keys and values that a library repeats for every query head before the call
+        copies = value.shape[2] // point.heads if point.heads else 1
+        shown = value[:, :, ::copies] if copies > 1 else value
+        new = self._through(point, shown)
+        if new is shown:
             return native
+        new = new.repeat_interleave(copies, dim=2) if copies > 1 else new
         if point.aside:
             self._edits[point.name] = new - value
         return to_native(new if factor == 1.0 else new / factor, layout, axes, sizes).reshape(native.shape)

@@ -15,10 +15,10 @@ from weakref import WeakSet
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
-from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.names import Point, hook_points
 from tsfm_lens.hooks.session import Session
 from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.table import check_table
 from tsfm_lens.hooks.wiring import Mix, Stack, Wiring
 
 __all__ = ["HookRegistry", "RunState", "hang"]
@@ -32,7 +32,7 @@ class HookRegistry:
         wiring: its table.
 
     Raises:
-        WiringError: a path of the wiring does not exist in the model.
+        WiringError: a path of the wiring does not exist in the model, or a size is not the model's.
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
@@ -42,27 +42,13 @@ class HookRegistry:
         # order of execution among the points at one module
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
-        self.modules = self._resolve()
+        self.modules = check_table(model, wiring)
         self._mixes = {name: mix for name, point in self.points.items() if (mix := self._mix(point))}
         self._local = threading.local()
         self._sessions: WeakSet[Session] = WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
-
-    def _resolve(self) -> dict[str, nn.Module]:
-        modules = dict(self.model.named_modules(remove_duplicate=False))
-        for point in self.points.values():
-            if point.site.module not in modules:
-                compiled = any("_orig_mod" in path for path in modules)
-                raise WiringError(
-                    f"the wiring of {self.wiring.architecture!r} expects a module {point.site.module!r} for "
-                    f"{point.name}, but {type(self.model).__name__} has none. "
-                    + ("Part of it is wrapped by torch.compile; " if compiled else "")
-                    + ("give the lens what was compiled, its _orig_mod." if compiled else "")
-                    + ("" if compiled else "Is this a model of another architecture or library version?")
-                )
-        return modules
 
     def _mix(self, point: Point) -> Callable[[], float] | None:
         """What a block that rescales its stream multiplies a branch's output with before it is added."""

@@ -28,7 +28,7 @@ from tsfm_lens.hooks.wiring import Stack
 if TYPE_CHECKING:
     from tsfm_lens.hooks.registry import HookRegistry
 
-_TAPPED = ("q", "k", "v", "scores", "pattern")
+_TAPPED = ("q", "k", "v", "scores", "pattern", "z")
 # ranks before and behind those of hook points
 _FIRST, _LAST = -1.0, float("inf")
 
@@ -51,7 +51,7 @@ class Session:
         self._pool = Pool()
         self._slots: dict[tuple[str, str], Slot] = {}
         self._inside_attention: dict[tuple[str, str], Point] = {
-            (point.site.module, point.how): point for point in registry.points.values() if point.how in _TAPPED
+            (point.site.module, point.how): point for point in registry.points.values() if point.how != "site"
         }
         self._tap = AttentionTap(self._fire_tapped, self._wants, self._here)
 
@@ -111,9 +111,10 @@ class Session:
             raise HookError(
                 f"the model ran, but never passed {inert[0]}{others}, so the hooks there did nothing: the wiring "
                 f"expects it at {path!r} ({kind}), which was not called. "
-                "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, "
-                "fused kernels), and so does a stack whose output was computed before the block and handed in. Wire a "
-                "module that is called, turn the fused path off, or run the stack inside the block."
+                "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, which "
+                "is wired with z_inside=True; fused kernels), and so does a stack whose output was computed before the "
+                "block and handed in. Wire a module that is called, turn the fused path off, or run the stack inside "
+                "the block."
             )
         if len(silent) == len(names) and self._ran == ran and self._elsewhere > elsewhere:
             raise HookError(
@@ -141,7 +142,8 @@ class Session:
         if point.how in _TAPPED:
             stack.callback(self._tap.label(path, self._registry.modules[path]))
         elif point.how == "result":
-            self._passing.head_results(put, point)
+            if self._passing.head_results(put, point):
+                stack.callback(self._tap.label(path, self._registry.modules[path]))
         elif point.site.side == "in":
             put(path, "in", rank, self._passing.on_input(point))
         else:
@@ -210,4 +212,5 @@ class Session:
     def _fire_tapped(self, path: str, how: str, tensor: Tensor) -> Tensor:
         if not self._wants(path, how):
             return tensor
-        return self._passing.fire(self._inside_attention[path, how], tensor)
+        point = self._inside_attention[path, how]
+        return self._passing.note_heads(point, tensor) if how == "result" else self._passing.fire(point, tensor)

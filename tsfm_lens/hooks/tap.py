@@ -7,9 +7,12 @@ hook needs it, and lets all other calls run fused.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch.nn.functional as F
@@ -21,7 +24,10 @@ from tsfm_lens.hooks.native import explicit_attention, softmax_rows
 from tsfm_lens.hooks.pool import Pool
 
 Fire = Callable[[str, str, Tensor], Tensor]
-"""(attention module path, "q" | "k" | "v" | "scores" | "pattern", native tensor) -> the tensor to go on with."""
+"""(attention module path, what, native tensor) -> the tensor to go on with.
+
+What: "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all its hooks.
+"""
 
 
 class AttentionTap:
@@ -29,7 +35,7 @@ class AttentionTap:
 
     Args:
         fire: called with each tensor; returns it, or its replacement.
-        wants: (module path, "q" | "k" | "v" | "scores" | "pattern") -> is any hook set there now?
+        wants: (module path, what) -> is any hook set there now?
         here: whether the running thread is the one that looks.
     """
 
@@ -98,13 +104,15 @@ class _Interceptor(TorchFunctionMode):
     ) -> Any:
         """Run ``func``, or attention with hooks when the call comes from a labelled module."""
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
+        if func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             return func(*args, **kwargs)
         places = [(tap, tap.inside[-1]) for tap in self.taps if tap.inside]
         if not places:
             return func(*args, **kwargs)
         for tap, path in places:
             tap.saw(path)
+        if func is F.multi_head_attention_forward:
+            return _multi_head(places, args, kwargs)
         return _attend(places, *args, **kwargs)
 
 
@@ -117,6 +125,32 @@ def _interceptor() -> _Interceptor:
         _LOCAL.interceptor = _Interceptor()
     found: _Interceptor = _LOCAL.interceptor
     return found
+
+
+def _multi_head(places: Sequence[tuple[AttentionTap, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Torch's own multi-head attention with the taps in the place of the attention call inside it.
+
+    No torch function mode sees that call: the mode is off while it handles the function around it.
+
+    Raises:
+        WiringError: the weights were asked for, under which torch forms the pattern by another road.
+    """
+    native = F.multi_head_attention_forward
+    call = inspect.signature(native).bind(*args, **kwargs)
+    call.apply_defaults()
+    if call.arguments["need_weights"]:
+        raise WiringError(
+            f"{places[0][1]} (MultiheadAttention) was called with need_weights=True, under which torch computes "
+            "attention without scaled_dot_product_attention, so that its inside cannot be seen. Call it with "
+            "need_weights=False, as nn.TransformerEncoderLayer does; `hook_pattern` has the weights."
+        )
+    names = {
+        **vars(F),
+        "has_torch_function": lambda _tensors: False,
+        "scaled_dot_product_attention": partial(_attend, places),
+    }
+    tapped = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
+    return tapped(*call.args, **call.kwargs)
 
 
 def _attend(
@@ -137,9 +171,10 @@ def _attend(
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
     if not any(tap.wants(path, how) for tap, path in places for how in ("scores", "pattern")):
-        return F.scaled_dot_product_attention(
+        z = F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+        return fire("result", fire("z", z))
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
@@ -147,4 +182,4 @@ def _attend(
     pattern = fire("pattern", pattern)
     if dropout_p > 0.0:
         pattern = F.dropout(pattern, dropout_p)
-    return pattern @ value
+    return fire("result", fire("z", pattern @ value))

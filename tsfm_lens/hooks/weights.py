@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from einops import rearrange
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
@@ -24,6 +23,10 @@ class HeadWeights:
 
     Rotary embeddings, norms of queries and keys, and scales of the dot product act between the
     projections and are not part of the matrices.
+
+    Where several query heads share a key and value head, its matrices are repeated, one for each of them, as
+    TransformerLens repeats them, so that every head has its circuits; ``hook_k`` and ``hook_v`` have the shared
+    heads once.
 
     Attributes:
         W_Q, W_K, W_V: (head, d_model, d_head).
@@ -106,7 +109,7 @@ class Weights:
         column = self._stack(stack)
         row = self._row(column, layer, kind, Attention)
         assert isinstance(row, Attention)
-        q, k, v = (self._projection(column, layer, part) for part in (row.q, row.k, row.v))
+        q, k, v = (self.projection(layer, row.kind, letter, column.name, every_head=True) for letter in ("q", "k", "v"))
         if fold_norm:
             own = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
             other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else own
@@ -120,8 +123,8 @@ class Weights:
         column = self._stack(stack)
         row = self._row(column, layer, kind, Attention)
         assert isinstance(row, Attention)
-        module = _linear(self._model, f"{column.block(layer)}.{row.o.module}")
-        return _scaled(_bias(module, column.d_model), row.o.gain)
+        _, bias = parameters(self._model, f"{column.block(layer)}.{row.o.module}", row.o)
+        return _scaled(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
         """Factor with which a block adds what a branch computes to the stream; 1 but in Toto 2."""
@@ -139,14 +142,14 @@ class Weights:
         norm = self._norm(f"{column.block(layer)}.{row.norm}") if fold_norm and row.norm else None
         up = _folded(self._input(column, layer, row.i), norm)
         gate = None if row.gate is None else _folded(self._input(column, layer, row.gate), norm)
-        out = _linear(self._model, f"{column.block(layer)}.{row.o}")
+        out, bias = parameters(self._model, f"{column.block(layer)}.{row.o}")
         return MlpWeights(
             up[0],
             None if gate is None else gate[0],
-            _scaled(out.weight, row.o_gain).T,
+            _scaled(out, row.o_gain).T,
             up[1],
             None if gate is None else gate[1],
-            _scaled(_bias(out, column.d_model), row.o_gain),
+            _scaled(bias, row.o_gain),
             self._scale(column, layer, row),
         )
 
@@ -203,19 +206,34 @@ class Weights:
                 return row
         raise unknown_name("branch", str(kind), [row.kind for row in rows])
 
-    def _projection(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
-        module = _linear(self._model, f"{column.block(layer)}.{part.module}")
-        sizes = {"head": column.n_heads, **({"part": part.parts} if part.parts > 1 else {})}
+    def projection(
+        self, layer: int, kind: str, letter: str, stack: str | None = None, *, every_head: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Matrix (head, d_model, d_head) and bias (head, d_head) of one input projection.
+
+        Args:
+            layer, kind, stack: as in :meth:`heads`.
+            letter: "q", "k" or "v".
+            every_head: repeat keys and values that several query heads share.
+        """
+        column = self._stack(stack)
+        row = self._row(column, layer, kind, Attention)
+        assert isinstance(row, Attention)
+        part = {"q": row.q, "k": row.k, "v": row.v}[letter]
+        n_heads = row.heads_of(letter, column.n_heads)
+        weight, bias = parameters(self._model, f"{column.block(layer)}.{part.module}", part)
+        sizes = {"head": n_heads, **({"part": part.parts} if part.parts > 1 else {})}
         axes = "part head" if part.parts > 1 else "head"
-        weight = rearrange(module.weight, f"{part.layout} d_model -> {axes} d_model d_head", **sizes)
-        bias = rearrange(_bias(module, len(module.weight)), f"{part.layout} -> {axes} d_head", **sizes)
+        weight = rearrange(weight, f"{part.layout} d_model -> {axes} d_model d_head", **sizes)
+        bias = rearrange(bias, f"{part.layout} -> {axes} d_head", **sizes)
         if part.parts > 1:
             weight, bias = weight[part.part], bias[part.part]
+        if every_head and n_heads != column.n_heads:
+            weight, bias = (x.repeat_interleave(column.n_heads // n_heads, dim=0) for x in (weight, bias))
         return _scaled(weight, part.gain), _scaled(bias, part.gain)
 
     def _input(self, column: Stack, layer: int, part: Projection) -> tuple[Tensor, Tensor]:
-        module = _linear(self._model, f"{column.block(layer)}.{part.module}")
-        weight, bias = module.weight, _bias(module, len(module.weight))
+        weight, bias = parameters(self._model, f"{column.block(layer)}.{part.module}", part)
         if part.parts > 1:
             weight = rearrange(weight, f"{part.layout} d_model -> part d_mlp d_model", part=part.parts)[part.part]
             bias = rearrange(bias, f"{part.layout} -> part d_mlp", part=part.parts)[part.part]
@@ -237,13 +255,37 @@ def _folded(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | N
     return (weight if gain is None else weight * gain[:, None]), bias
 
 
+def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
+    """Keys or values (…, head, d_head), repeated where several of ``n_heads`` query heads share one."""
+    return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2) if shared.shape[-2] != n_heads else shared
+
+
 def _scaled(weight: Tensor, gain: float) -> Tensor:
     return weight if gain == 1.0 else weight * gain
 
 
-def _bias(module: Any, length: int) -> Tensor:
-    bias = getattr(module, "bias", None)
-    return module.weight.new_zeros(length) if bias is None else bias
+def parameters(model: nn.Module, path: str, part: Projection | None = None) -> tuple[Tensor, Tensor]:
+    """Weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none.
+
+    Args:
+        model: the native module.
+        path: of the layer.
+        part: the row that names its parameters; "weight" and "bias" if None.
+
+    Raises:
+        WiringError: there is no such matrix, or the bias has another length.
+    """
+    module: Any = model.get_submodule(path)
+    name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
+    weight, bias = getattr(module, name, None), getattr(module, other, None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        matrices = ", ".join(key for key, value in module.named_parameters() if value.ndim == 2) or "none"
+        raise WiringError(
+            f"module {path!r} ({type(module).__name__}) has no weight matrix {name!r}; matrices in it: {matrices}"
+        )
+    if bias is not None and len(bias) != len(weight):
+        raise WiringError(f"{path}.{other} has {len(bias)} entries, expected the {len(weight)} rows of {name!r}")
+    return weight, weight.new_zeros(len(weight)) if bias is None else bias
 
 
 def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -> Tensor:
@@ -252,13 +294,6 @@ def head_output_weights(model: nn.Module, stack: Stack, layer: int, kind: str) -
         part = stack.attention(kind, layer).o
     except KeyError as error:
         raise WiringError(f"{kind!r} is no attention writer; it has no heads") from error
-    weight = _linear(model, f"{stack.block(layer)}.{part.module}").weight
+    weight, _ = parameters(model, f"{stack.block(layer)}.{part.module}", part)
     heads = rearrange(weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads)
     return _scaled(heads, part.gain)
-
-
-def _linear(model: nn.Module, path: str) -> Any:
-    module = model.get_submodule(path)
-    if not isinstance(getattr(module, "weight", None), torch.Tensor):
-        raise WiringError(f"module {path!r} has no weight matrix")
-    return module

@@ -48,6 +48,8 @@ class Projection:
         part: index along the axis "part" of a fused projection.
         parts: length of that axis.
         gain: factor that the layer puts on its weights and bias (a unit-scaled one has 1/sqrt(fan_in)).
+        weight, bias: names of the parameters; ``nn.MultiheadAttention`` itself holds ``in_proj_weight`` and
+            ``in_proj_bias``.
     """
 
     module: str
@@ -55,6 +57,8 @@ class Projection:
     part: int = 0
     parts: int = 1
     gain: float = 1.0
+    weight: str = "weight"
+    bias: str = "bias"
 
 
 Mix = Callable[[Any], tuple[float, float]]
@@ -82,6 +86,10 @@ class Attention:
         mix: factors of a block that rescales the stream, None for a plain sum.
         aside: whether ``reads`` is on the way into the branch only, past the stream itself. An edit there
             is then added to ``write`` too, so that it acts on the stream.
+        n_kv_heads: heads of keys and values, where several query heads share one (grouped queries: head h
+            reads key head ``h // (n_heads / n_kv_heads)``); 0 for as many as there are heads.
+        z_inside: whether z is what the attention call returns, because ``o`` is never called as a module
+            (``nn.MultiheadAttention``); ``z_layout`` then only gives the axes of the stream.
     """
 
     kind: str
@@ -102,11 +110,17 @@ class Attention:
     post_norm: str = ""
     mix: Mix | None = None
     aside: bool = False
+    n_kv_heads: int = 0
+    z_inside: bool = False
 
     @property
     def stream_layout(self) -> str:
         """Axes of what leaves the output projection: those of z with the heads folded into d_model."""
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
+
+    def heads_of(self, letter: str, n_heads: int) -> int:
+        """Heads of queries, keys or values ("q", "k", "v") in a stack of ``n_heads``."""
+        return n_heads if letter == "q" else self.n_kv_heads or n_heads
 
     @property
     def row_axis(self) -> int:

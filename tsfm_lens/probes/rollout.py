@@ -18,6 +18,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -347,7 +348,8 @@ def norm_weighted_attention(
         norms = []
         for layer, place in zip(layers, at, strict=True):
             weights = lens.weights.heads(layer, str(chosen), stack.name)
-            written = torch.einsum("phc,hcd->hpd", acts[f"{place}.hook_v"][0], weights.W_O)
+            values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
+            written = torch.einsum("phc,hcd->hpd", values, weights.W_O)
             norms.append(acts[f"{place}.hook_pattern"][0] * written.norm(dim=-1)[:, None] * weights.scale)
     data = xr.Dataset(
         {"norm": (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())},

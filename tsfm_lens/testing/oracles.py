@@ -135,25 +135,43 @@ def same_forecast(case: Case) -> OracleResult:
 
 
 def reading_changes_nothing(case: Case) -> OracleResult:
-    """2. Hooks that only read leave every bit where the fused kernel still runs, 1e-5 where the tap recomputes."""
+    """2. Hooks that only read leave every bit where the fused kernel still runs, 1e-5 where the tap recomputes.
+
+    torch's own fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set, so bits are compared
+    without it.
+    """
     lens = case.lens
     with torch.no_grad():
-        plain = lens.forward(case.encoded)
+        fast = lens.forward(case.encoded)
+        with _no_fast_path():
+            plain = lens.forward(case.encoded)
         fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(TAPPED))
         projected, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(TAPPED[:3]))
     if not (torch.equal(fused, plain) and torch.equal(projected, plain)):
         return OracleResult("2 reading hooks", float("inf"), 1e-5, "fused kernel: not bit for bit")
-    return OracleResult("2 reading hooks", relative(case.captured[0], plain), 1e-5, "attention recomputed")
+    found = {"attention recomputed": relative(case.captured[0], plain), "torch's fast path": relative(fast, plain)}
+    return _worst("2 reading hooks", 1e-5, found)
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def accounting(case: Case) -> OracleResult:
     """3. Embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
-    found = {}
+    found: dict[str, float] = {}
     for stack in case.lens.wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
         carried = carry_factors(case.lens.adapter.model, stack)
         total = acts[f"{dot}hook_embed"] * carried["embed"]
+        found |= _branch_by_branch(case.lens, stack, acts)
         for layer in range(stack.n_layers):
             for writer in stack.rows(layer):
                 at = f"{stack.prefix}.{layer}.{writer.kind}"
@@ -171,6 +189,30 @@ def accounting(case: Case) -> OracleResult:
         out = case.lens.readout(acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"], case.encoded)
     found["head"] = relative(out, output)
     return _worst("3 accounting", 1e-5, found)
+
+
+def _branch_by_branch(lens: Lens, stack: Stack, acts: Activations) -> dict[str, float]:
+    """Every stream is the one before and what the branch between them writes."""
+    found: dict[str, float] = {}
+    names = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
+    for layer in range(stack.n_layers):
+        at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
+        block = lens.adapter.model.get_submodule(stack.block(layer))
+        if layer > 0:
+            before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
+            found[f"{at}.hook_resid_pre"] = relative(acts[f"{at}.hook_resid_pre"], before)
+        after = (*names[1 : len(rows)], "hook_resid_post")
+        for name, row, following in zip(names, rows, after, strict=False):
+            keep = 1.0 if row.mix is None else row.mix(block)[1]
+            total = acts[f"{at}.{name}"] * keep + acts[f"{at}.{row.kind}.hook_out"]
+            found[f"{at}.{following}"] = relative(acts[f"{at}.{following}"], total)
+    return found
+
+
+def layers_to_check(stack: Stack) -> list[int]:
+    """The first layer of every kind of row, the second, and the last: all that a table can get wrong differently."""
+    first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
+    return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
 
 def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
@@ -243,8 +285,8 @@ def patching(case: Case) -> OracleResult:
         if relative(own[raw], acts[raw]) < 1e-3:
             found["A and B differ"] = float("inf")
         *before, last = lens.wiring.stacks
-        for layer in (0, min(1, last.n_layers - 1)):
-            streams = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2")
+        for layer in layers_to_check(last):
+            streams = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
             for stream in streams[: len(last.rows(layer))]:
                 targets = [f"{stack.prefix}.0.hook_resid_pre" for stack in before]
                 with lens.patch(acts, *targets, f"{last.prefix}.{layer}.{stream}"):

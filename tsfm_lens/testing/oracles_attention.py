@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,12 +11,13 @@ from einops import rearrange
 from torch import Tensor
 
 from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.calls import recorded_calls
 from tsfm_lens.hooks.names import HEADS, PATTERN, RESIDUAL
 from tsfm_lens.hooks.native import to_native, to_vocabulary
-from tsfm_lens.hooks.replay import recorded_inputs
+from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Attention, Projection, Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
+from tsfm_lens.testing.oracles import Case, OracleResult, _worst, layers_to_check, relative
 
 
 def patterns(case: Case) -> OracleResult:
@@ -29,10 +31,11 @@ def patterns(case: Case) -> OracleResult:
         pattern, v, z = acts[name], acts[f"{at}.hook_v"], acts[f"{at}.hook_z"]
         point = case.lens.registry.points[name]
         row = case.lens.wiring.stack(point.stack).attention(point.kind, point.layer)
+        found[f"{at}: over={row.over!r}"] = _asked_by(case, row, point.stack, pattern)
         rows = pattern.sum(dim=-1)
         empty = pattern.abs().sum(dim=-1) == 0
         found[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
-        found[f"{at}: z"] = relative(_attend(case.lens, row, pattern, v), z)
+        found[f"{at}: z"] = relative(_attend(case.lens, row, pattern, for_every_head(v, z.shape[-2])), z)
         scores = acts[f"{at}.hook_attn_scores"]
         blocked = scores <= torch.finfo(scores.dtype).min / 2
         blocked &= ~blocked.all(dim=-1, keepdim=True)
@@ -40,6 +43,21 @@ def patterns(case: Case) -> OracleResult:
         if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
             found[f"{at}: causal"] = float(pattern.triu(1).abs().max())
     return _worst("5 patterns", 1e-5, found)
+
+
+def _asked_by(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
+    """Whether queries and keys count what ``over`` says: the tokens of a stream, or the series of an item or batch."""
+    _, acts = case.captured
+
+    def tokens(name: str) -> int:
+        return acts[f"{name}.hook_embed" if name else "hook_embed"].shape[1]
+
+    if row.over == "time":
+        expected = (tokens(stack), tokens(row.keys_from or stack))
+    else:
+        series = case.lens.registry.state.sizes.get("variate", len(case.batch))
+        expected = (series, series)
+    return 0.0 if tuple(pattern.shape[-2:]) == expected else math.inf
 
 
 def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
@@ -58,13 +76,14 @@ def head_order(case: Case) -> OracleResult:
     for stack in lens.wiring.stacks:
         places = [(layer, row) for layer in range(stack.n_layers) for row in stack.attentions(layer)]
         paths = {(layer, row.kind): f"{stack.block(layer)}.{row.v.module}" for layer, row in places}
-        with torch.no_grad(), recorded_inputs(lens.adapter.model, paths.values()) as inputs:
+        with torch.no_grad(), recorded_calls(lens.adapter.model, paths.values()) as calls:
             lens.forward(case.encoded)
         for layer, row in places:
-            x = inputs[paths[layer, row.kind]]
+            # an attention that holds the matrices itself takes query, key and value
+            x = calls[paths[layer, row.kind]][-1].given(0 if row.v.weight == "weight" else 2)
             found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row, acts, x)
         for layer, row in places:
-            if layer in (0, stack.n_layers - 1):
+            if layer in layers_to_check(stack):
                 found |= _owners(case, stack, layer, row)
     return _worst("10 head order", 1e-5, found)
 
@@ -74,13 +93,15 @@ def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, f
 
     Rotary embeddings, norms and scales between the projection and the dot product map zero to zero.
     """
-    lens, head = case.lens, min(1, stack.n_heads - 1)
+    lens = case.lens
     at = f"{stack.prefix}.{layer}.{row.kind}"
     points = {letter: f"{at}.hook_{letter}" for letter in "qkv"}
     _, acts = case.captured
     found = {}
     for letter, projection in (("q", row.q), ("k", row.k), ("v", row.v)):
-        with torch.no_grad(), _zeroed_rows(lens, stack, layer, projection, head):
+        n_heads = row.heads_of(letter, stack.n_heads)
+        head = min(1, n_heads - 1)
+        with torch.no_grad(), _zeroed_rows(lens, stack, layer, projection, head, n_heads):
             _, without = lens.run_with_cache(case.encoded, names_filter=list(points.values()))
         for other, point in points.items():
             expected = acts[point].clone()
@@ -91,12 +112,15 @@ def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, f
 
 
 @contextmanager
-def _zeroed_rows(lens: Lens, stack: Stack, layer: int, projection: Projection, head: int) -> Iterator[None]:
+def _zeroed_rows(
+    lens: Lens, stack: Stack, layer: int, projection: Projection, head: int, n_heads: int
+) -> Iterator[None]:
     """Zero a head's rows of an input projection, and of its bias, in the native model while the block runs."""
     module = lens.adapter.model.get_submodule(f"{stack.block(layer)}.{projection.module}")
-    sizes = {"head": stack.n_heads, **({"part": projection.parts} if projection.parts > 1 else {})}
+    sizes = {"head": n_heads, **({"part": projection.parts} if projection.parts > 1 else {})}
     axes = "part head d_head" if projection.parts > 1 else "head d_head"
-    tensors = [tensor for tensor in (module.weight, getattr(module, "bias", None)) if tensor is not None]
+    named = (getattr(module, name, None) for name in (projection.weight, projection.bias))
+    tensors = [tensor for tensor in named if tensor is not None]
     kept = [tensor.detach().clone() for tensor in tensors]
     try:
         for tensor in tensors:

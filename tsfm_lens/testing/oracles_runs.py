@@ -47,13 +47,24 @@ def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
     embeds = torch.cat([call.value for call in steps.calls(f"{dot}hook_embed")], dim=1)
     with lens.edit(_replace_embeds(f"{dot}hook_embed", embeds)):
         _, whole = lens.run_with_cache(encoded, names_filter=wanted)
-    found = {}
+    found = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
     for name in wanted:
         if name.endswith("hook_pattern"):
             joined = _join_patterns([call.value for call in steps.calls(name)])
         else:
             joined = torch.cat([call.value for call in steps.calls(name)], dim=1)
         found[name] = relative(joined, whole[name])
+    return found
+
+
+def _offsets(steps: Activations, names: list[str]) -> dict[str, float]:
+    """With a cache, the first position of a call follows the last one of the call before (``cached``)."""
+    found = {}
+    for name in names:
+        seen = 0
+        for index, call in enumerate(steps.calls(name)):
+            found[f"{name}: positions held before call {index}"] = float(abs(call.offset - seen))
+            seen += call.value.shape[1]
     return found
 
 
@@ -126,7 +137,7 @@ def _cache_rollout(case: Case) -> dict[str, float]:
     acts = Activations(lens.registry.points, False, case.batch.ids)
     with record(lens.registry, wanted, acts), lens.registry.attach():
         entry(*joined[0], **joined[1])
-    found = {}
+    found = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
     for name in wanted:
         parts = torch.cat([call.value for call in steps.calls(name)], dim=1)
         found[name] = relative(parts, acts[name])

@@ -1,0 +1,241 @@
+"""Oracles about the ends of a model: embedding, readout, forecast steps, rows of samples, gradients."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.ablation.draws import BlockDraws
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import WiringError
+from tsfm_lens.hooks.calls import NativeCall, recorded_calls
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.replay import recorded_outputs, replayed
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, relative
+
+_GRADIENT_BOUND = 0.02
+_FAR = 1e-3
+
+
+def ends(case: Case) -> OracleResult:
+    """13. The stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
+    with torch.no_grad():
+        found = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_steps(case)}
+    return _worst("13 ends", 2e-5, found)
+
+
+def _embedding(case: Case) -> dict[str, float]:
+    """Between two series, ``hook_embed`` differs by what the output of ``embed`` differs by, token by token.
+
+    Differences, so that positions, start tokens and registers, which are added or put in, do not count.
+    """
+    lens, path = case.lens, case.lens.wiring.embed
+    twins = _sharing(lens.adapter.model, path)
+    batch = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
+    other = Case(lens, batch, case.horizon, case.decoder_steps).encoded
+    other.inputs.update(_masks(case.encoded, other))
+    names = {stack.name: f"{stack.name}.hook_embed" if stack.name else "hook_embed" for stack in lens.wiring.stacks}
+    seen = []
+    for encoded in (case.encoded, other):
+        with recorded_calls(lens.adapter.model, twins) as calls:
+            _, acts = lens.run_with_cache(encoded, names_filter=list(names.values()))
+        seen.append((acts, [call for twin in twins for call in calls[twin]]))
+    (acts, made), (others, made_then) = seen
+    if not made or len(made) != len(made_then):
+        return {f"embed {path!r} is called once a stream": math.inf}
+    source = torch.cat(
+        [
+            _rows(call.gave() - second.gave(), stack.d_model)
+            for call, second in zip(made, made_then, strict=True)
+            for stack in lens.wiring.stacks
+        ]
+    )
+    found, moved = {}, False
+    for stack in lens.wiring.stacks:
+        rows = _moved((acts[names[stack.name]] - others[names[stack.name]]).flatten(0, -2))
+        moved |= len(rows) > 0
+        found[f"embed {path!r} of stack {stack.name!r}"] = _distance(rows, source)
+    return found if moved else {"two series have two embeddings": math.inf}
+
+
+def _sharing(model: nn.Module, path: str) -> list[str]:
+    """A module's path, and those of modules of its kind that hold the very same parameters (T5 ties embeddings)."""
+    own = model.get_submodule(path)
+    held = [parameter.data_ptr() for parameter in own.parameters()]
+    same = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is type(own) and held and [parameter.data_ptr() for parameter in module.parameters()] == held
+    ]
+    return same or [path]
+
+
+def _rows(tensor: Tensor, d_model: int) -> Tensor:
+    """Vectors of the stream's width in a tensor that has an axis of that length, (row, d_model)."""
+    axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
+    if not axes:
+        # a head may take all tokens at once
+        flat = tensor.shape[-1] % d_model == 0
+        return tensor.reshape(-1, d_model) if flat else tensor.new_zeros(0, d_model)
+    return tensor.movedim(axes[-1], -1).reshape(-1, d_model)
+
+
+def _moved(rows: Tensor) -> Tensor:
+    size = rows.norm(dim=-1)
+    return rows[size > _FAR * size.max()] if len(rows) and float(size.max()) > 0 else rows[:0]
+
+
+def _distance(rows: Tensor, source: Tensor) -> float:
+    """Largest distance of a row from the nearest row of the source, up to one factor common to all rows."""
+    if len(rows) == 0:
+        return 0.0
+    source = _moved(source)
+    if len(source) == 0:
+        return math.inf
+    unit = source / source.norm(dim=-1, keepdim=True)
+    nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
+    factor = ((rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)).median()
+    # rows of one direction and several lengths are told apart by the factor
+    near = source[torch.cdist(rows, factor * source).argmin(dim=-1)]
+    return relative(factor * near, rows)
+
+
+def _unembedding(case: Case) -> dict[str, float]:
+    """What enters ``unembed`` is the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
+    lens = case.lens
+    stack, path = lens.wiring.output_stack, lens.wiring.unembed.module
+    _, acts = case.captured
+    last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
+    dot = f"{stack.name}." if stack.name else ""
+    source = acts[f"{dot}ln_final.hook_normalized"] if stack.ln_final else last
+    with recorded_calls(lens.adapter.model, [path]) as calls:
+        lens.forward(case.encoded)
+    if not calls[path]:
+        return {f"unembed {path!r} is called": math.inf}
+    entered = _rows(_first_tensor(calls[path][-1]), stack.d_model)
+    apart = _distance(_moved(entered), source.flatten(0, -2)) if len(entered) else math.inf
+    return {f"what enters unembed {path!r} (ln_final={stack.ln_final!r})": apart}
+
+
+def _first_tensor(call: NativeCall) -> Tensor:
+    given = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+    if not given:
+        raise WiringError("the module of unembed takes no tensor")
+    return given[0]
+
+
+def _bottleneck(case: Case) -> dict[str, float]:
+    """With what ``unembed`` gave in a run without one component, the whole model gives that run's output."""
+    lens, path = case.lens, case.lens.wiring.unembed.module
+    plain = lens.forward(case.encoded)
+    with lens.ablate(writers(lens.wiring)[0]), recorded_outputs(lens.adapter.model, [path]) as kept:
+        without = lens.forward(case.encoded)
+    with replayed(lens.adapter.model, kept, rows=len(case.encoded.rows), copies=1):
+        put = lens.forward(case.encoded)
+    if relative(without, plain) < 1e-6:
+        return {"a component moves the output": math.inf}
+    return {f"unembed {path!r} makes the output": relative(put, without)}
+
+
+def _steps(case: Case) -> dict[str, float]:
+    """``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
+    lens, wiring = case.lens, case.lens.wiring
+    steps = wiring.steps_per_readout
+    if lens.adapter.rollout == "single":
+        emitted = lens.adapter.run(lens.encode(case.batch).inputs).shape[-1]
+        with recorded_calls(lens.adapter.model, [wiring.unembed.module]) as calls:
+            lens.forecast(case.batch, lens.adapter.prediction_length, **_draws(lens))
+        given = sum(steps if isinstance(steps, int) else steps(call.output) for call in calls[wiring.unembed.module])
+        return {f"steps_per_readout={given}, one pass gives {emitted}": float(abs(given - emitted))}
+    if not isinstance(steps, int) or steps < 1:
+        return {f"steps_per_readout={steps!r} is a number of steps": math.inf}
+    found = {}
+    for horizon, expected in ((steps, 1), (steps + 1, 2)):
+        calls_made = _readouts(case, horizon)
+        what = f"steps_per_readout={steps}, and {horizon} steps take {calls_made} readouts"
+        found[what] = float(abs(calls_made - expected))
+    return found
+
+
+def _readouts(case: Case, horizon: int) -> int:
+    batch = case.batch if case.lens.adapter.joint_rollout else as_series(list(case.batch.values))
+    _, steps = case.lens.run_with_cache(
+        batch, names_filter="unembed.hook_out", rollout=True, horizon=horizon, **_draws(case.lens)
+    )
+    return len(steps.calls("unembed.hook_out"))
+
+
+def _draws(lens: Lens) -> dict[str, Any]:
+    return {"num_samples": 2, "seed": 1} if lens.adapter.readout in ("token", "distribution") else {}
+
+
+def rows_are_series(case: Case) -> OracleResult:
+    """14. An edit of one series moves that series' forecast, all of its sample paths, and no other's."""
+    lens = case.lens
+    batch = as_series(list(case.batch.values))
+    target = Component(lens.wiring.output_stack.name, 0)
+    first = lens.adapter.prediction_length
+    # past the first pass, where a rollout can go there, so that rows of fed-back paths count too
+    horizon = first + 1 if lens.adapter.rollout in ("cache", "refeed") else min(case.horizon, first)
+
+    def forecast() -> Tensor:
+        draws = _draws(lens)
+        outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
+        axis = getattr(lens.adapter, "draw_axis", None)
+        # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
+        own = BlockDraws(len(batch), 1, axis=axis, outer=outer) if draws and axis is not None else nullcontext()
+        with own:
+            found = lens.forecast(batch, horizon, **draws)
+        return torch.as_tensor(found.quantiles if found.samples is None else found.samples)
+
+    with torch.no_grad():
+        plain = forecast()
+        found = {}
+        for row in (0, len(batch) - 1):
+            with lens.ablate(target, rows=[row]):
+                changed = forecast()
+            others = [index for index in range(len(batch)) if index != row]
+            found[f"rows=[{row}] moves other series"] = relative(changed[others], plain[others])
+            paths = (changed[row] - plain[row]).abs().amax(dim=-1)
+            # a token is drawn anew only where a probability moves past the draw
+            moved = paths.max() if lens.adapter.readout == "token" else paths.min()
+            found[f"rows=[{row}] moves its series"] = 0.0 if float(moved) > 0 else math.inf
+    return _worst("14 rows are series", 2e-5, found)
+
+
+def gradients(case: Case) -> OracleResult:
+    """15. ``true_gradients`` says whether autograd's derivative along the stream is that of small steps."""
+    lens, stack = case.lens, case.lens.wiring.output_stack
+    name = f"{stack.prefix}.0.hook_resid_post"
+    # one series without gaps: rows of padding, which attend to nothing, have no derivative
+    case = replace(case, batch=as_series([case.batch.values[-1]]))
+    _, acts = case.captured
+    generator = torch.Generator().manual_seed(0)
+    stream = acts[name]
+    direction = torch.randn(stream.shape, generator=generator).to(stream) * stream.pow(2).mean().sqrt()
+
+    def output(step: Tensor) -> Tensor:
+        with lens.hooks([(name, lambda value, hook: value + step * direction)]):
+            return lens.forward(case.encoded).double()
+
+    with torch.enable_grad():
+        step = torch.zeros((), dtype=stream.dtype, device=stream.device, requires_grad=True)
+        out = output(step)
+        weight = torch.randn(out.shape, generator=generator).to(out)
+        (derivative,) = torch.autograd.grad((out * weight).sum(), step)
+    with torch.no_grad():
+        width = 2e-3
+        ahead, behind = ((output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1))
+    measured = float(ahead - behind) / (2 * width)
+    scale = max(abs(measured), float((out.detach() * weight).norm()) * 1e-2) or 1.0
+    apart = abs(measured - float(derivative)) / scale
+    true = lens.wiring.true_gradients
+    said = f"true_gradients={true}: {float(derivative):.4g} by autograd, {measured:.4g} by small steps"
+    wrong = apart > _GRADIENT_BOUND
+    return OracleResult("15 gradients", (apart if true else (0.0 if wrong else math.inf)), _GRADIENT_BOUND, said)
