@@ -275,7 +275,8 @@ def parameters(model: nn.Module, path: str, part: Projection | None = None) -> t
     Raises:
         WiringError: there is no such matrix, or the bias has another length.
     """
-    module: Any = model.get_submodule(path)
+    # a row may name the block itself by an empty path
+    module: Any = model.get_submodule(path.rstrip("."))
     name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
     weight, bias = getattr(module, name, None), getattr(module, other, None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:

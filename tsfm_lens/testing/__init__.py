@@ -73,20 +73,23 @@ LOOK_AT = {
 """What to read again in a table, by the number of the oracle that rejects it."""
 
 
-def check_lens(lens: Lens, case: Case | None = None) -> list[OracleResult]:
-    """Run all oracles.
+def check_lens(
+    lens: Lens, case: Case | None = None, oracles: Iterable[Callable[[Case], OracleResult]] = ORACLES
+) -> list[OracleResult]:
+    """Run all oracles, or some.
 
     An oracle that cannot be computed, because shapes do not fit, has failed, and its ``detail`` says why.
 
     Args:
         lens: the model.
         case: the series to use; :func:`example_case` if None.
+        oracles: of ``ORACLES``.
     """
     checked = example_case(lens) if case is None else case
     with torch.no_grad():
         # what the native model itself raises is no finding about the table
         lens.forward(checked.encoded)
-    return [_run(number, oracle, checked) for number, oracle in enumerate(ORACLES, start=1)]
+    return [_run(ORACLES.index(oracle) + 1, oracle, checked) for oracle in oracles]
 
 
 def _run(number: int, oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:

@@ -1,0 +1,163 @@
+"""Wrong tables, made by a program: every field of a wiring changed in the ways that its type allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import nn
+
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
+
+Mutant = tuple[str, Wiring]
+"""(what was changed, the table with the change)."""
+
+
+def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
+    """Every table that differs in one field from a given one.
+
+    Paths become those of other modules of the same class (in the block, for a row) or empty; layouts have two axes
+    exchanged; numbers are off by one or doubled; flags are flipped; what may be left out is left out.
+
+    Args:
+        model: the native module.
+        wiring: its table.
+    """
+    everything = _Paths(model, "")
+    for name in ("embed", "unread", "unembed", "sizes_from", "steps_per_readout", "sample_major", "true_gradients"):
+        for what, value in _values(name, getattr(wiring, name), everything):
+            yield f"{name}: {what}", replace(wiring, **{name: value})
+    for index, stack in enumerate(wiring.stacks):
+        for what, changed in _stacks(model, stack, everything):
+            stacks = (*wiring.stacks[:index], changed, *wiring.stacks[index + 1 :])
+            yield f"{stack.prefix}: {what}", replace(wiring, stacks=stacks)
+
+
+class _Paths:
+    """Modules that one field can name, by class."""
+
+    def __init__(self, model: nn.Module, root: str) -> None:
+        self.model, self.root = model, root
+        self.inside = dict(model.get_submodule(root).named_modules())
+
+    def others(self, path: str) -> list[str]:
+        """Paths of other modules of the same class, nearest names first, four at most."""
+        own = self.inside.get(path)
+        found = [other for other, module in self.inside.items() if other != path and type(module) is type(own)]
+        return sorted(found, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
+
+
+def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
+    """Other values of one field."""
+    if isinstance(value, Site):
+        for field in ("module", "side", "arg", "layout"):
+            for what, other in _values(field, getattr(value, field), paths):
+                yield f"{field} {what}", replace(value, **{field: other})
+    elif isinstance(value, Projection):
+        for field in fields(Projection):
+            for what, other in _values(field.name, getattr(value, field.name), paths):
+                yield f"{field.name} {what}", replace(value, **{field.name: other})
+    elif isinstance(value, bool):
+        yield str(not value), not value
+    elif isinstance(value, int | float):
+        steps = (value * 2, value / 2) if isinstance(value, float) else {value + 1, max(value - 1, 0), 2 * value}
+        yield from ((f"{value} -> {other}", other) for other in steps if other != value)
+    elif callable(value):
+        yield "dropped", None
+        yield "doubled", _doubled(value)
+    elif isinstance(value, tuple) and name in ("upstream", "unread"):
+        if value:
+            yield "()", ()
+        for path in paths.others(value[0] if value else "")[:2]:
+            yield f"and {path}", (*value, path)
+    elif isinstance(value, str):
+        yield from _texts(name, value, paths)
+
+
+def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def double(*args: Any) -> Any:
+        found = function(*args)
+        return tuple(2 * part for part in found) if isinstance(found, tuple) else 2 * found + 1
+
+    return double
+
+
+def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
+    if name == "side":
+        yield "flipped", "out" if value == "in" else "in"
+    elif name == "over":
+        yield "flipped", "variate" if value == "time" else "time"
+    elif "layout" in name:
+        yield from ((other, other) for other in _exchanged(value))
+    elif name in ("weight", "bias"):
+        yield "missing", f"{value}_of_nothing"
+    elif name in ("kind", "name"):
+        yield "renamed", f"{value}_renamed"
+    else:
+        if value:
+            yield "''", ""
+        yield from ((f"{value} -> {path}", path) for path in paths.others(value))
+
+
+def _exchanged(layout: str) -> Iterator[str]:
+    """A layout with two neighbouring axes exchanged, outside of brackets and inside."""
+    axes = re.findall(r"\([^)]*\)|\S+", layout)
+    for first in range(len(axes) - 1):
+        swapped = [*axes]
+        swapped[first], swapped[first + 1] = axes[first + 1], axes[first]
+        yield " ".join(swapped)
+    for place, axis in enumerate(axes):
+        if axis.startswith("("):
+            yield from (" ".join([*axes[:place], f"({inner})", *axes[place + 1 :]]) for inner in _exchanged(axis[1:-1]))
+
+
+def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tuple[str, Stack]]:
+    for name in ("name", "blocks", "n_layers", "n_heads", "d_model", "d_head", "d_mlp"):
+        for what, value in _values(name, getattr(stack, name), everything):
+            yield f"{name}: {what}", replace(stack, **{name: value})
+    for name in ("ln_final", "final_layout", "upstream", "entry", "cached"):
+        for what, value in _values(name, getattr(stack, name), everything):
+            yield f"{name}: {what}", replace(stack, **{name: value})
+    yield "two heads for one", replace(stack, n_heads=2 * stack.n_heads, d_head=stack.d_head // 2)
+    yield "writers: reversed", replace(stack, writers=stack.writers[::-1])
+    for index, row in enumerate(stack.writers):
+        rest = (*stack.writers[:index], *stack.writers[index + 1 :])
+        yield f"writers: without {row.kind}", replace(stack, writers=rest)
+    for layer in stack.exceptions:
+        kept = {other: rows for other, rows in stack.exceptions.items() if other != layer}
+        yield f"exceptions: without {layer}", replace(stack, exceptions=kept)
+    plain = next((layer for layer in range(stack.n_layers) if layer not in stack.exceptions), 0)
+    for index, (what, row) in _rows(stack.writers, _Paths(model, stack.block(plain))):
+        rows = (*stack.writers[:index], row, *stack.writers[index + 1 :])
+        yield f"{stack.writers[index].kind}.{what}", replace(stack, writers=rows)
+    if stack.exceptions:
+        layer, own = next(iter(stack.exceptions.items()))
+        for index, (what, row) in _rows(own, _Paths(model, stack.block(layer))):
+            rows = (*own[:index], row, *own[index + 1 :])
+            changed = replace(stack, exceptions={**stack.exceptions, layer: rows})
+            yield f"{layer}.{own[index].kind}.{what}", changed
+
+
+def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[str, Writer]]]:
+    for index, row in enumerate(rows):
+        for name in [field.name for field in fields(row)]:
+            value = getattr(row, name)
+            if name == "keys_from":
+                yield index, (f"{name}: other", replace(row, keys_from="" if value else "encoder"))
+            elif name == "mix" and value is None:
+                yield index, (f"{name}: doubled", replace(row, mix=lambda _block: (2.0, 1.0)))
+            else:
+                for what, other in _values(name, value, paths):
+                    yield index, (f"{name}: {what}", replace(row, **{name: other}))
+        if isinstance(row, Mlp):
+            yield index, ("pre and post exchanged", replace(row, pre=row.post, post=row.pre))
+            invented = replace(row.i, gain=1.0) if row.gate is None else None
+            yield index, (f"gate: {'forgotten' if row.gate else 'invented'}", replace(row, gate=invented))
+            if row.gate is not None:
+                yield index, ("i and gate exchanged", replace(row, i=row.gate, gate=row.i))
+            yield index, ("i: the output matrix", replace(row, i=replace(row.i, module=row.o)))
+        elif isinstance(row, Attention):
+            yield index, ("q and k exchanged", replace(row, q=row.k, k=row.q))
+            yield index, ("k and v exchanged", replace(row, k=row.v, v=row.k))
