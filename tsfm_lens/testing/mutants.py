@@ -56,9 +56,9 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
             for what, other in _values(field, getattr(value, field), paths):
                 yield f"{field} {what}", replace(value, **{field: other})
     elif isinstance(value, Projection):
-        for field in fields(Projection):
-            for what, other in _values(field.name, getattr(value, field.name), paths):
-                yield f"{field.name} {what}", replace(value, **{field.name: other})
+        for name in [part.name for part in fields(Projection)]:
+            for what, other in _values(name, getattr(value, name), paths):
+                yield f"{name} {what}", replace(value, **{name: other})
     elif isinstance(value, bool):
         yield str(not value), not value
     elif isinstance(value, int | float):
@@ -144,7 +144,7 @@ def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[
     for index, row in enumerate(rows):
         for name in [field.name for field in fields(row)]:
             value = getattr(row, name)
-            if name == "keys_from":
+            if isinstance(row, Attention) and name == "keys_from":
                 yield index, (f"{name}: other", replace(row, keys_from="" if value else "encoder"))
             elif name == "mix" and value is None:
                 yield index, (f"{name}: doubled", replace(row, mix=lambda _block: (2.0, 1.0)))
