@@ -318,15 +318,3 @@ def test_attention_that_is_asked_for_its_weights_is_refused_by_name() -> None:
     attention.forward = lambda *args, **kwargs: right(*args, **{**kwargs, "need_weights": True})
     with pytest.raises(WiringError, match=r"self_attn.*need_weights=True.*need_weights=False"), lens.ablate("0.attn.1"):
         lens.forecast(bundled("co2").tail(40), 4)
-
-
-def test_rows_of_unequal_length_are_refused_by_name() -> None:
-    """torch packs them into one nested tensor, which has no axis of positions."""
-    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, norm_first=False)
-    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True).eval()
-    assert encoder.use_nested_tensor
-    point = "blocks.0.hook_resid_pre"
-    lens = Lens(Stock(stock(batch_first=True)), "stock")
-    nested = torch.nested.nested_tensor([torch.zeros(3, WIDTH), torch.zeros(5, WIDTH)])
-    with pytest.raises(WiringError, match=r"nested tensor.*enable_nested_tensor=False"):
-        lens.registry._fire(lens.registry.points[point], nested)

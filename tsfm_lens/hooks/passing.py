@@ -155,11 +155,6 @@ class Passing:
 
     def fire(self, point: Point, native: Tensor) -> Tensor:
         """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
-        if native.is_nested:
-            raise WiringError(
-                f"{point.name} met a nested tensor, whose rows have unequal lengths; build nn.TransformerEncoder with "
-                "enable_nested_tensor=False"
-            )
         layout, axes = point.site.layout, point.axes
         sizes = {**self._state.sizes, "head": self._registry.stack_of(point).n_heads}
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)

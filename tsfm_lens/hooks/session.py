@@ -111,10 +111,10 @@ class Session:
             raise HookError(
                 f"the model ran, but never passed {inert[0]}{others}, so the hooks there did nothing: the wiring "
                 f"expects it at {path!r} ({kind}), which was not called. "
-                "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, which "
-                "is wired with z_inside=True; fused kernels), and so does a stack whose output was computed before the "
-                "block and handed in. Wire a module that is called, turn the fused path off, or run the stack inside "
-                "the block."
+                "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, "
+                "which is wired with z_inside=True; fused kernels), and so does a stack whose output was computed "
+                "before the block and handed in. Wire a module that is called, turn the fused path off, or run the "
+                "stack inside the block."
             )
         if len(silent) == len(names) and self._ran == ran and self._elsewhere > elsewhere:
             raise HookError(

@@ -25,6 +25,8 @@ def check_table(model: nn.Module, wiring: Wiring) -> dict[str, nn.Module]:
     names = [stack.name for stack in wiring.stacks]
     if len(set(names)) < len(names) or not names:
         raise WiringError(f"the stacks of {wiring.architecture!r} are named {names}; expected one name each")
+    if wiring.unembed.side != "out":
+        raise WiringError(f"unembed is what {wiring.unembed.module!r} gives, expected side='out'")
     for where, path in _paths(wiring):
         if path not in modules:
             near = get_close_matches(path, modules, n=3, cutoff=0.4)
