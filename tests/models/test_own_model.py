@@ -1,7 +1,8 @@
-"""A model that the package has never heard of: wired in a few lines, checked by the ten oracles."""
+"""A model that the package has never heard of: wired in a few lines, checked by the oracles."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -209,3 +210,57 @@ def test_a_layer_norm_before_the_head_can_be_frozen(model: Forecaster) -> None:
     torch.testing.assert_close(frozen[2], (frozen[0] + frozen[1]) / 2)
     parts = probes.attribute(lens, bundled("co2").tail(40))
     assert float(parts["completeness_error"].max()) < 1e-5
+
+
+def with_fields(place: str, **fields: Any) -> Callable[[Forecaster], Wired]:
+    """The wiring with other fields in one place: "attn", "mlp", "stack" or "wiring"."""
+
+    def adapt(native: Forecaster) -> Wired:
+        adapter = Wired(native)
+        (stack,) = adapter.wiring.stacks
+        if place == "stack":
+            stack = replace(stack, **fields)
+        elif place != "wiring":
+            rows = tuple(replace(row, **fields) if row.kind == place else row for row in stack.writers)
+            stack = replace(stack, writers=rows)
+        adapter.wiring = replace(adapter.wiring, stacks=(stack,), **(fields if place == "wiring" else {}))
+        return adapter
+
+    return adapt
+
+
+HIDDEN = "batch pos d_mlp"
+BEFORE, AFTER = Site("mlp.0", layout=HIDDEN), Site("mlp.2", "in", layout=HIDDEN)
+FUSED_QUERY = Projection("attn.qkv", "(part head d_head)", 0, 3, gain=2.0)
+WRONG_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "pre and post exchanged": ("mlp", {"pre": AFTER, "post": BEFORE}, "11 weights|12 act"),
+    "gate invented": ("mlp", {"gate": Projection("mlp.0", "d_mlp")}, "12 activation"),
+    "i is the output matrix": ("mlp", {"i": Projection("mlp.2", "d_mlp")}, "i: the weight of .*d_mlp=24"),
+    "gain of i": ("mlp", {"i": Projection("mlp.0", "d_mlp", gain=2.0)}, "11 weights"),
+    "gain of the MLP's o": ("mlp", {"o_gain": 2.0}, "11 weights"),
+    "gain of q": ("attn", {"q": FUSED_QUERY}, "11 weights"),
+    "gain of o": ("attn", {"o": Projection("attn.out", gain=2.0)}, "11 weights"),
+    "norm of the other branch": ("attn", {"norm": "norm2"}, "11 weights"),
+    "no norm": ("mlp", {"norm": ""}, "11 weights"),
+    "no last norm": ("stack", {"ln_final": ""}, "13 ends"),
+    "over variates": ("attn", {"over": "variate"}, "5 patterns"),
+    "hidden size": ("stack", {"d_mlp": 12}, r"mlp: i: .*d_mlp=12"),
+    "six heads of two": ("stack", {"n_heads": 6, "d_head": 2}, "10 head order|5 patterns"),
+    "six heads of four": ("stack", {"n_heads": 6}, r"attn: q: .*n_heads=6, d_head=4"),
+    "blocks left out": ("stack", {"n_layers": 1}, "n_layers=1.*holds 2"),
+    "another embedding": ("wiring", {"embed": "blocks.0.attn.out"}, "13 ends"),
+    "another readout": ("wiring", {"unembed": Site("blocks.1.mlp.2", layout="batch pos d_out")}, "13 ends"),
+    "steps": ("wiring", {"steps_per_readout": HORIZON + 1}, "13 ends"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FIELDS)
+def test_a_wrong_field_is_rejected(model: Forecaster, case: str) -> None:
+    place, fields, expected = WRONG_FIELDS[case]
+    try:
+        results = check_wiring(with_fields(place, **fields), model, quiet=True)
+        said = " ".join(result.oracle for result in results if not result.passed)
+    except WiringError as error:
+        said = str(error)
+    assert said
+    assert re.search(expected, said), said
