@@ -166,7 +166,7 @@ def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -
         with lens.hooks([(f"{AT}.hook_pattern", attend)]):
             default = repeated_tokens(lens, **options())
             each = {way: repeated_tokens(lens, **options(positions=way)) for way in ("last", "first", "all")}
-        assert (default.attrs["positions"], default.attrs["offset"]) == ("last", 0)
+        assert (default.attrs["positions"], default.attrs["offset"]) == ("last", 1)
         assert default.prefix_matching.identical(each["last"].prefix_matching)
         found[name] = {way: float(ds.prefix_matching.sel(layer="1", head=1)) for way, ds in each.items()}
     share = pytest.approx(1 / (MOTIF - 1))

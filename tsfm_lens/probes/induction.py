@@ -44,7 +44,7 @@ def repeated_tokens(
     motif: int = 32,
     repeats: int = 4,
     n_sequences: int = 64,
-    offset: int = 0,
+    offset: int = 1,
     positions: str = "last",
     within: float = WITHIN,
     decoding: str = "rollout",
@@ -64,8 +64,9 @@ def repeated_tokens(
         motif: tokens in a motif.
         repeats: times it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score looks at: 0 the most recent instance itself (the paper's words),
-            1 the token after it (its released code, and induction in the sense of Olsson et al.).
+        offset: key that the prefix-matching score looks at: 1 the token after the most recent instance (induction in
+            the sense of Olsson et al., and what the thresholds behind the paper's Table 5 were applied to), 0 that
+            instance itself (the paper's words).
         positions: where both scores are read, of those that have a right token: "last", the last decoder position of
             every sequence, as the paper does; "first", the one after the prompt, as its released code does in a single
             step; "all", the mean over all. Entropies are means over all positions in any case.
