@@ -171,6 +171,21 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     return out if norm.bias is None else out + norm.bias
 
 
+def refuse_tails(known: Sequence[float], wanted: Sequence[float]) -> None:
+    """Refuse levels beyond those that a model emits; its library may give the nearest in their place.
+
+    Raises:
+        InputError: names the level and the nearest that there is.
+    """
+    low, high = known[0], known[-1]
+    for level in wanted:
+        if not low - 1e-9 <= level <= high + 1e-9:
+            raise InputError(
+                f"quantile {level} was asked for, the model emits {low} to {high} and tails are not extrapolated; "
+                f"the nearest is {low if level < low else high}"
+            )
+
+
 def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -> Tensor:
     """Quantiles at other levels, by linear interpolation between the neighbouring ones.
 
@@ -182,13 +197,7 @@ def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -
     Raises:
         InputError: a level lies outside; quantiles are not extrapolated.
     """
-    low, high = known[0], known[-1]
-    for level in wanted:
-        if not low - 1e-9 <= level <= high + 1e-9:
-            raise InputError(
-                f"quantile {level} was asked for, the model emits {low} to {high} and tails are not extrapolated; "
-                f"the nearest is {low if level < low else high}"
-            )
+    refuse_tails(known, wanted)
     if tuple(wanted) == tuple(known):
         return values
     out = []

@@ -13,7 +13,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.adapter import PatchAdapter, refuse_tails
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.wirings import _series, _t5
 from tsfm_lens.models.wirings._checks import settings
@@ -85,6 +85,7 @@ class BoltAdapter(PatchAdapter):
         """The pipeline's own quantiles; it draws no samples."""
         if num_samples is not None:
             raise InputError("Chronos-Bolt forecasts quantiles and draws no samples; leave num_samples out")
+        refuse_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
             _series.contexts(batch.values), prediction_length=horizon, quantile_levels=list(levels)
         )
