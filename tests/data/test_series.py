@@ -179,7 +179,8 @@ def test_daylight_saving_is_no_gap() -> None:
     stamps = pd.date_range("2021-03-27", periods=72, freq="h", tz="Europe/Berlin")
     batch = as_series(pd.DataFrame({"timestamp": stamps, "y": np.arange(72.0)}))
     assert batch.lengths == (72,)
-    assert not batch.notes
+    assert not any("missing" in note for note in batch.notes)
+    assert any("on the grid of UTC" in note for note in batch.notes)
 
 
 def test_several_targets_become_series() -> None:

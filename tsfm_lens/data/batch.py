@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pandas as pd
 from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
+_EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = ("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates")
 
 
@@ -60,6 +63,8 @@ class SeriesBatch:
         fill(self, "starts", tuple(self.starts) or (None,) * count)
         fill(self, "units", tuple(map(str, self.units)) or ("",) * count)
         fill(self, "freqs", tuple(self.freqs) or (self.freq,) * count)
+        for freq in set(self.freqs) - {None}:
+            known_frequency(freq)
         seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
         fill(self, "seasonalities", tuple(self.seasonalities) or seasons)
         fill(self, "groups", tuple(map(str, self.groups)) or self.ids)
@@ -80,8 +85,11 @@ class SeriesBatch:
     def __repr__(self) -> str:
         lengths = f"{min(self.lengths)}–{max(self.lengths)}" if len(set(self.lengths)) > 1 else str(self.lengths[0])
         groups = f" in {len(set(self.groups))} groups" if self.multivariate else ""
+        more = "…" if len(self) > 3 else ""
+        notes = "".join(f"\n  note: {note}" for note in self.notes)
         return (
-            f"SeriesBatch({len(self)} series of {lengths} steps{groups}, freq={self.freq!r}, ids={list(self.ids[:3])}…)"
+            f"SeriesBatch({len(self)} series of {lengths} steps{groups}, freq={self.freq!r}, "
+            f"ids={list(self.ids[:3])}{more}){notes}"
         )
 
     @property
@@ -140,6 +148,10 @@ class SeriesBatch:
                         f"the series of group {group!r} have different {what} ({', '.join(map(str, known))}); "
                         "variates of one group share their time axis: pad with NaN what was not observed"
                     )
+
+    def noted(self, notes: Sequence[str]) -> SeriesBatch:
+        """The batch with further notes in front of its own."""
+        return replace(self, notes=(*notes, *self.notes)) if notes else self
 
     def tail(self, steps: int) -> SeriesBatch:
         """The last ``steps`` steps of every series, all of it where it is shorter."""
@@ -237,11 +249,39 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     """Timestamps from a start on.
 
     Raises:
-        InputError: the frequency is unknown.
+        InputError: the frequency is unknown, or the timestamps go beyond those that pandas can hold.
     """
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
-    return pd.date_range(start, periods=count, freq=freq)
+    try:
+        return pd.date_range(start, periods=count, freq=freq)
+    except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+        raise InputError(
+            f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
+            "that pandas holds"
+        ) from error
+
+
+@lru_cache
+def known_frequency(freq: Any) -> str:
+    """A pandas alias whose steps go forward.
+
+    Raises:
+        InputError: it is none, or its step is zero or negative.
+    """
+    try:
+        offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
+    except ValueError:
+        offset = None
+    if offset is None:
+        raise InputError(f"freq={freq!r} is no pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'")
+    try:
+        forward = _EPOCH + offset > _EPOCH
+    except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+        raise InputError(f"freq={freq!r} is longer than the dates that pandas holds") from error
+    if not forward:
+        raise InputError(f"freq={freq!r} does not go forward in time; give a step above zero, such as 'D'")
+    return freq if isinstance(freq, str) else str(offset.freqstr)
 
 
 def check_unique(ids: Sequence[str]) -> None:
@@ -335,7 +375,7 @@ def _number(item: object, position: int, what: str) -> float:
     if item is None or item is pd.NA:
         return np.nan
     try:
-        if isinstance(item, int | float | np.integer | np.floating):
+        if isinstance(item, int | float | np.integer | np.floating | Decimal):
             return float(item)
     except OverflowError as error:
         raise InputError(f"{what} holds a number beyond double precision at position {position}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, check_unique, to_floats
+from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency, to_floats
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.errors import InputError
+
+TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
 
 
 def as_series(
@@ -27,6 +29,10 @@ def as_series(
     variates: Sequence[str] | None = None,
     id_column: str | None = None,
     time_column: str | None = None,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
     min_length: int = 1,
 ) -> SeriesBatch:
     """Make a batch of series, univariate or multivariate.
@@ -44,14 +50,25 @@ def as_series(
         variates: columns of a frame to read together, as the variates of each of its items.
         id_column: column of a frame whose values tell its series apart; found by its name if None.
         time_column: column of a frame with its timestamps; found by its name if None.
+        delimiter, decimal, encoding, header: how a file of text is written, where that is not to be found by rule;
+            see :func:`tsfm_lens.data.read_series`.
         min_length: shortest series to accept.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
     """
-    names = () if ids is None else tuple(map(str, ids))
-    freq = None if freq is None else _known_frequency(freq)
-    columns = {"targets": targets, "variates": variates, "id_column": id_column, "time_column": time_column}
+    names = () if ids is None else _texts(ids, "ids")
+    freq = None if freq is None else known_frequency(freq)
+    columns: dict[str, Any] = {
+        "targets": None if targets is None else _texts(targets, "targets"),
+        "variates": None if variates is None else _texts(variates, "variates"),
+        "id_column": id_column,
+        "time_column": time_column,
+        "delimiter": delimiter,
+        "decimal": decimal,
+        "encoding": encoding,
+        "header": header,
+    }
     batch = _renamed(_coerced(data, names, freq, columns), names)
     changes: dict[str, Any] = {}
     if freq is not None:
@@ -59,10 +76,10 @@ def as_series(
     if start is not None:
         changes["starts"] = (_timestamp(start),) * len(batch)
     if units:
-        changes["units"] = (units,) * len(batch) if isinstance(units, str) else tuple(units)
+        changes["units"] = (units,) * len(batch) if isinstance(units, str) else _texts(units, "units")
     if seasonality is not None:
-        if seasonality < 1:
-            raise InputError(f"seasonality is {seasonality}, expected a number of steps from 1 on")
+        if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
+            raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps from 1 on")
         changes |= {"seasonality": int(seasonality), "seasonalities": ()}
     batch = replace(batch, **changes) if changes else batch
     for name, length in zip(batch.ids, batch.lengths, strict=True):
@@ -72,7 +89,9 @@ def as_series(
 
 
 def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[str, Any]) -> SeriesBatch:
-    asked = next((option for option in ("variates", "id_column", "time_column") if columns[option] is not None), None)
+    asked = next((option for option, value in columns.items() if value is not None and option != "targets"), None)
+    if asked in TEXT_ONLY and not isinstance(data, str | Path):
+        raise InputError(f"{asked}={columns[asked]!r} is about a file of text, but the data is {type(data).__name__}")
     if asked and not isinstance(data, str | Path | pd.DataFrame):
         raise InputError(
             f"{asked}={columns[asked]!r} names columns of a frame or file, but the data is {type(data).__name__}"
@@ -84,9 +103,15 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
 
         return read_series(data, freq=freq, **columns)
     if isinstance(data, pd.DataFrame):
-        return from_frame(data, freq=freq, **columns)
+        named = {option: value for option, value in columns.items() if option not in TEXT_ONLY}
+        return from_frame(data, freq=freq, **named)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq)
+    if isinstance(data, dict) and any(_has_times(item) for item in data.values()):
+        named_series = [item.rename(str(name)) for name, item in data.items() if isinstance(item, pd.Series)]
+        if len(named_series) < len(data):
+            raise InputError("some series of the dict have timestamps and others are arrays; give all alike")
+        return SeriesBatch.concat([_from_pandas(item, freq) for item in named_series])
     if isinstance(data, dict):
         return _items(tuple(data.values()), tuple(map(str, data)))
     if isinstance(data, list | tuple):
@@ -157,25 +182,39 @@ def _renamed(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
     return replace(batch, ids=_ids(groups, batch.variates), groups=groups)
 
 
+def _has_times(item: Any) -> bool:
+    return isinstance(item, pd.Series) and isinstance(item.index, pd.DatetimeIndex | pd.PeriodIndex)
+
+
 def _from_pandas(series: pd.Series, freq: str | None) -> SeriesBatch:
     name = str(series.name) if series.name is not None else "series-0"
-    if isinstance(series.index, pd.DatetimeIndex | pd.PeriodIndex):
-        index = series.index.to_timestamp() if isinstance(series.index, pd.PeriodIndex) else series.index
-        frame = pd.DataFrame({"id": name, "timestamp": index, "target": series.to_numpy()})
-        return from_frame(frame, freq=freq)
-    return SeriesBatch((to_floats(series.to_numpy(), f"series {name!r}"),), (name,))
+    plain = isinstance(series.index, pd.RangeIndex) or pd.api.types.is_integer_dtype(series.index.dtype)
+    if plain and series.index.nlevels == 1:
+        return SeriesBatch((to_floats(series.to_numpy(), f"series {name!r}"),), (name,))
+    # an index of ids and timestamps, of timestamps, or of text that is looked at like a column
+    batch = from_frame(series.rename("target").to_frame(), freq=freq, targets=["target"])
+    return replace(batch, ids=(name,), groups=()) if batch.ids == ("target",) else batch
 
 
-def _known_frequency(freq: str) -> str:
-    try:
-        pd.tseries.frequencies.to_offset(freq)
-    except ValueError as error:
-        raise InputError(f"freq={freq!r} is no pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'") from error
-    return freq
+def _texts(values: Any, what: str) -> tuple[str, ...]:
+    """Names as text; one name is one, not its letters.
+
+    Raises:
+        InputError: they are no names.
+    """
+    if isinstance(values, str):
+        return (values,)
+    if not isinstance(values, Iterable):
+        raise InputError(f"{what}={values!r} is no text and no list of texts")
+    return tuple(map(str, values))
 
 
 def _timestamp(value: Any) -> pd.Timestamp:
     try:
-        return pd.Timestamp(value)
-    except (ValueError, TypeError) as error:
+        stamp = pd.Timestamp(value)
+        stamp = stamp if stamp is pd.NaT else stamp.as_unit("ns")
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"start={value!r} is no timestamp") from error
+    if stamp is pd.NaT:
+        raise InputError(f"start={value!r} is no timestamp; leave it out where it is unknown")
+    return stamp.tz_localize(None)

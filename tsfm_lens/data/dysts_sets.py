@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.windowing import rolling_windows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
@@ -82,7 +83,7 @@ def dysts_sets(
         Gilpin 2021; 40 periods in 4096 steps and horizon 512 as in the chaotic series of the tsfm-lens paper.
     """
     if path is not None:
-        stored = _stored(Path(path).expanduser())
+        stored = _stored(local_path(path))
         source = f"trajectories of {Path(path).name}"
         names = _chosen(systems, tuple(stored))
         found = ((name, list(stored[name])) for name in names)

@@ -16,6 +16,7 @@ from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.evaluation import EvaluationSet, Window
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.windowing import rolling_windows
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -185,7 +186,7 @@ def gluonts_file(
         InputError: nothing is there that gluonts reads, a file is damaged, the frequency is none, or the entries are
             refused by :func:`gluonts_set`.
     """
-    place = Path(path).expanduser()
+    place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in _gluonts_entries(file, freq)]
     name = name or place.name.split(".")[0]

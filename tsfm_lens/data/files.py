@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.formulas import restored
 from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.layout import key_and_time, value_columns
+from tsfm_lens.data.numerals import MISSING, Numerals, numeric_columns
+from tsfm_lens.data.paths import regular_file
+from tsfm_lens.data.text_table import TextTable, read_table
 from tsfm_lens.errors import InputError, UnknownNameError
 
-READABLE = (".csv", ".csv.gz", ".txt", ".tsv", ".parquet", ".pq")
+READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 
 
 def read_series(
@@ -23,74 +32,98 @@ def read_series(
     variates: Sequence[str] | None = None,
     id_column: str | None = None,
     time_column: str | None = None,
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
 ) -> SeriesBatch:
     """Series of a file, with the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
 
-    A CSV without a header line and with numbers only is read as one series a column.
+    Text is read as it is written: ids stay text, the delimiter is the one sign that parts all rows alike, and the
+    decimal sign the one that the numbers show. What cannot be told is refused, never guessed; docs/data.md has the
+    rules. Apostrophes with which our own CSV defuses formulas are taken off.
 
     Args:
-        path: .csv, .csv.gz, .txt, .tsv, .parquet or .pq.
+        path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
         freq: pandas frequency alias; inferred from timestamps if None.
         targets: columns to read, each a series of its own.
         variates: columns to read together, as the variates of one group.
         id_column: whose values tell the series apart; found by its name if None.
         time_column: of the timestamps; found by its name if None.
+        delimiter: what parts the cells of text; "tab" and "space" are words for those.
+        decimal: "." or ",".
+        encoding: of text; UTF-8, or what its byte order mark says, if None.
+        header: whether the first line has names; by rule if None.
 
     Raises:
         InputError: the file is missing, empty or unreadable; the message names row and column.
         UnknownNameError: a column that is named does not exist.
     """
-    file = Path(path).expanduser()
-    if not _exists(file):
-        near = [item.name for item in file.parent.glob("*") if item.suffix in READABLE] if file.parent.is_dir() else []
-        hint = f" That folder has: {', '.join(sorted(near)[:5])}." if near else ""
-        raise InputError(f"there is no file {str(path)!r}.{hint}")
-    if file.is_dir() or not file.name.lower().endswith(READABLE):
-        raise InputError(f"cannot read {str(path)!r}: expected a file that ends in {', '.join(READABLE)}")
+    file = regular_file(path, READABLE)
+    if decimal not in (None, ".", ","):
+        raise InputError(f"decimal={decimal!r} is no decimal sign; expected '.' or ','")
+    columns: dict[str, Any] = {
+        "targets": targets,
+        "variates": variates,
+        "id_column": id_column,
+        "time_column": time_column,
+    }
     try:
-        frame = _frame(file)
-    except pd.errors.EmptyDataError as error:
-        raise InputError(f"{path} is empty") from error
-    except (pd.errors.ParserError, UnicodeDecodeError, OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
-    try:
-        return from_frame(
-            frame, freq=freq, targets=targets, variates=variates, id_column=id_column, time_column=time_column
-        )
+        if file.suffix.lower() in (".parquet", ".pq"):
+            return from_frame(_parquet(file), freq=freq, **columns)
+        table = read_table(file, delimiter=delimiter, encoding=encoding, header=header)
+        batch = from_frame(_frame(table, decimal, **columns), freq=freq, **columns)
     except (InputError, UnknownNameError) as error:
         raise type(error)(f"{path}: {error}") from error
+    except (OSError, MemoryError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    return batch.noted(table.notes)
 
 
-def _exists(file: Path) -> bool:
+def _parquet(file: Path) -> pd.DataFrame:
     try:
-        return file.exists()
-    except OSError:
-        # no path at all, such as one that is too long
-        return False
+        table = pq.read_table(file)
+        for place, field in enumerate(table.schema):
+            if pa.types.is_decimal(field.type):
+                table = table.set_column(place, field.name, pc.cast(table.column(place), pa.float64()))
+        # else pandas makes floats of whole numbers beside a missing one, and ids change
+        return table.to_pandas(integer_object_nulls=True)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"it is no Parquet file that can be read: {error}") from error
 
 
-def _frame(file: Path) -> pd.DataFrame:
-    if file.suffix.lower() in (".parquet", ".pq"):
-        return pd.read_parquet(file)
-    frame = _read_csv(file, header="infer")
-    if all(_is_number(column) for column in frame.columns):
-        frame = _read_csv(file, header=None)
-        frame.columns = pd.Index([f"column-{index}" for index in range(frame.shape[1])])
-    return frame
+def _frame(
+    table: TextTable,
+    decimal: str | None,
+    *,
+    targets: Sequence[str] | None,
+    variates: Sequence[str] | None,
+    id_column: str | None,
+    time_column: str | None,
+) -> pd.DataFrame:
+    """Text with its columns of numbers as numbers, but for ids and timestamps, which stay as they are written."""
+    key, time = key_and_time(table.columns, id_column, time_column)
+    wanted = value_columns(table.columns, targets if variates is None else variates, {key, time})
+    free = {name: column for name, column in table.columns.items() if name not in (key, time)}
+    # a column without a name may number the rows
+    asked = set(free if wanted is None else wanted) | ({"Unnamed: 0"} & set(free))
+    read = {name: column for name, column in free.items() if name in asked}
+    numbers = Numerals(read, table.first_row, decimal=decimal, doubtful_point=table.delimiter != ",").values
+    others = numeric_columns({name: column for name, column in free.items() if name not in asked})
+    plain = {
+        name: numbers[name] if name in numbers else _text(column, is_id=name == key, number=name in others)
+        for name, column in table.columns.items()
+    }
+    rows = len(next(iter(table.columns.values())))
+    return pd.DataFrame(plain, index=pd.RangeIndex(table.first_row, table.first_row + rows), copy=False)
 
 
-def _read_csv(file: Path, header: Literal["infer"] | None) -> pd.DataFrame:
-    separators = {".tsv": "\t", ".txt": r"[,;\s]\s*"}
-    separator = separators.get(file.suffix.lower(), ",")
-    frame = pd.read_csv(file, sep=separator, header=header, engine="python" if len(separator) > 1 else "c")
-    if frame.shape[1] == 1 and ";" in str(frame.columns[0]):
-        frame = pd.read_csv(file, sep=";", header=header)
-    return frame
-
-
-def _is_number(text: object) -> bool:
-    try:
-        float(str(text))
-    except ValueError:
-        return False
-    return True
+def _text(column: pa.Array, *, is_id: bool, number: bool) -> np.ndarray:
+    """Cells as text, None where missing; zeros in place of numbers that are not read, whose values do not matter."""
+    if number:
+        return np.zeros(len(column))
+    missing = pc.equal(column, "") if is_id else pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))
+    texts = column
+    if pc.any(pc.match_substring(column, "'")).as_py():
+        texts = pa.array(restored(column.to_pylist()), pa.string())
+    return np.asarray(pc.if_else(missing, None, texts).to_numpy(zero_copy_only=False), dtype=object)

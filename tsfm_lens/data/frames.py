@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, to_floats
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.data.batch import SeriesBatch, known_frequency, to_floats
+from tsfm_lens.data.grid import Grid, grid_of
+from tsfm_lens.data.headers import TARGET_COLUMNS
+from tsfm_lens.data.instants import Times, looks_like_dates, times_of
+from tsfm_lens.data.layout import dated_column, flat, id_texts, key_and_time, value_columns
+from tsfm_lens.errors import InputError
 
-ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
-TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time")
-TARGET_COLUMNS = ("target", "y", "value", "values")
+_LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
 
 
 def from_frame(
@@ -28,9 +30,12 @@ def from_frame(
     """Series of a long frame.
 
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
-    (``timestamp``, ``ds``, ``date`` …; optional), and the target (``target``, ``y``, ``value``). A frame
-    without any of these names is read as one series a numeric column. Gaps in regular timestamps become NaN,
-    which the batch's notes say, as they name columns that are not read.
+    (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``, ``y``,
+    ``value``). An index of ids and timestamps, as AutoGluon's TimeSeriesDataFrame has, counts as such columns. A frame
+    without any of these names is read as one series a numeric column. Ids become text. Timestamps are read as
+    :func:`tsfm_lens.data.instants.times_of` says; those with zones stand on the grid of UTC, or of the local clock
+    where steps are of a day or longer, and on the other where only that is regular. Gaps in regular timestamps
+    become NaN. The batch's notes say all this, as they name columns that are not read.
 
     Args:
         frame: it is not changed.
@@ -46,101 +51,133 @@ def from_frame(
             variates are both given, or text that looks like ids or dates would not be read.
         UnknownNameError: a column that is named does not exist.
     """
-    if frame.empty:
-        raise InputError(f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})")
-    frame = frame if isinstance(frame.columns, pd.Index) else pd.DataFrame(frame)
-    if frame.columns.has_duplicates:
-        raise InputError(f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}")
-    key, time = _key_and_time(frame, id_column, time_column)
-    if time is None and isinstance(frame.index, pd.DatetimeIndex):
-        frame = frame.rename_axis("timestamp").reset_index()
-        time = "timestamp"
+    freq = None if freq is None else known_frequency(freq)
+    frame, id_column, time_column, notes = flat(frame, id_column, time_column)
+    key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
     together = variates is not None
-    columns = _targets(frame, variates if together else targets, {time, key})
-    stamps = None if time is None else _timestamps(frame[time], str(time))
-    unread = [column for column in frame.columns if column not in {key, time, *columns}]
-    _check_unread(frame, unread, key, stamps)
-    only = [("series-0" if together else "", np.arange(len(frame)))]
-    groups = only if key is None else _groups(frame[key], str(key))
+    if time is None:
+        time = dated_column(frame, {key})
+        notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
+    columns = _values(frame, variates if together else targets, {time, key})
+    times = None if time is None else times_of(frame[time], str(time))
+    ids = None if key is None else id_texts(frame[key], str(key))
+    read = {key, time, *columns}
+    unread = [column for column in frame.columns if column not in read]
+    _check_unread(frame, unread, ids, times)
+    # who names columns has chosen
+    notes += _note_unread(frame, unread) if targets is None and variates is None else []
+    groups = [("series-0" if together else "", np.arange(len(frame)))] if ids is None else _groups(ids)
+    grids: list[Grid] | None = None
+    if times is not None:
+        named = [(group or str(columns[0]), rows) for group, rows in groups]
+        grids, more = _on_grids(times, named, frame.index, freq)
+        notes += more
+    numbers = _all_numbers(frame, columns)
     values: list[np.ndarray] = []
     names: list[str] = []
-    starts: list[pd.Timestamp | None] = []
-    # who names columns has chosen
-    notes = _note_unread(frame, unread) if targets is None and variates is None else []
-    found: set[str | None] = set()
-    for group, rows in groups:
+    for place, (group, rows) in enumerate(groups):
         for column in columns:
-            name = f"{group}/{column}" if together else _name(group, column, len(columns))
-            series = _numbers(frame[column].iloc[rows], name)
-            if stamps is None:
-                values.append(series)
-                starts.append(None)
-            else:
-                series, start, step, note = _regular(series, stamps.iloc[rows], name, freq)
-                values.append(series)
-                starts.append(start)
-                found.add(step)
-                notes += note
-            names.append(name)
-    shared = found.pop() if len(found) == 1 else None
-    if len(found) > 0:
-        raise InputError(
-            f"the series have different frequencies ({', '.join(map(str, sorted(map(str, found))))} …); "
-            "read them in batches of one frequency each"
-        )
+            names.append(f"{group}/{column}" if together else _name(group, column, len(columns)))
+            own = numbers[column][rows]
+            values.append(own if grids is None else grids[place].filled(own))
     return SeriesBatch(
         tuple(values),
         tuple(names),
-        shared or freq,
-        tuple(starts),
+        freq if grids is None else grids[0].freq,
+        () if grids is None else tuple(grid.start for grid in grids for _ in columns),
         notes=tuple(notes),
         groups=tuple(group for group, _ in groups for _ in columns) if together else (),
         variates=tuple(map(str, columns)) * len(groups) if together else (),
     )
 
 
+def _on_grids(
+    times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+) -> tuple[list[Grid], list[str]]:
+    """The grid of each series, all of one frequency, and notes on how time was read.
+
+    Raises:
+        InputError: a series has no regular grid, or their frequencies differ.
+    """
+    notes = [times.note] if times.note else []
+    clocks = {"the local clock": times.clock}
+    if times.utc is not None:
+        steps = np.diff(np.sort(times.utc[groups[0][1]]))
+        local = len(steps) > 0 and int(np.median(steps)) >= _LOCAL
+        clocks = {"UTC": times.utc, **clocks}
+        clocks = dict(sorted(clocks.items(), key=lambda item: (item[0] == "UTC") == local))
+    refused: InputError | None = None
+    for clock, stamps in clocks.items():
+        try:
+            grids = _all_grids(stamps, groups, rows, freq)
+        except InputError as error:
+            refused = refused or error
+            continue
+        if times.utc is not None and (times.utc != times.clock).any():
+            notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
+        for (group, _), grid in zip(groups, grids, strict=True):
+            if grid.missing:
+                notes.append(f"{group}: {grid.missing} missing timestamps were filled with NaN")
+        return grids, notes
+    assert refused is not None
+    raise refused
+
+
+def _all_grids(
+    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+) -> list[Grid]:
+    # series of one panel mostly share their times
+    known: dict[bytes, Grid] = {}
+
+    def grid(group: str, own: np.ndarray, step: str | None) -> Grid:
+        times = stamps[own]
+        found = known.get(times.tobytes())
+        if found is None or (step is not None and found.freq != step):
+            found = known[times.tobytes()] = grid_of(times, rows[own], group, step)
+        return found
+
+    grids = [grid(group, own, freq) for group, own in groups]
+    found = sorted({each.freq for each in grids if each.freq is not None})
+    if len(found) > 1:
+        raise InputError(
+            f"the series have different frequencies ({', '.join(found)}); read them in batches of one frequency each"
+        )
+    if found and freq is None:
+        # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
+        grids = [
+            each if each.freq is not None else grid(group, own, found[0])
+            for each, (group, own) in zip(grids, groups, strict=True)
+        ]
+    return grids
+
+
+def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hashable, np.ndarray]:
+    kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
+    if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
+        # one by one, a hundred thousand columns take a minute
+        return dict(zip(columns, frame[list(columns)].to_numpy(dtype=np.float64).T, strict=True))
+    return {column: _numbers(frame[column], str(column)) for column in columns}
+
+
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
     """The column as float64; text that reads as a number counts as one."""
-    if column.dtype == object:
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(column.cat.categories.dtype)
+    if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
         numeric = pd.to_numeric(column, errors="coerce")
         wrong = np.flatnonzero((numeric.isna() & column.notna()).to_numpy())
         if len(wrong):
             raise InputError(
-                f"series {name!r} holds {column.iloc[wrong[0]]!r} in row {column.index[wrong[0]]} of column "
-                f"{column.name!r}, which is not a number"
+                f"column {name!r} holds {column.iloc[wrong[0]]!r} in row {column.index[wrong[0]]}, which is not a "
+                "number"
             )
         column = numeric
-    return to_floats(column.to_numpy(), f"series {name!r}")
+    return to_floats(column.to_numpy(), f"column {name!r}")
 
 
-def _key_and_time(
-    frame: pd.DataFrame, id_column: str | None, time_column: str | None
-) -> tuple[Hashable | None, Hashable | None]:
-    """The columns of ids and timestamps: those asked for, or those of a known name.
-
-    Raises:
-        UnknownNameError: no such column.
-        InputError: they are the same.
-    """
-    for asked in (id_column, time_column):
-        if asked is not None and asked not in frame.columns:
-            raise unknown_name("column", asked, map(str, frame.columns))
-    if id_column is not None and id_column == time_column:
-        raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
-    key: Hashable | None = id_column
-    time: Hashable | None = time_column
-    if key is None:
-        key = _find([column for column in frame.columns if column != time], ID_COLUMNS)
-    if time is None:
-        time = _find([column for column in frame.columns if column != key], TIME_COLUMNS)
-    return key, time
-
-
-def _check_unread(
-    frame: pd.DataFrame, unread: Sequence[Hashable], key: Hashable | None, stamps: pd.Series | None
-) -> None:
+def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarray | None, times: Times | None) -> None:
     """Refuse to run series together that a column of text tells apart.
 
     Ids and timestamps that never repeat are enough; other text is then a label of the rows.
@@ -148,8 +185,8 @@ def _check_unread(
     Raises:
         InputError: rows of one series differ in text that is not read.
     """
-    groups = np.zeros(len(frame)) if key is None else frame[key].astype(str).to_numpy()
-    if stamps is not None and not pd.DataFrame({"id": groups, "time": stamps.to_numpy()}).duplicated().any():
+    groups = np.zeros(len(frame)) if ids is None else ids
+    if times is not None and not pd.DataFrame({"id": groups, "time": times.instants}).duplicated().any():
         return
     texts = {
         column: frame[column].astype(str).where(frame[column].notna())
@@ -162,7 +199,7 @@ def _check_unread(
     shown: list[str] = []
     options: dict[str, str] = {}
     for column, text in differing.items():
-        dates = _holds_dates(text)
+        dates = looks_like_dates(text)
         shown.append(f"{str(column)!r} ({'dates' if dates else 'text'} such as {text.dropna().iloc[0]!r})")
         options.setdefault("time_column" if dates else "id_column", str(column))
     raise InputError(
@@ -170,14 +207,6 @@ def _check_unread(
         f"columns with {', '.join(f'{option}={name!r}' for option, name in options.items())}, rename them (id, "
         "timestamp), or leave them out"
     )
-
-
-def _holds_dates(text: pd.Series) -> bool:
-    """Whether the first values are dates."""
-    first = text.dropna().head(20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return bool(pd.to_datetime(first, errors="coerce").notna().all())
 
 
 def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
@@ -189,22 +218,13 @@ def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
     return [note]
 
 
-def _find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
-    lower = {str(column).strip().lower(): column for column in columns}
-    return next((lower[name] for name in names if name in lower), None)
-
-
-def _targets(frame: pd.DataFrame, wanted: Sequence[str] | None, taken: set[Hashable | None]) -> list[Hashable]:
+def _values(frame: pd.DataFrame, wanted: Sequence[str] | None, taken: set[Hashable | None]) -> list[Hashable]:
+    columns = value_columns(frame.columns, wanted, taken)
+    if columns is not None:
+        return columns
     free: list[Hashable] = [column for column in frame.columns if column not in taken]
-    if wanted is not None:
-        for column in wanted:
-            if column not in frame.columns:
-                raise unknown_name("column", column, map(str, free))
-        return list(wanted)
-    named = _find(free, TARGET_COLUMNS)
-    if named is not None:
-        return [named]
-    numeric = [column for column in free if pd.api.types.is_numeric_dtype(frame[column])]
+    kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
+    numeric = [column for column in free if pd.api.types.is_numeric_dtype(kinds[column])]
     if numeric:
         return numeric
     if len(free) == 1:
@@ -215,71 +235,14 @@ def _targets(frame: pd.DataFrame, wanted: Sequence[str] | None, taken: set[Hasha
     )
 
 
-def _groups(column: pd.Series, name: str) -> list[tuple[str, np.ndarray]]:
-    if column.isna().any():
-        raise InputError(f"column {name!r} has no id in row {int(np.flatnonzero(column.isna())[0])}")
-    codes, names = pd.factorize(column.astype(str))
-    return [(str(group), np.flatnonzero(codes == code)) for code, group in enumerate(names)]
+def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Each id with its rows, in order of first appearance."""
+    codes, names = pd.factorize(ids)
+    rows = np.argsort(codes, kind="stable")
+    return list(zip(map(str, names), np.split(rows, np.cumsum(np.bincount(codes))[:-1]), strict=True))
 
 
 def _name(group: str, column: Hashable, n_columns: int) -> str:
     if not group:
         return str(column)
     return f"{group}/{column}" if n_columns > 1 else group
-
-
-def _timestamps(column: pd.Series, name: str) -> pd.Series:
-    try:
-        stamps = pd.to_datetime(column)
-    except (ValueError, TypeError, pd.errors.OutOfBoundsDatetime) as error:
-        raise InputError(f"column {name!r} holds no timestamps: {error}") from error
-    if stamps.isna().any():
-        raise InputError(f"column {name!r} has no timestamp in row {int(np.flatnonzero(stamps.isna())[0])}")
-    if getattr(stamps.dt, "tz", None) is not None:
-        # local clocks jump with daylight saving; UTC is regular
-        stamps = stamps.dt.tz_convert("UTC").dt.tz_localize(None)
-    return stamps
-
-
-def _regular(
-    series: np.ndarray, stamps: pd.Series, name: str, freq: str | None
-) -> tuple[np.ndarray, pd.Timestamp, str | None, list[str]]:
-    """Values on the regular grid of their timestamps, its start and frequency, and a note on filled gaps."""
-    order = np.argsort(stamps.to_numpy(), kind="stable")
-    index = pd.DatetimeIndex(stamps.to_numpy()[order])
-    series = series[order]
-    if index.has_duplicates:
-        raise InputError(
-            f"series {name!r} has two values at {index[index.duplicated()][0]}; if its rows are of several "
-            "series, name the column of their ids with id_column=…"
-        )
-    if len(index) < 3 and freq is None:
-        return series, index[0], None, []
-    step = freq or pd.infer_freq(index) or _frequency_with_gaps(index)
-    if step is None:
-        raise InputError(
-            f"series {name!r} has irregular timestamps ({index[0]}, {index[1]}, {index[2]}, …) and no frequency can "
-            "be inferred; give freq=…, or resample it first"
-        )
-    grid = pd.date_range(index[0], index[-1], freq=step)
-    if len(grid) == len(index) and (grid == index).all():
-        return series, index[0], step, []
-    if not index.isin(grid).all():
-        off = index[~index.isin(grid)][0]
-        raise InputError(f"series {name!r} has a value at {off}, which is off the regular grid of frequency {step!r}")
-    filled = np.full(len(grid), np.nan)
-    filled[grid.get_indexer(index)] = series
-    return filled, index[0], step, [f"{name}: {len(grid) - len(index)} missing timestamps were filled with NaN"]
-
-
-def _frequency_with_gaps(index: pd.DatetimeIndex) -> str | None:
-    """The frequency of the commonest run of regular steps, for timestamps with gaps."""
-    steps = np.diff(index.asi8)
-    common = int(pd.Series(steps).mode().iloc[0])
-    for first in range(len(index) - 2):
-        found = pd.infer_freq(index[first : first + 3]) if (steps[first : first + 2] == common).all() else None
-        if found:
-            return found
-    return next(
-        (pd.infer_freq(index[a : a + 12]) for a in range(len(index) - 11) if pd.infer_freq(index[a : a + 12])), None
-    )

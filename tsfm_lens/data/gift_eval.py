@@ -24,6 +24,7 @@ from tsfm_lens.data.arrow_folder import StoredSeries, read_folder
 from tsfm_lens.data.batch import season_of
 from tsfm_lens.data.evaluation import EvaluationSet, Window
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
+from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.windowing import rolling_windows, steps_needed
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -199,7 +200,7 @@ def gift_eval_folder(
     Raises:
         InputError: the folder is missing or damaged, or frequency or horizon are unknown.
     """
-    folder = Path(path).expanduser()
+    folder = local_path(path)
     rows = read_folder(folder)
     freq = freq or rows[0].freq
     if freq is None:
@@ -216,7 +217,7 @@ def _root(path: str | Path | None) -> Path:
             f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
             "Salesforce/GiftEval on the Hugging Face hub."
         )
-    root = Path(given).expanduser()
+    root = local_path(given)
     if not root.is_dir():
         where = "" if path is not None else f", to which {VARIABLE} is set"
         raise InputError(f"there is no folder {str(root)!r}{where}")

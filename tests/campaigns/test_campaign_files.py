@@ -1,0 +1,133 @@
+"""Generated files: the package reads what a slow reader reads that is told how each is written, or refuses."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import runpy
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsfm_lens.data import SeriesBatch, read_series
+from tsfm_lens.errors import LensError
+
+SLOW = runpy.run_path(str(Path(__file__).with_name("slow_reader.py")))
+# what may be read in two ways is refused, and these words say so
+OPEN = ("may be", "may part", "thousands", "neither parts", "decimal signs here", "has no name")
+
+
+def disagreement(batch: SeriesBatch, expected: dict[str, dict[Any, float | None]]) -> str:
+    """Where ids, times or values differ; "" if nowhere."""
+    if list(batch.ids) != list(expected):
+        return f"ids {batch.ids} instead of {list(expected)}"
+    for row, (name, values) in enumerate(expected.items()):
+        found = list(batch.values[row])
+        places = _places(batch, row, list(values))
+        if places is None:
+            return f"{name}: times {batch.timestamps(row)} instead of {sorted(values)}"
+        if len(set(places)) != len(places) or sorted(places)[0] != 0 or sorted(places)[-1] != len(found) - 1:
+            return f"{name}: {len(found)} steps with places {places}"
+        known = dict(zip(places, values.values(), strict=True))
+        for place, value in enumerate(found):
+            want = known.get(place)
+            if math.isnan(value) if want is None else value == want:
+                continue
+            return f"{name}: {value!r} at step {place} instead of {want!r}"
+    return ""
+
+
+def _places(batch: SeriesBatch, row: int, times: list[Any]) -> list[int] | None:
+    """Positions of the times in the series, None if its timestamps lack one."""
+    if not isinstance(times[0], datetime):
+        ordered = sorted(times)
+        apart = Counter(b - a for a, b in pairwise(ordered))
+        most = max(apart.values(), default=1)
+        step = min((size for size, count in apart.items() if count == most), default=1)
+        return None if any((time - ordered[0]) % step for time in times) else [(t - ordered[0]) // step for t in times]
+    stamps = batch.timestamps(row)
+    if stamps is None:
+        assert batch.starts[row] is not None
+        # too few for a frequency: in order
+        ordered = sorted(times)
+        same = str(batch.starts[row]) == str(ordered[0].replace(tzinfo=None))
+        return [ordered.index(time) for time in times] if same else None
+    index = {stamp.to_pydatetime(): place for place, stamp in enumerate(stamps)}
+    places = [index.get(time.replace(tzinfo=None)) for time in times]
+    return None if None in places else [place for place in places if place is not None]
+
+
+def check(number: int, folder: Path, counts: Counter) -> str:
+    case = SLOW["make"](random.Random(number))
+    path = folder / f"case{case.suffix}"
+    path.write_bytes(case.content)
+    kind = case.damage or "whole"
+    try:
+        expected = SLOW["slow_read"](case)
+    except SLOW["Unreadable"]:
+        expected = None
+    try:
+        batch = read_series(path, **case.options)
+    except LensError as error:
+        counts[kind, "refused"] += 1
+        if not case.damage and not any(word in str(error) for word in OPEN):
+            return f"case {number} is whole, but refused: {error}"
+        return ""
+    counts[kind, "read"] += 1
+    if expected is None:
+        return f"case {number} ({kind}) is damaged, but read as {batch!r}"
+    wrong = disagreement(batch, expected)
+    local = next((note for note in batch.notes if "local clock" in note), None)
+    if wrong and local:
+        # the note says so: on the wall, not in UTC
+        wrong = disagreement(batch, on_the_wall(case, expected))
+    return f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}" if wrong else ""
+
+
+def on_the_wall(case: Any, expected: dict[str, dict[Any, float | None]]) -> dict[str, dict[Any, float | None]]:
+    """The same values by what a local clock shows."""
+    original = SLOW["parsed"]
+    SLOW["slow_read"].__globals__["parsed"] = lambda kind, text: original(kind, text).replace(tzinfo=None)
+    try:
+        return SLOW["slow_read"](case)  # type: ignore[no-any-return]
+    finally:
+        SLOW["slow_read"].__globals__["parsed"] = original
+
+
+def run(numbers: range, folder: Path) -> Counter:
+    counts: Counter = Counter()
+    wrong = list(filter(None, (check(number, folder, counts) for number in numbers)))
+    lines = [
+        f"{kind:20} {counts[kind, 'read']:6} read {counts[kind, 'refused']:6} refused"
+        for kind in sorted({kind for kind, _ in counts})
+    ]
+    print("\n".join(lines))  # noqa: T201
+    assert not wrong, f"{len(wrong)} of {len(numbers)}:\n" + "\n".join(wrong[:25])
+    return counts
+
+
+def test_a_sample_of_generated_files(tmp_path: Path) -> None:
+    counts = run(range(150), tmp_path)
+    assert counts["whole", "read"] > 70
+
+
+@pytest.mark.campaign
+def test_generated_files(tmp_path: Path) -> None:
+    run(range(1000, 1000 + int(os.environ.get("TSFM_LENS_CASES", "10000"))), tmp_path)
+
+
+def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,ds,y\n01,2020-01-01,1.5\n01,2020-01-02,2\n01,2020-01-04,3\n")
+    batch = read_series(path, freq="D")
+    day = [datetime(2020, 1, number, tzinfo=UTC) for number in (1, 2, 4)]
+    right: dict[str, dict[Any, float | None]] = {"01": dict(zip(day, (1.5, 2.0, 3.0), strict=True))}
+    assert not disagreement(batch, right)
+    assert "ids" in disagreement(batch, {"1": right["01"]})
+    assert "instead of 2.5" in disagreement(batch, {"01": {**right["01"], day[1]: 2.5}})
+    assert "times" in disagreement(batch, {"01": {**right["01"], datetime(2020, 1, 9, tzinfo=UTC): 1.0}})

@@ -1,0 +1,386 @@
+"""Data mean what was written: ids, dialects, headers, times, grids and paths, read as they stand or refused."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens.data import SeriesBatch, as_series, from_frame, read_series
+from tsfm_lens.data.formulas import defused, restored, to_csv
+from tsfm_lens.errors import InputError, LensError
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Any:
+    def read(content: str | bytes, name: str = "a.csv", **options: Any) -> SeriesBatch:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return read_series(path, **options)
+
+    return read
+
+
+def days(*values: object, column: str = "y", start: str = "2020-01-01") -> str:
+    rows = zip(pd.date_range(start, periods=len(values)), values, strict=True)
+    return f"date,{column}\n" + "".join(f"{stamp.date()},{value}\n" for stamp, value in rows)
+
+
+# --- ids -------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_text_in_files_of_any_size(reading: Any) -> None:
+    ids = ["01", "1", "1.10", "1.1", "007", "NA", "nan", "1e3", "Ä"]
+    small = reading("id,y\n" + "".join(f"{name},{row}\n{name},{row}.5\n" for row, name in enumerate(ids)))
+    assert small.ids == tuple(ids)
+    assert [v.tolist() for v in small.values] == [[row, row + 0.5] for row in range(len(ids))]
+    # far beyond the part of a file that a reader looks at to guess a type
+    many = reading("id,y\n" + "7,1\n" * 300_000 + "x7,2\n" + "007,3\n" * 2)
+    assert dict(zip(many.ids, many.lengths, strict=True)) == {"7": 300_000, "x7": 1, "007": 2}
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([1, 1, 2, 2], ("1", "2")),
+        (pd.Categorical(["a", "a", "07", "07"]), ("a", "07")),
+        ([1.5, 1.5, 2.0, 2.0], ("1.5", "2.0")),
+        ([date(2020, 1, 1)] * 2 + [date(2020, 1, 2)] * 2, ("2020-01-01", "2020-01-02")),
+    ],
+)
+def test_ids_of_frames_become_their_text(ids: Any, expected: tuple, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"id": ids, "y": [1.0, 2, 3, 4]})
+    assert from_frame(frame).ids == expected
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert read_series(tmp_path / "a.parquet").ids == expected
+
+
+def test_ids_that_read_alike_are_refused_and_whole_numbers_stay_whole(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="differ but read alike: '1'"):
+        from_frame(pd.DataFrame({"id": [1, "1"], "y": [1.0, 2.0]}))
+    pd.DataFrame({"id": pd.array([1, None], dtype="Int64"), "y": [1, 2]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="no id in row 1"):
+        read_series(tmp_path / "a.parquet")
+    values = pd.DataFrame({"id": ["a", "a"], "y": [Decimal("1.5"), Decimal("2.25")]})
+    values.to_parquet(tmp_path / "b.parquet")
+    assert read_series(tmp_path / "b.parquet").values[0].tolist() == [1.5, 2.25]
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------
+
+
+def panel(names: tuple[str | None, str | None] = ("item_id", "timestamp")) -> pd.DataFrame:
+    index = pd.MultiIndex.from_product([["b", "a"], pd.date_range("2020-01-01", periods=4)], names=names)
+    return pd.DataFrame({"target": np.arange(8.0), "promo": 0.0}, index=index)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        panel(),
+        panel(("store", "day")),
+        panel((None, None)),
+        panel().swaplevel(),
+        panel()["target"],
+        panel().reset_index(),
+        panel().reset_index().rename(columns={"item_id": "unique_id", "timestamp": "ds", "target": "y"}),
+        panel().reset_index().rename(columns={"item_id": "unique_id", "timestamp": "ds"}).set_index("unique_id"),
+        panel().reset_index("item_id"),
+        panel().reset_index("timestamp"),
+        panel().sample(frac=1, random_state=1),
+    ],
+    ids=lambda frame: type(frame).__name__,
+)
+def test_layouts_of_autogluon_and_nixtla(frame: Any) -> None:
+    batch = as_series(frame)
+    found = {name: values.tolist() for name, values in zip(batch.ids, batch.values, strict=True)}
+    assert found == {"b": [0, 1, 2, 3], "a": [4, 5, 6, 7]}
+    assert (batch.freq, batch.starts[0]) == ("D", pd.Timestamp("2020-01-01"))
+
+
+def test_indexes_that_cannot_be_told_are_refused() -> None:
+    with pytest.raises(InputError, match=r"levels shop, area.*id_column"):
+        as_series(pd.DataFrame({"y": [1.0]}, index=pd.MultiIndex.from_tuples([("a", "b")], names=["shop", "area"])))
+    with pytest.raises(InputError, match="columns have 2 levels"):
+        as_series(pd.DataFrame([[1.0]], columns=pd.MultiIndex.from_tuples([("a", "b")])))
+    dated = {"a": pd.Series([2.0, 1.0], index=pd.to_datetime(["2020-01-02", "2020-01-01"]))}
+    assert as_series(dated, freq="D").values[0].tolist() == [1.0, 2.0]
+
+
+# --- dialects --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("date;load\n2020-01-01;1,5\n2020-01-02;2,25\n2020-01-03;1234,5\n", {}),
+        ('date,load\n2020-01-01,"1,5"\n2020-01-02,"2,25"\n2020-01-03,"1234,5"\n', {}),
+        ("date|load\n2020-01-01|1.5\n2020-01-02|2.25\n2020-01-03|1234.5\n", {}),
+        ("sep=;\ndate;load\n2020-01-01;1,5\n2020-01-02;2,25\n2020-01-03;1234,5\n", {}),
+        ("date;load;\r\n2020-01-01;1,5;\r\n2020-01-02;2,25;\r\n2020-01-03;1234,5;\r\n;;\r\n", {}),
+        ("date;load\n2020-01-01;1,500\n2020-01-02;2,250\n2020-01-03;1234,500\n", {"decimal": ","}),
+        ("Datum;load\n01.01.2020;1,5\n02.01.2020;2,25\n03.01.2020;1234,5\n", {}),
+        ("time;load\n2020-01-01;1,5\n2020-01-02;2,25\n2020-01-03;1234,5\n".encode("utf-16"), {}),
+        ("\ufeffdate\tload\n2020-01-01\t1.5\n2020-01-02\t2.25\n2020-01-03\t1234.5\n", {}),
+        (",date,load\n0,2020-01-01,1.5\n1,2020-01-02,2.25\n2,2020-01-03,1234.5\n", {}),
+    ],
+)
+def test_dialects(reading: Any, text: str | bytes, options: dict) -> None:
+    batch = reading(text, **options)
+    assert (batch.ids, batch.freq, batch.starts[0]) == (("load",), "D", pd.Timestamp("2020-01-01"))
+    assert batch.values[0].tolist() == [1.5, 2.25, 1234.5]
+
+
+REFUSED = {
+    "decimal comma in a comma file": ("date,load\n2020-01-01,1,5\n2020-01-02,2,5\n", "row 2 has 3 cells.*semicolons"),
+    "decimal or thousands": ("d;load\n1;1,500\n2;2,500\n", "may be a decimal sign or a thousands separator.*decimal="),
+    "point or thousands": ("d;load\n1;1.500\n2;2.500\n", "may be a decimal sign or a thousands separator"),
+    "thousands": ('d;load\n1;"1.500,5"\n2;"2.500,5"\n', "thousands separators are not read"),
+    "both signs": ("a;b\n1,5;0.5\n2,5;0.5\n", "points and commas are both decimal signs"),
+    "both signs in a column": ("a;b\n1,5;1\n0.5;2\n2,5;3\n", "column 'a' holds '0.5' in row 3"),
+    "a cell among numbers": ("a,b\n1,2\nx,3\n4,5\n", "column 'a' holds 'x' in row 3, which is not a number"),
+    "a short row": ("a,b\n1,2\n3\n", "row 3 has 1 cells"),
+    "a quote too many": ('a,b\n1,"2\n3,4\n', "quotation mark"),
+    "a sign behind a quote": ('a,b\n1,"2"5\n3,"4"\n', "line 2 has a quotation mark that is out of place"),
+    "swallowed rows": ('a,b\n1,"2\n3,4\n5,6"\n', "goes over several lines"),
+    "NUL": ("a,b\n1,\0\n", "row 2 holds a NUL"),
+    "other encoding": ("Größe,b\n1,2\n".encode("cp1252"), r"not text in UTF-8.*encoding='cp1252'"),
+    "names or values": ("a,5\nb,6\n", "may be names or values; give header="),
+    "columns are dates": ("id,2020-01-01,2020-01-02\na,1,2\n", "named by dates.*transpose"),
+    "no name": ("a,,c\n1,2,3\n", "has no name"),
+    "names alone": ("a,b\n", "no rows below the header"),
+    "duplicate names": ("a,a\n1,2\n", "two columns are named 'a'"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_told_is_refused(reading: Any, text: str | bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        reading(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "columns"),
+    [
+        (",0,1\n0,5,6\n1,7,8\n", ("0", "1"), [[5, 7], [6, 8]]),
+        (",3,4\n1,5,6\n1,7,8\n", ("column-0", "column-1", "column-2"), [[np.nan, 1, 1], [3, 5, 7], [4, 6, 8]]),
+        ("0,1,2\n1.5,2.5,3.5\n4.5,5.5,6.5\n", ("0", "1", "2"), [[1.5, 4.5], [2.5, 5.5], [3.5, 6.5]]),
+        ("5,9\n1,2\n", ("column-0", "column-1"), [[5, 1], [9, 2]]),
+        ("2020-01-01,5\n2020-01-02,6\n", ("column-1",), [[5, 6]]),
+        ("value\n1\n\n3\n", ("value",), [[1, np.nan, 3]]),
+    ],
+)
+def test_headers(reading: Any, text: str, ids: tuple, columns: list) -> None:
+    batch = reading(text)
+    assert batch.ids == ids
+    for values, expected in zip(batch.values, columns, strict=True):
+        np.testing.assert_array_equal(values, expected)
+
+
+def test_what_was_decided_by_rule_is_noted_and_can_be_overruled(reading: Any) -> None:
+    assert any("first line holds numbers alone" in note for note in reading("5,9\n1,2\n").notes)
+    assert reading("5,9\n1,2\n", header=True).ids == ("5", "9")
+    assert reading("a,5\nb,6\n", header=False, targets=["column-1"], id_column="column-0").ids == ("a", "b")
+    assert "note: " in repr(reading("5,9\n1,2\n"))
+
+
+def test_numbers_are_the_nearest_doubles(reading: Any) -> None:
+    texts = ["0.1", "+2.5", "9007199254740993", "1e-7", "5e-324", "123456789.123456789", ".5", "5.", "-0"]
+    assert reading("y\n" + "\n".join(texts) + "\n").values[0].tolist() == [float(text) for text in texts]
+
+
+# --- time ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "freq", "start", "note"),
+    [
+        ([1577836800, 1577840400, 1577844000], "h", "2020-01-01", "seconds since 1970"),
+        ([1577836800000 + 60_000 * i for i in range(3)], "min", "2020-01-01", "milliseconds since 1970"),
+        ([1577836800 * 10**6 + 10**6 * i for i in range(3)], "s", "2020-01-01", "microseconds since 1970"),
+        ([1577836800 * 10**9 + i for i in range(3)], "ns", "2020-01-01", "nanoseconds since 1970"),
+        ([20200228, 20200229, 20200301], "D", "2020-02-28", "read as yyyymmdd"),
+        ([202011, 202012, 202101], "MS", "2020-11-01", "read as yyyymm"),
+        ([1999, 2000, 2001], "YS-JAN", "1999-01-01", "read as years"),
+        ([0, 1, 2], None, None, "read as step numbers"),
+        ([0.0, 0.1, 0.2], None, None, "positions in time"),
+        (["31.12.2020", "01.01.2021", "02.01.2021"], "D", "2020-12-31", "%d.%m.%Y"),
+        (["01/30/2020", "01/31/2020", "02/01/2020"], "D", "2020-01-30", "%m/%d/%Y"),
+        (["2020Q1", "2020Q2", "2020Q3"], "QS-OCT", "2020-01-01", ""),
+        (["Jan 2020", "Feb 2020", "Mar 2020"], "MS", "2020-01-01", ""),
+        (["2020-01-01 1:00 PM", "2020-01-01 2:00 PM", "2020-01-01 3:00 PM"], "h", "2020-01-01 13:00", ""),
+    ],
+)
+def test_times(reading: Any, cells: list, freq: str | None, start: str | None, note: str) -> None:
+    frame = pd.DataFrame({"time": cells, "y": [1.0, 2.0, 3.0]})
+    for batch in (reading(frame.to_csv(index=False)), as_series(frame)):
+        assert (batch.freq, batch.values[0].tolist()) == (freq, [1.0, 2.0, 3.0])
+        assert batch.starts[0] == (None if start is None else pd.Timestamp(start))
+        assert any(note in each for each in batch.notes) if note else not batch.notes
+
+
+BAD_TIMES = {
+    "either order": (["01/02/2020", "01/03/2020", "01/04/2020"], "may be %d/%m/%Y or %m/%d/%Y"),
+    "too early": (["0001-01-01", "0001-01-02", "0001-01-03"], "row 2 is beyond the dates from 1677"),
+    "too late": (["2300-01-01", "2300-01-02", "2300-01-03"], "beyond the dates from 1677-09-21 to 2262-04-11"),
+    "some offsets": (["2020-01-01T00:00Z", "2020-01-01T01:00", "2020-01-01T02:00Z"], "offset and times without"),
+    "one bad date": (["20200130", "20200131", "20200132"], "20200132 in row 4 is no such date"),
+    "two ranges": (["1577836800", "1577836800000", "1577836802"], "neither dates nor seconds"),
+    "no time": (["2020-01-01", "", "2020-01-03"], "no timestamp in row 3"),
+    "30 February": (["2020-02-28", "2020-02-29", "2020-02-30"], "'2020-02-30' in row 4 is no date"),
+    "two at once": (["2020-01-01", "2020-01-02", "2020-01-02"], r"two values at 2020-01-02 00:00:00 \(rows 3 and 4\)"),
+}
+
+
+@pytest.mark.parametrize(("cells", "message"), BAD_TIMES.values(), ids=BAD_TIMES)
+def test_times_that_cannot_be_told_are_refused(reading: Any, cells: list, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        reading("date,y\n" + "".join(f"{cell},1\n" for cell in cells))
+
+
+@pytest.mark.parametrize("night", [datetime(2021, 3, 27), datetime(2021, 10, 30)], ids=["forward", "back"])
+def test_clock_changes(reading: Any, night: datetime) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    hours = pd.date_range(night, periods=60, freq="h", tz=zone)
+    nights = pd.date_range(night, periods=6, freq="D", tz=zone)
+    for stamps, start, clock in (
+        (hours, hours[0].tz_convert("UTC").tz_localize(None), "UTC"),
+        (nights, pd.Timestamp(night), "the local clock"),
+    ):
+        frame = pd.DataFrame({"ds": stamps, "y": np.arange(len(stamps), dtype=float)})
+        text = "ds,y\n" + "".join(f"{s.isoformat()},{i}\n" for i, s in enumerate(stamps))
+        for batch in (as_series(frame), reading(text), as_series(frame.assign(ds=list(stamps.to_pydatetime())))):
+            assert (batch.starts[0], batch.values[0].tolist()) == (start, list(range(len(stamps))))
+            assert any(f"on the grid of {clock}" in note for note in batch.notes)
+    plain = pd.DataFrame({"ds": [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2, 3)], "y": [1.0, 2, 3]})
+    assert not as_series(plain).notes
+
+
+def test_grids_have_a_limit(reading: Any) -> None:
+    typo = days(*range(100)) + "2200-01-01,5\n"
+    with pytest.raises(InputError, match=r"between 2020-04-09 .*\(row 101\) and 2200-01-01 .*\(row 102\) 65\d+ are"):
+        reading(typo)
+    with pytest.raises(InputError, match=r"100 values on a grid of 8553601 steps with frequency 's'"):
+        reading(days(*range(100)), freq="s")
+    with pytest.raises(InputError, match="off the regular grid"):
+        reading(days(*range(100)), freq="YS")
+    with pytest.raises(InputError, match="between step 2 "):
+        reading("time,y\n0,1\n1,1\n2,1\n90000,1\n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"freq": "0D"}, {"freq": "-1D"}, {"freq": 5}, {"start": "NaT"}, {"start": "2300-01-01"}),
+        *({"units": 5}, {"units": ["a", "b"]}, {"ids": 5}, {"seasonality": 1.5}, {"seasonality": "x"}),
+        {"delimiter": ";"},
+    ],
+    ids=str,
+)
+def test_arguments_that_mean_nothing_are_refused(options: dict) -> None:
+    with pytest.raises(InputError):
+        as_series([1.0, 2.0, 3.0], **options)
+
+
+def test_a_name_is_not_its_letters() -> None:
+    assert as_series([1.0, 2.0], ids="ab").ids == ("ab",)
+    frame = pd.DataFrame({"load": [1.0], "heat": [2.0]})
+    assert as_series(frame, targets="load").ids == ("load",)
+
+
+def test_series_that_end_beyond_the_last_date(reading: Any) -> None:
+    with pytest.raises(InputError, match="beyond 2262-04-11"):
+        as_series(np.arange(500.0), freq="D", start="2262-01-01").timestamps()
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def test_paths_that_are_no_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "folder.csv").mkdir()
+    names = [tmp_path / "pipe.csv", tmp_path / "folder.csv", "a\0b.csv", "~nosuchuser/a.csv", "a" * 5000 + ".csv"]
+    for name in (*names, "/dev/zero", "/dev/stdin"):
+        with pytest.raises(InputError):
+            read_series(name)
+
+
+def test_damaged_archives(reading: Any) -> None:
+    whole = gzip.compress(("y\n" + "1\n2.5\n3.25\n" * 50).encode())
+    assert reading(whole, "a.csv.gz").lengths == (150,)
+    for content in (whole[:-9], whole[:30], whole[:12] + b"\xff\xff" + whole[14:], b"plain"):
+        with pytest.raises(InputError, match="damaged or cut short"):
+            reading(content, "a.csv.gz")
+
+
+# --- formulas --------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from("=+-@\t\r\n'\",;|a1. "), max_size=6) | st.text(max_size=5)
+
+
+@given(st.lists(TEXTS, max_size=5))
+@settings(deadline=None, max_examples=300)
+def test_defused_text_is_restored(texts: list[str]) -> None:
+    safe = [defused(text) for text in texts]
+    assert restored(safe) == texts
+    for text in safe:
+        cells = [text, *(part for sign in ",;|\t" for part in text.split(sign))]
+        risky = [cell for cell in cells if cell[:1] in tuple("=+-@\t\r\n") and cell]
+        assert not risky or _is_number(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_csv_that_we_write_runs_nothing_and_reads_back(tmp_path: Path) -> None:
+    ids = ["=cmd|' /C calc'!A0", "+1+1", "@SUM(A1)", "-2+3", "'=x", "plain", "-1.5", "a;=b", "\t=x"]
+    frame = pd.DataFrame({"id": np.repeat(ids, 2), "y": [-1.5, 2.0] * len(ids), "=note": "-"})
+    text = to_csv(frame)
+    cells = [cell.strip('"') for line in text.splitlines() for cell in line.split(",")]
+    assert not [cell for cell in cells if cell[:1] in tuple("=+@-") and not _is_number(cell)]
+    assert "-1.5" in cells
+    (tmp_path / "a.csv").write_text(text)
+    back = read_series(tmp_path / "a.csv")
+    assert back.ids == tuple(ids)
+    assert back.values[0].tolist() == [-1.5, 2.0]
+
+
+def test_an_apostrophe_of_other_files_never_joins_two_ids(reading: Any) -> None:
+    assert reading("id,y\n'=x,1\n=x,2\n").ids == ("'=x", "=x")
+    assert reading("id,y\n'90s,1\nb,2\n").ids == ("'90s", "b")
+
+
+def test_a_hundred_thousand_columns(reading: Any) -> None:
+    """Quadratic work on names took minutes for these."""
+    count = 20_000
+    batch = reading(",".join(f"c{i}" for i in range(count)) + "\n" + (",".join(["1.5"] * count) + "\n") * 2)
+    assert len(batch) == count
+
+
+@given(st.binary(max_size=80) | st.text(st.sampled_from("0123456789.,;\n\"'-ab: T"), max_size=80).map(str.encode))
+@settings(deadline=None, max_examples=150)
+def test_whatever_stands_in_a_file_only_our_errors_come_out(tmp_path_factory: Any, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    path.write_bytes(content)
+    try:
+        assert isinstance(read_series(path), SeriesBatch)
+    except LensError as error:
+        named = "any.csv" in str(error)
+    else:
+        named = True
+    assert named

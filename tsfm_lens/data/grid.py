@@ -1,0 +1,194 @@
+"""Times on a regular grid: which frequency they have, and where each value stands on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.errors import InputError
+
+SLACK, FREE = 50, 1000
+"""A grid may have FREE steps and SLACK for every value; a longer one comes from a mistyped date or frequency."""
+_LOOKED_AT = 200
+_DAY = 86_400 * 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where the values of a series stand.
+
+    Attributes:
+        order: rows in order of time.
+        places: position of each of them on the grid.
+        length: steps of the grid.
+        start: first timestamp, None of step numbers.
+        freq: pandas alias, None if unknown.
+    """
+
+    order: np.ndarray
+    places: np.ndarray
+    length: int
+    start: pd.Timestamp | None
+    freq: str | None
+
+    def filled(self, values: np.ndarray) -> np.ndarray:
+        """The values on the grid, NaN in gaps."""
+        whole = np.full(self.length, np.nan)
+        whole[self.places] = values[self.order]
+        return whole
+
+    @property
+    def missing(self) -> int:
+        """Steps without a value."""
+        return self.length - len(self.places)
+
+
+def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
+    """The grid of one series.
+
+    Args:
+        times: datetime64[ns], or step numbers.
+        rows: what messages call the row of each.
+        name: of the series.
+        freq: pandas alias; inferred if None.
+
+    Raises:
+        InputError: two values have one time, the times are irregular, or most of the grid would be empty; the message
+            has the times and rows.
+    """
+    order = np.argsort(times, kind="stable")
+    ordered = times[order]
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(same):
+        both = " and ".join(str(rows[order[place]]) for place in (same[0], same[0] + 1))
+        raise InputError(
+            f"series {name!r} has two values at {_shown(ordered[same[0]])} (rows {both}); if its rows are of several "
+            "series, name the column of their ids with id_column=…"
+        )
+    if ordered.dtype.kind != "M":
+        step, places = _counted(ordered, name)
+        start, known = None, freq
+    else:
+        start = pd.Timestamp(ordered[0])
+        index = pd.DatetimeIndex(ordered)
+        known = freq or (_frequency(index) if len(index) > 2 else None)
+        if known is None and len(index) > 2:
+            raise InputError(
+                f"series {name!r} has irregular timestamps ({index[0]}, {index[1]}, {index[2]}, …) and no frequency "
+                "can be inferred; give freq=…, or resample it first"
+            )
+        step = f"frequency {known!r}"
+        places = np.arange(len(index)) if known is None else _on_grid(index, known, name, rows[order])
+    _refuse_long(places, ordered, rows[order], name, step)
+    return Grid(order, places, int(places[-1]) + 1, start, known)
+
+
+def _shown(time: np.generic) -> str:
+    return str(pd.Timestamp(time)) if isinstance(time, np.datetime64) else f"step {time}"
+
+
+def _counted(ordered: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+    """Places of step numbers by their commonest distance."""
+    if len(ordered) == 1:
+        return "step 1", np.zeros(1, dtype=np.int64)
+    apart = np.diff(ordered)
+    if ordered.dtype.kind == "i":
+        sizes, counts = np.unique(apart, return_counts=True)
+        step = sizes[np.argmax(counts)]
+        places, rest = np.divmod(ordered - ordered[0], step)
+    else:
+        # sums of a broken step are off by rounding, of the largest number
+        step = np.median(apart)
+        exact = (ordered - ordered[0]) / step
+        places = np.round(exact)
+        slack = 8 * np.finfo(float).eps * np.abs(ordered).max() / step + 1e-6
+        rest = np.abs(exact - places) > slack
+    wrong = np.flatnonzero(rest)
+    if len(wrong) or (np.diff(places) < 1).any():
+        at = ordered[wrong[0]] if len(wrong) else ordered[0]
+        raise InputError(
+            f"series {name!r} has a value at step {at}, which is off the regular steps of {step} from {ordered[0]}; "
+            "resample it first"
+        )
+    return f"step {step}", places.astype(np.int64)
+
+
+def _on_grid(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> np.ndarray:
+    """Places of sorted timestamps on the grid of a frequency that begins with the first."""
+    offset = pd.tseries.frequencies.to_offset(freq)
+    first = index[0]
+    if isinstance(offset, pd.offsets.Tick):
+        places, rest = np.divmod(index.asi8 - index.asi8[0], offset.nanos)
+        off = np.flatnonzero(rest)
+    else:
+        # a calendar's steps are counted only once they are known to be few
+        try:
+            about = (index[-1] - first) / max((first + 12 * offset) - first, pd.Timedelta(1, "D")) * 12
+        except (pd.errors.OutOfBoundsDatetime, OverflowError):
+            about = 0
+        if about > 2 * (FREE + SLACK * len(index)):
+            _refuse_long(
+                np.array([0, int(about)]), index.to_numpy()[[0, -1]], rows[[0, -1]], name, f"frequency {freq!r}"
+            )
+        grid = pd.date_range(first, index[-1], freq=freq)
+        places = grid.get_indexer(index)
+        off = np.flatnonzero(places < 0)
+    if len(off):
+        raise InputError(
+            f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
+            f"frequency {freq!r}"
+        )
+    return np.asarray(places, dtype=np.int64)
+
+
+def _refuse_long(places: np.ndarray, ordered: np.ndarray, rows: pd.Index, name: str, step: str) -> None:
+    if len(places) < 2 or places[-1] < FREE + SLACK * len(rows):
+        return
+    widest = int(np.argmax(np.diff(places)))
+    raise InputError(
+        f"series {name!r} has {len(rows)} values on a grid of {int(places[-1]) + 1} steps with {step}: between "
+        f"{_shown(ordered[widest])} (row {rows[widest]}) and {_shown(ordered[widest + 1])} (row {rows[widest + 1]}) "
+        f"{int(places[widest + 1] - places[widest]) - 1} are missing. Mend the time that is mistyped, give the true "
+        "freq=…, or cut the series in two"
+    )
+
+
+def _frequency(index: pd.DatetimeIndex) -> str | None:
+    """The frequency of sorted timestamps, which may have gaps; None if they are irregular."""
+    steps = np.diff(index.asi8)
+    if (steps == steps[0]).all() and steps[0] < _DAY:
+        return str(pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr)
+    return pd.infer_freq(index) or _calendar(index) or _with_gaps(index, steps)
+
+
+def _calendar(index: pd.DatetimeIndex) -> str | None:
+    """Months, quarters or years with gaps: all at the first or the last of a month, at one time of day."""
+    if (index.normalize() != index - (index[0] - index[0].normalize())).any() or np.diff(index.asi8).min() < 28 * _DAY:
+        return None
+    ends = (index.is_month_end).all()
+    if not ends and not (index.day == 1).all():
+        return None
+    months = np.diff(index.year * 12 + index.month)
+    sizes, counts = np.unique(months, return_counts=True)
+    apart = int(sizes[np.argmax(counts)])
+    letter, month = "E" if ends else "S", index[0].strftime("%b").upper()
+    if (months % apart).any():
+        return None
+    rule = f"{apart // 12}Y{letter}-{month}" if apart % 12 == 0 else f"{apart}M{letter}"
+    # as pandas spells it without gaps, so that all series of a file agree
+    return str(pd.infer_freq(pd.date_range(index[0], periods=5, freq=rule)))
+
+
+def _with_gaps(index: pd.DatetimeIndex, steps: np.ndarray) -> str | None:
+    """The frequency of the commonest step, where two in a row have it, else of the first regular stretch."""
+    sizes, counts = np.unique(steps, return_counts=True)
+    common = sizes[np.argmax(counts)]
+    pairs = np.flatnonzero((steps[:-1] == common) & (steps[1:] == common))[:_LOOKED_AT]
+    for first in pairs:
+        found = pd.infer_freq(index[first : first + 3])
+        if found:
+            return str(found)
+    stretches = (pd.infer_freq(index[a : a + 12]) for a in range(min(len(index) - 11, _LOOKED_AT)))
+    return next((str(found) for found in stretches if found), None)

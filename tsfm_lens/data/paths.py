@@ -1,0 +1,44 @@
+"""Paths that people write, as files that can be read."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from tsfm_lens.errors import InputError
+
+
+def local_path(path: str | Path) -> Path:
+    """The path with ``~`` resolved.
+
+    Raises:
+        InputError: no path can be spelled like this: a NUL, a name that is too long, a user who does not exist.
+    """
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        shown = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
+        raise InputError(f"{shown!r} is no usable path: {error}") from error
+    return place
+
+
+def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
+    """An existing plain file with one of these endings.
+
+    Pipes and devices are refused: they may never end, and cannot be read twice.
+
+    Raises:
+        InputError: it is not there, no plain file, or has another ending; the message has files that are near.
+    """
+    file = local_path(path)
+    if not file.exists():
+        near = [item.name for item in file.parent.glob("*") if item.suffix in readable] if file.parent.is_dir() else []
+        hint = f" That folder has: {', '.join(sorted(near)[:5])}." if near else ""
+        raise InputError(f"there is no file {str(path)!r}.{hint}")
+    kind = file.stat().st_mode
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise InputError(f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first")
+    if stat.S_ISDIR(kind) or not file.name.lower().endswith(readable):
+        raise InputError(f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}")
+    return file

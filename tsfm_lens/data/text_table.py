@@ -1,0 +1,255 @@
+"""Delimited text as a table of text cells: encoding, delimiter and header line, each found by rule or refused."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+
+from tsfm_lens.data.formulas import restored
+from tsfm_lens.data.headers import has_header
+from tsfm_lens.errors import InputError
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_BOMS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_SAMPLE = 60  # lines that the delimiter is told from; the whole file must then agree
+
+
+@dataclass(frozen=True, eq=False)
+class TextTable:
+    """Cells as they are written.
+
+    Attributes:
+        columns: text of each column, by name; "Unnamed: 3" where the header has none.
+        first_row: number of the first row of ``columns`` in the file, counted from 1.
+        delimiter: what parts the cells.
+        notes: what was decided by rule.
+    """
+
+    columns: dict[str, pa.Array]
+    first_row: int
+    delimiter: str
+    notes: tuple[str, ...]
+
+
+def read_table(
+    file: Path, *, delimiter: str | None = None, encoding: str | None = None, header: bool | None = None
+) -> TextTable:
+    """The cells of a delimited file, plain or gzipped.
+
+    Raises:
+        InputError: the file is empty or damaged, no text in this encoding, rows differ in length, or delimiter or
+            header cannot be told; the message names the row.
+    """
+    text = _decoded(_content(file), encoding)
+    found = re.match(r"sep=(.)\r?\n", text)
+    if found:
+        delimiter, text = delimiter or found[1], text[found.end() :]
+    if text.count('"') % 2:
+        raise InputError("a quotation mark opens a cell that is never closed; the rows after it cannot be told apart")
+    plain = file.name.lower().removesuffix(".gz")
+    sign = _known_delimiter(delimiter) if delimiter is not None else _delimiter(text, plain)
+    if sign == " ":
+        text, sign = "\n".join("\t".join(line.split()) for line in text.splitlines()), "\t"
+    if '"' in text:
+        _refuse_stray_quotes(text, sign)
+    cells = _cells(text, sign)
+    if '"' in text:
+        _refuse_swallowed(cells, sign)
+    first = [column[0].as_py().strip() for column in cells]
+    sample = [column.slice(1, _SAMPLE).to_pylist() for column in cells]
+    named, note = (header, "") if header is not None else has_header(first, sample)
+    names = restored(first) if named else [f"column-{number}" for number in range(len(first))]
+    names = [name or f"Unnamed: {number}" for number, name in enumerate(names)]
+    if len(set(names)) < len(names):
+        raise InputError(f"two columns are named {next(name for name in names if names.count(name) > 1)!r}")
+    body = [column.slice(1) if named else column for column in cells]
+    kept, left_out = _without_empty_end(body)
+    if left_out:
+        note = "; ".join(filter(None, (note, f"{left_out} rows at the end hold nothing and were left out")))
+    if not len(kept[0]):
+        raise InputError(f"there are no rows below the header ({', '.join(names[:8])})")
+    return TextTable(dict(zip(names, kept, strict=True)), 2 if named else 1, sign, (note,) if note else ())
+
+
+def _content(file: Path) -> bytes:
+    if file.name.lower().endswith(".gz"):
+        try:
+            return gzip.decompress(file.read_bytes())
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
+    return file.read_bytes()
+
+
+def _decoded(content: bytes, encoding: str | None) -> str:
+    if encoding is None:
+        encoding = next((name for mark, name in _BOMS.items() if content.startswith(mark)), "utf-8")
+        asked = ""
+    else:
+        asked = f" as encoding={encoding!r} asks for"
+    try:
+        text = content.decode(encoding)
+    except LookupError as error:
+        raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
+    except UnicodeError as error:
+        where = getattr(error, "start", 0)
+        row = content[:where].count(b"\n") + 1
+        raise InputError(
+            f"row {row} is not text in {encoding.upper()}{asked}; give its encoding, as in encoding='cp1252'"
+        ) from error
+    if "\0" in text:
+        raise InputError(f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is no text file")
+    text = text.removeprefix("\ufeff").lstrip("\r\n")
+    if not text.strip():
+        raise InputError("the file is empty")
+    return text
+
+
+def _known_delimiter(delimiter: str) -> str:
+    sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(delimiter, delimiter)
+    if len(sign) != 1 or sign in "\"\r\n'.+-" or sign.isalnum():
+        raise InputError(f"delimiter={delimiter!r} is no single sign; expected ',', ';', '|', 'tab' or 'space'")
+    return sign
+
+
+def _delimiter(text: str, name: str) -> str:
+    """The one sign that parts all first lines alike.
+
+    Raises:
+        InputError: several do.
+    """
+    lines = list(islice(io.StringIO(text, newline=""), _SAMPLE))
+    rows: dict[str, list[list[str]]] = {}
+    for sign in DELIMITERS:
+        if sign not in lines[0]:
+            continue
+        found = [row for row in _split(lines, sign) if row]
+        if len(lines) == _SAMPLE and "".join(lines).count('"') % 2:
+            found = found[:-1]  # cut inside a cell
+        if len({len(row) for row in found}) == 1 and len(found[0]) > 1:
+            rows[sign] = found
+    if len(rows) > 1:
+        rows = {sign: found for sign, found in rows.items() if _clean(found, set(rows) - {sign})}
+        if len(rows) != 1:
+            raise InputError("more than one sign may part the columns; give delimiter=',', ';', '|' or 'tab'")
+    if rows:
+        return next(iter(rows))
+    if name.endswith(".txt"):
+        widths = {len(line.split()) for line in lines if line.strip()}
+        if len(widths) == 1 and widths != {1}:
+            return " "
+    inside = [sign for sign in DELIMITERS if sign in lines[0]]
+    if len(inside) > 1:
+        named = " and ".join(DELIMITERS[sign] for sign in inside)
+        raise InputError(f"the first line has {named}, and neither parts all rows alike; give delimiter=…")
+    return inside[0] if inside else ","
+
+
+def _split(lines: Iterable[str], sign: str) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(lines, delimiter=sign)
+    except csv.Error as error:
+        raise InputError(f"the rows cannot be told apart: {error}; if that is one column, give delimiter=…") from error
+
+
+def _clean(rows: list[list[str]], others: set[str]) -> bool:
+    """Whether no cell holds another sign that might part it, but for a decimal comma."""
+    decimal = re.compile(r"\s*[+-]?\d+,\d+\s*")
+    return not any(sign in cell and not decimal.fullmatch(cell) for row in rows for cell in row for sign in others)
+
+
+def _cells(text: str, sign: str) -> list[pa.Array]:
+    content = text.encode()
+    header = next(iter(_split(io.StringIO(text, newline=""), sign)))
+    wrong: list[arrow_csv.InvalidRow] = []
+
+    def keep(row: arrow_csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    names = [str(place) for place in range(len(header))]
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(content),
+            read_options=arrow_csv.ReadOptions(
+                column_names=names, block_size=min(len(content) + 1, 2**30), use_threads=False
+            ),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=sign,
+                newlines_in_values=True,
+                # an empty line of a single column is a missing value
+                ignore_empty_lines=len(names) > 1,
+                invalid_row_handler=keep,
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        if not wrong:
+            raise InputError(f"the rows cannot be told apart: {error}") from error
+        raise InputError(_uneven(wrong[0], len(header), sign)) from error
+    return [column.combine_chunks() for column in table.columns]
+
+
+def _uneven(row: arrow_csv.InvalidRow, expected: int, sign: str) -> str:
+    shown = row.text if len(row.text) <= 80 else f"{row.text[:80]}…"
+    place = f"row {row.number}" if row.number is not None else "a row"
+    message = f"{place} has {row.actual_columns} cells and the first row {expected}: {shown!r}"
+    if sign == "," and row.actual_columns > expected:
+        message += (
+            ". If the comma is the decimal sign, it cannot part the columns too: write the file with semicolons, or "
+            "quote the numbers"
+        )
+    elif sign not in row.text:
+        message += f". If {DELIMITERS.get(sign, repr(sign))} do not part the columns, give delimiter=…"
+    return message
+
+
+def _refuse_stray_quotes(text: str, sign: str) -> None:
+    """Refuse what goes on behind a closing quotation mark, which Arrow would join to the cell."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True)
+    try:
+        for _ in rows:
+            pass
+    except csv.Error as error:
+        raise InputError(f"line {rows.line_num} has a quotation mark that is out of place: {error}") from error
+
+
+def _refuse_swallowed(cells: list[pa.Array], sign: str) -> None:
+    """Refuse a cell over several lines that holds delimiters: a quotation mark has swallowed rows."""
+    for number, column in enumerate(cells):
+        if not pc.any(pc.match_substring_regex(column, r"[\r\n]")).as_py():
+            continue
+        for row, text in enumerate(column.to_pylist()):
+            if sign in text and re.search(r"[\r\n]", text):
+                raise InputError(
+                    f"the cell of row {row + 1} and column {number + 1} goes over several lines: {text[:60]!r}; a "
+                    "quotation mark is missing or one too many"
+                )
+
+
+def _without_empty_end(columns: list[pa.Array]) -> tuple[list[pa.Array], int]:
+    """The columns up to the last row that holds anything, and how many rows that leaves out."""
+    rows = len(columns[0])
+    stop = rows
+    while stop and not any(column[stop - 1].as_py().strip() for column in columns):
+        stop -= 1
+    return [column.slice(0, stop) for column in columns], rows - stop if len(columns) > 1 else 0
