@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "testing": {"console", "errors", "data", "hooks", "models", "ablation"},
     "probes": {"errors", "data", "hooks", "models", "ablation"},
     "viz": {"errors"},
-    "report": {"errors", "viz"},
+    "report": {"errors", "data", "viz"},
     "sweep": {"errors", "data", "hooks", "models", "ablation", "probes"},
     "zoo": {"console", "errors", "data", "hooks", "models", "ablation", "probes"},
     "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},

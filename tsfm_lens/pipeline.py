@@ -172,19 +172,26 @@ def provenance(
     return lines
 
 
-def read_sources(sources: Sequence[str]) -> SeriesBatch:
+def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
     """Series of files and of ``bundled:NAME[,NAME…]``, as one batch.
 
+    Args:
+        sources: paths and names.
+        reading: options of :func:`tsfm_lens.data.read_series`, for all files.
+
     Raises:
-        InputError: a file cannot be read, or ``bundled:`` names nothing.
+        InputError: a file cannot be read, ``bundled:`` names nothing, or there are options and no file.
         UnknownNameError: there is no bundled series of a name.
     """
     from tsfm_lens.data import SeriesBatch, bundled, bundled_names, read_series
 
     batches = []
+    if reading and all(source.startswith(_BUNDLED) for source in sources):
+        name, value = next(iter(reading.items()))
+        raise InputError(f"{name}={value!r} says how to read a file, and there is none")
     for source in sources:
         if not source.startswith(_BUNDLED):
-            batches.append(read_series(source))
+            batches.append(read_series(source, **reading))
             continue
         names = bundled_in([source])
         if not names:

@@ -18,13 +18,14 @@ from tsfm_lens.cli.common import (
     emit,
     open_lens,
     progress_display,
-    read_series,
     show_rows,
     step_words,
 )
+from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 
 @app.command()
+@reads_files
 def report(
     model: Model,
     data: Data,
@@ -32,9 +33,11 @@ def report(
     horizon: Horizon = None,
     holdout: Holdout = True,
     seed: Seed = 0,
+    *,
+    reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    series = read_series(data)
+    series = read_data(data, reading)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=1)
         from tsfm_lens.pipeline import analyse, provenance, steps_of
@@ -59,6 +62,7 @@ def report(
 
 
 @app.command()
+@reads_files
 def forecast(
     model: Model,
     data: Data,
@@ -68,11 +72,13 @@ def forecast(
     seed: Seed = 0,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, one row a series and step.")] = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Forecast beyond the end of each series, in data units."""
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
-    series = read_series(data)
+    series = read_data(data, reading)
     from tsfm_lens.models.adapter import DECILES
 
     made = open_lens(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
@@ -81,12 +87,15 @@ def forecast(
         return
     frame = made.to_frame()
     if as_csv:
-        typer.echo(frame.to_csv(index=False), nl=False)
+        from tsfm_lens.data.formulas import to_csv
+
+        typer.echo(to_csv(frame), nl=False)
         return
     show_rows(list(frame.columns), frame.to_numpy().tolist())
 
 
 @app.command()
+@reads_files
 def ablate(
     model: Model,
     data: Data,
@@ -100,9 +109,11 @@ def ablate(
     seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
     as_json: AsJson = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Knock components out one at a time and measure what that does to the forecast."""
-    series = read_series(data)
+    series = read_data(data, reading)
     from tsfm_lens.pipeline import prepare
     from tsfm_lens.probes import ablation_effects
 
@@ -135,6 +146,7 @@ def ablate(
 
 
 @app.command()
+@reads_files
 def attribute(
     model: Model,
     data: Data,
@@ -143,9 +155,11 @@ def attribute(
     seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
     as_json: AsJson = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Split the forecast among the components that wrote it."""
-    series = read_series(data)
+    series = read_data(data, reading)
     from tsfm_lens.pipeline import prepare
     from tsfm_lens.probes import attribute as attribute_forecast
 

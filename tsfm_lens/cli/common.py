@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.console import console, progress
 from tsfm_lens.errors import LensError
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from rich.table import Table
 
-    from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
 
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
@@ -47,7 +47,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except LensError as error:
-            console(stderr=True).print(Text("error:", style="bold red"), str(error), soft_wrap=True)
+            words = in_option_words(str(error))
+            console(stderr=True).print(Text("error:", style="bold red"), words, soft_wrap=True)
             raise typer.Exit(1) from None
 
 
@@ -83,13 +84,6 @@ def open_lens(model: str, *, check: bool = True) -> Lens:
 
     logging.disable_progress_bar()
     return load(model, check=check)
-
-
-def read_series(sources: Sequence[str]) -> SeriesBatch:
-    """Series of every ``--data``."""
-    from tsfm_lens.pipeline import read_sources
-
-    return read_sources(sources)
 
 
 def emit(result: xr.Dataset) -> None:

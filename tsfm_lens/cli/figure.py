@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, Holdout, Seed, app, open_lens, progress_display, read_series
+from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, Holdout, Seed, app, open_lens, progress_display
+from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 COLUMNS = ("single", "double")
 
 
 @app.command()
+@reads_files
 def figure(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Such as 1C, 20 or logit_map; see --list.")] = None,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
@@ -31,6 +33,8 @@ def figure(
     holdout: Holdout = True,
     seed: Seed = 0,
     list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Draw one figure of the paper, or any other by its name, and write its files and caption."""
     if list_all:
@@ -48,7 +52,7 @@ def figure(
 
     find_figure(name)
     checked_formats(wanted)
-    series = read_series(data)
+    series = read_data(data, reading)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=1)
         lens = open_lens(model)

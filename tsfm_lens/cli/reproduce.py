@@ -18,16 +18,17 @@ from tsfm_lens.cli.common import (
     Workers,
     app,
     emit,
-    read_series,
     show,
     show_rows,
 )
+from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
 @app.command()
+@reads_files
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.")] = None,
     model: Annotated[
@@ -61,6 +62,8 @@ def reproduce(
     workers: Workers = None,
     listed: Annotated[bool, typer.Option("--list", help="Show every id, and what it needs.")] = False,
     as_json: AsJson = False,
+    *,
+    reading: Reading,
 ) -> None:
     """Measure what a table or figure of the paper reports, and show the paper's numbers beside it."""
     if listed:
@@ -75,7 +78,7 @@ def reproduce(
 
     logging.disable_progress_bar()
     sweep = item_of(name).sweep
-    series = (data if sweep else read_series(data)) if data else None
+    series = (data if sweep else read_data(data, reading)) if data else None
     try:
         with SweepDisplay("cells" if sweep else "parts") as display:
             result = measure(
@@ -93,6 +96,7 @@ def reproduce(
                 engine=engine,
                 workers=workers,
                 progress=display.update,
+                reading=reading.given if sweep else None,
             )
     except KeyboardInterrupt:
         if sweep:

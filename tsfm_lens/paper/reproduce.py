@@ -57,6 +57,7 @@ def reproduce(
     engine: str = "single",
     workers: int | None = None,
     progress: Progress | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
 
@@ -81,6 +82,7 @@ def reproduce(
         workers: of the engine; one a core if None.
         progress: called with what is done, how much, of how much, and the seconds left where they are known; see
             :data:`tsfm_lens.sweep.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
+        reading: how the files of a sweep are read, as options of ``tsfm_lens.data.read_series``.
 
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
@@ -96,7 +98,7 @@ def reproduce(
         SweepFailedError: some cells of the sweep could not be computed.
     """
     item = item_of(name)
-    where = Where(store, benchmark, configs, engine, workers, progress)
+    where = Where(store, benchmark, configs, engine, workers, progress, dict(reading or {}))
     several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
     if item.sweep:
         options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples, "seed": seed}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Where:
         store: folder; the item's id with .store if None.
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: names of its configurations, or patterns of names.
+        reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
         engine, workers: see :func:`tsfm_lens.sweep.run.run_sweep`.
         progress: see :data:`tsfm_lens.sweep.ledger.Progress`.
     """
@@ -40,6 +41,7 @@ class Where:
     engine: str = "single"
     workers: int | None = None
     progress: Progress | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     def folder(self, item: Item) -> Path:
         """The store."""
@@ -124,7 +126,7 @@ def sweep_config(
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": _gift_eval(chosen) if data is None else _series(data, subjects, windows or 1, horizon),
+        "data": _gift_eval(chosen) if data is None else _series(data, subjects, windows or 1, horizon, chosen.reading),
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -168,7 +170,9 @@ def _gift_eval(where: Where) -> list[dict[str, Any]]:
     return [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
 
 
-def _series(data: Any, subjects: Sequence[Subject], windows: int, horizon: int | None) -> list[dict[str, Any]]:
+def _series(
+    data: Any, subjects: Sequence[Subject], windows: int, horizon: int | None, reading: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Bundled series and files, as sources of a sweep."""
     named = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, list | tuple) else []
     if not named or not all(isinstance(each, str | Path) for each in named):
@@ -190,8 +194,10 @@ def _series(data: Any, subjects: Sequence[Subject], windows: int, horizon: int |
     for file in files:
         if not file.is_file():
             raise unknown_name("series", str(file), bundled_names(), hint="Or give a CSV or Parquet file.")
+    if reading and not files:
+        raise InputError(f"{next(iter(reading))}=… says how to read a file, and there is none")
     found: list[dict[str, Any]] = [{"source": "bundled", "names": list(dict.fromkeys(names)), **cut}] if names else []
-    return found + [{"source": "file", "path": str(file.resolve()), **cut} for file in files]
+    return found + [{"source": "file", "path": str(file.resolve()), **cut, **reading} for file in files]
 
 
 def _settings(item: Item, gathered: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.build import page_of, plates_of
 from tsfm_lens.report.chapter import Plate
@@ -116,7 +117,7 @@ def _figures(folder: Path, plates: Mapping[str, list[Plate]], formats: Sequence[
 def _tables(folder: Path, results: Mapping[str, xr.Dataset]) -> dict[Path, bytes]:
     found = {}
     for stem, ds in zip(_stems(results), results.values(), strict=True):
-        found[folder / f"{stem}.csv"] = tidy(ds).to_csv(index=False).encode()
+        found[folder / f"{stem}.csv"] = to_csv(tidy(ds)).encode()
         found[folder / f"{stem}.tex"] = latex(ds).encode()
     return found
 

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.report.readings import head_entropy
 from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, names, unit_of
@@ -35,7 +36,7 @@ class Download:
 
 def download(table: pd.DataFrame, name: str) -> Download:
     """Six significant digits as CSV; gzipped where long."""
-    content = table.to_csv(index=False, float_format="%.6g").encode()
+    content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
     if len(content) > _PLAIN:
         content, kind, name = gzip.compress(content, mtime=0), "application/gzip", f"{name}.gz"

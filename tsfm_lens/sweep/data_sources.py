@@ -72,6 +72,7 @@ class File(_Cut):
         id_column, time_column: columns of ids and timestamps; found by their names if None.
         targets: columns that are series of their own.
         variates: columns that are the variates of one item, in place of targets.
+        delimiter, decimal, encoding, header: how text is written, where that is not to be found by rule.
         freq: pandas frequency alias; from the timestamps if None.
         start: timestamp of every series' first value, where the file has none.
         seasonality: season length in steps; from the frequency if None.
@@ -84,6 +85,10 @@ class File(_Cut):
     time_column: str | None = None
     targets: Texts | None = None
     variates: Texts | None = None
+    delimiter: str | None = None
+    decimal: Literal[".", ","] | None = None
+    encoding: str | None = None
+    header: bool | None = None
     freq: str | None = None
     start: Stamp | None = None
     seasonality: int | None = Field(default=None, ge=1)

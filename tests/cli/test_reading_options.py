@@ -1,0 +1,90 @@
+"""How a file is read can be said on every command that reads one, in the command line's words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tsfm_lens.cli import app
+from tsfm_lens.cli.reading import OPTIONS, in_option_words
+from tsfm_lens.data import read_series
+from tsfm_lens.models.architecture import architectures
+
+RUNNER = CliRunner()
+# up to the data; what is wrong with them is said before a model is opened
+COMMANDS = {
+    "report": ("report", "no-model"),
+    "forecast": ("forecast", "no-model"),
+    "ablate": ("ablate", "no-model"),
+    "attribute": ("attribute", "no-model"),
+    "figure": ("figure", "logit_map", "no-model"),
+    "reproduce": ("reproduce", "S3-T5"),
+}
+
+
+def run(*args: str) -> Result:
+    return RUNNER.invoke(app, list(args))
+
+
+def words(result: Result) -> str:
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.stderr).split())
+
+
+@pytest.fixture
+def german(tmp_path: Path) -> Path:
+    path = tmp_path / "verbrauch.csv"
+    rows = [f"{day:02d}.01.2021;{shop};{day},{day:03d}" for shop in ("Nord", "=x") for day in range(1, 31)]
+    path.write_bytes(("Tag;Läden;Verbrauch\n" + "\n".join(rows) + "\n").encode("cp1252"))
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, ...], german: Path) -> None:
+    help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
+    flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--delimiter", "--decimal")
+    assert [flag for flag in (*flags, "--encoding", "--header") if flag not in help_text] == []
+    assert len(OPTIONS) == len(flags) + 2
+    found = run(*command, "--data", str(german))
+    assert (found.exit_code, "give its encoding, as in --encoding cp1252" in words(found)) == (1, True)
+    found = run(*command, "--data", str(german), "--encoding", "cp1252", "--decimal", ",", "--freq", "0D")
+    assert (found.exit_code, "--freq 0D does not go forward in time" in words(found)) == (1, True)
+
+
+def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bolt"
+    architectures()["chronos-bolt"].tiny().save_pretrained(folder)
+    command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
+    assert "give --decimal . or --decimal ," in words(run(*command, "--target", "Verbrauch"))
+    found = run(*command, "--decimal", ",")
+    assert "Name the columns with --id-column Läden" in words(found) or "--id-column 'Läden'" in words(found)
+    found = run(*command, "--decimal", ",", "--id-column", "Läden", "--horizon", "2", "--csv")
+    assert found.exit_code == 0, found.output
+    assert "note: column 'Tag' is read as the timestamps" in words(found)
+    rows = list(csv.DictReader(io.StringIO(found.stdout)))
+    # an id that a spreadsheet would run is defused, and restored when read again
+    assert [row["id"] for row in rows] == ["Nord", "Nord", "'=x", "'=x"]
+    assert rows[0]["timestamp"] == "2021-01-31"
+    (tmp_path / "again.csv").write_text(found.stdout)
+    assert read_series(tmp_path / "again.csv", targets=["mean"]).ids == ("Nord", "=x")
+    found = run(*command[:3], "bundled:co2", "--freq", "D")
+    assert "--freq D says how to read a file, and there is none" in words(found)
+
+
+@pytest.mark.parametrize(
+    ("python", "option"),
+    [
+        ("give decimal='.' or decimal=','", "give --decimal . or --decimal ,"),
+        ("id_column='Shop name', time_column='When?'", "--id-column 'Shop name', --time-column 'When?'"),
+        ("give header=True or header=False", "give --header or --no-header"),
+        ("targets=[…] reads, variates=[…] too; freq=…", "--target … reads, --variate … too; --freq …"),
+        ("delimiter=',', ';'", "--delimiter ,, ';'"),
+        ("a name=value of others", "a name=value of others"),
+    ],
+)
+def test_words(python: str, option: str) -> None:
+    assert in_option_words(python) == option
