@@ -7,7 +7,6 @@ block has a random state of its own that begins at the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# their tag speaks of dropout, of which there is none in evaluation
-_NOT_DRAWN = ("attention", "dropout")
+from tsfm_lens.models.draws import draw_from, drawn_shape, draws
 
 
 class Unsplittable(Exception):
@@ -73,11 +71,10 @@ class BlockDraws(TorchDispatchMode):
         """Run ``func``, block by block if it draws."""
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        drawn = torch.Tag.nondeterministic_seeded in func.tags and not any(word in name for word in _NOT_DRAWN)
-        if not drawn or kwargs.get("generator") is not None:
+        if not draws(func) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         axis = 0 if name == "multinomial" else self._axis
-        shape = _shape(args)
+        shape = drawn_shape(args)
         if axis >= len(shape) or shape[axis] % (self._outer * self._copies):
             raise Unsplittable(f"{name} draws {tuple(shape)}: axis {axis} is no multiple of {self._copies} blocks")
         device = next(
@@ -90,7 +87,7 @@ class BlockDraws(TorchDispatchMode):
         states, parts = self._at(device), []
         for block in range(self._copies):
             own = tuple(self._part(arg, shape, axis, block) for arg in args)
-            part, states[block] = _drawn(device, states[block], partial(func, *own, **kwargs))
+            part, states[block] = draw_from(device, states[block], partial(func, *own, **kwargs))
             parts.append(part)
         together = self._joined(parts, axis)
         # an operation in place hands its first argument back
@@ -124,13 +121,13 @@ class BlockDraws(TorchDispatchMode):
         """
         parts = [self._part(args[0], args[0].shape, 0, block) for block in range(self._copies)]
         state = self._at(device)[0]
-        real, after = _drawn(device, state, partial(func, parts[0], *args[1:]))
-        variates, at = _drawn(device, state, torch.empty_like(parts[0]).exponential_)
+        real, after = draw_from(device, state, partial(func, parts[0], *args[1:]))
+        variates, at = draw_from(device, state, torch.empty_like(parts[0]).exponential_)
         found = [(part / variates).argmax(dim=-1, keepdim=True) for part in parts]
         if torch.equal(found[0], real) and torch.equal(at, after):
             self._states[device] = [after] * self._copies
         else:
-            drawn = [_drawn(device, state, partial(func, part, *args[1:])) for part in parts]
+            drawn = [draw_from(device, state, partial(func, part, *args[1:])) for part in parts]
             found, self._states[device] = [index for index, _ in drawn], [each for _, each in drawn]
         return self._joined(found, 0)
 
@@ -159,21 +156,3 @@ def _drawable(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     last = torch.zeros_like(probabilities)
     last[..., -1] = 1
     return torch.where(wrong[..., None], last, probabilities), wrong
-
-
-def _drawn(device: torch.device, state: Tensor, draw: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """A draw from a random state, and the state after it."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-        return draw(), torch.cuda.get_rng_state(device)
-    torch.set_rng_state(state)
-    return draw(), torch.get_rng_state()
-
-
-def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Shape of what an operation draws over: that of its tensors together, or the one asked for."""
-    tensors = [arg.shape for arg in args if isinstance(arg, Tensor)]
-    if tensors:
-        return tuple(torch.broadcast_shapes(*tensors))
-    sizes = [arg for arg in args if isinstance(arg, list | tuple)]
-    return tuple(sizes[-1]) if sizes else ()

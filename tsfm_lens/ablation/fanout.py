@@ -20,6 +20,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.names import Point
+from tsfm_lens.models import batching
 from tsfm_lens.models.architecture import Prediction, rows_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.lens import Lens
@@ -71,9 +72,11 @@ class Request:
         if self.non_finite == "refuse":
             return self.lens.forecast(*asked, quantiles=self.levels, num_samples=self.num_samples, seed=self.seed)
         # what lens.forecast runs; none but a model that draws can come to a draw that fails
-        with self.seeded(1), GuardedDraws() if self.draws else nullcontext() as guard:
-            found = self.lens.adapter.predict(*asked, self.levels, self.num_samples)
-        return self.nothing() if guard is not None and guard.lost else _forecast(self, found, 0)
+        native = batching.Request(self.lens, *asked, self.levels, self.num_samples, self.seed)
+        (whole,) = batching.parts_of(native, batching.blocks_of(native), len(self.batch), whole=True)
+        with GuardedDraws() if self.draws else nullcontext() as guard:
+            found = batching.forecast_part(native, whole)
+        return self.nothing() if guard is not None and guard.lost else found
 
     @property
     def draws(self) -> bool:
@@ -105,7 +108,9 @@ class Request:
             InputError: no numbers are not kept.
         """
         # how torch and its distributions refuse parameters that are no numbers
-        if not any(words in str(error) for words in ("probability tensor contains", "found invalid values")):
+        if not any(
+            words in str(error) for words in ("probability tensor contains", "found invalid values", "invalid Poisson")
+        ):
             raise error
         return self.checked([self.nothing()])[0]
 
@@ -180,12 +185,7 @@ class Sizes:
 
 def _paths(request: Request) -> int:
     """Rows that a series has in the widest pass of a rollout."""
-    adapter = request.lens.adapter
-    if request.draws:
-        settings = getattr(adapter, "settings", None)
-        configured: int = getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20)
-        return request.num_samples or configured
-    return len(getattr(adapter, "levels", ())) or 1 if request.horizon > adapter.longest_pass else 1
+    return batching.paths_of(request.lens.adapter, request.horizon, request.num_samples)
 
 
 def fanned_out(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -16,11 +16,14 @@ from tsfm_lens.ablation.fanout import NonFinite, Request, Sizes, all_finite, fan
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.edit import resolve
+from tsfm_lens.hooks.edit import acts_by_row, resolve
 from tsfm_lens.hooks.replay import OtherCalls
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.architecture import stands_apart
+from tsfm_lens.models.batching import DRAWN, cut
+from tsfm_lens.models.draws import block_seed
 from tsfm_lens.models.forecast import Forecast, checked_request
+from tsfm_lens.models.joining import joined_forecast
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import fitting, measured, out_of_memory
 
@@ -104,23 +107,70 @@ def forecast_variants(
     for variant in variants:
         for intervention in variant.interventions:
             resolve(lens.registry, intervention)
+    blocks = _blocks(request, variants)
     finished = 0
 
     def done(count: int) -> None:
         nonlocal finished
         finished += count
         if progress is not None:
-            progress(finished, len(variants))
+            progress(finished // len(blocks), len(variants))
 
     with said_once(lens):
-        if not economy or not _fans_out(lens):
-            return _collected(_one_by_one(request, variants, done), levels)
-        sizes = Sizes(request, max_rows, memory)
-        found = single_passes(request, variants, sizes, done)
-        if found is None:
-            finished = 0
-            found = fanned_out(request, variants, sizes, done)
-        return _collected(found, levels)
+        found: list[list[Forecast]] = []
+        for block in blocks:
+            finished = len(found) * len(variants)
+            found.append(_forecasts(block, variants, done, max_rows, memory, economy))
+        joined = [joined_forecast(parts, request.batch) for parts in zip(*found, strict=True)]
+        return _collected(joined, levels)
+
+
+def _blocks(request: Request, variants: Sequence[Variant]) -> list[Request]:
+    """The request, block by block where a model draws for more series than draw together.
+
+    Interventions that look at several series keep the batch whole.
+    """
+    ranges = cut(request.batch, DRAWN) if request.draws else []
+    registry = request.lens.registry
+    alone = all(
+        acts_by_row(intervention, registry.points[name])
+        for variant in variants
+        for intervention in variant.interventions
+        for name, _head in resolve(registry, intervention)
+    )
+    if len(ranges) < 2 or not alone or registry.session.across_rows():
+        return [request]
+    return [
+        replace(request, batch=request.batch.select(range(*each)), seed=block_seed(request.seed, index))
+        for index, each in enumerate(ranges)
+    ]
+
+
+def _forecasts(
+    request: Request,
+    variants: Sequence[Variant],
+    done: Callable[[int], None],
+    max_rows: int | None,
+    memory: int | None,
+    economy: bool,
+) -> list[Forecast]:
+    """The forecast of every variant; arguments as :func:`forecast_variants` takes them."""
+    drawn_apart = request.draws and len(request.batch) > DRAWN
+    if not economy or drawn_apart or not _fans_out(request.lens):
+        return _one_by_one(request, variants, done)
+    sizes, counted = Sizes(request, max_rows, memory), 0
+
+    def count(number: int) -> None:
+        nonlocal counted
+        counted += number
+        done(number)
+
+    found = single_passes(request, variants, sizes, count)
+    if found is None:
+        if counted:
+            done(-counted)
+        found = fanned_out(request, variants, sizes, done)
+    return found
 
 
 def _one_by_one(request: Request, variants: Sequence[Variant], done: Callable[[int], None]) -> list[Forecast]:

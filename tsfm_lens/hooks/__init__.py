@@ -12,7 +12,7 @@ from tsfm_lens.hooks.interventions import (
     Steer,
     Zero,
 )
-from tsfm_lens.hooks.recorder import last_query
+from tsfm_lens.hooks.recorder import by_row, last_query
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
@@ -36,6 +36,7 @@ __all__ = [
     "TokenSpans",
     "Wiring",
     "Zero",
+    "by_row",
     "components",
     "last_query",
     "select_components",

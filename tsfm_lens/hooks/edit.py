@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.hooks.holding import Direction, holding
-from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Rows, Steer
+from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry, RunState
 from tsfm_lens.hooks.wiring import Attention, Stack
@@ -75,9 +75,20 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> I
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
             change = intervention.change(point)
-            planned.append((name, _accept(partial(_apply, registry, point, head, intervention, change)), "fwd"))
+            hook = _accept(partial(_apply, registry, point, head, intervention, change))
+            hook.by_row = acts_by_row(intervention, point)  # type: ignore[attr-defined]
+            planned.append((name, hook, "fwd"))
     with holding(registry, planned):
         yield
+
+
+def acts_by_row(intervention: Intervention, point: Point) -> bool:
+    """Whether an intervention does the same to every row of a batch, whatever the others are."""
+    if intervention.rows is not None or point.row_axis:
+        return False
+    if isinstance(intervention, Steer):
+        return intervention.vector.ndim < len(point.axes)
+    return type(intervention) in (Zero, Mean)
 
 
 def _accept(hook: partial[Tensor]) -> partial[Tensor]:

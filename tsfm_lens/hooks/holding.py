@@ -26,6 +26,7 @@ class Held:
         function: what the caller gave.
         session: the thread; None once the block has ended.
         reads_only: whether it never changes what it sees.
+        by_row: whether it treats every row of a batch by itself.
         calls: how often it was called.
     """
 
@@ -33,6 +34,7 @@ class Held:
         self.function, self.calls = function, 0
         self.session: Session | None = registry.session
         self.reads_only = bool(getattr(function, "reads_only", False))
+        self.by_row = bool(getattr(function, "by_row", False))
         self._registry, self._forward = registry, direction == "fwd"
 
     def __repr__(self) -> str:

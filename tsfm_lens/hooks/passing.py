@@ -51,6 +51,8 @@ class Passing:
         self.count: Counter[str] = Counter()
         # whether gradients were recorded when the model was entered
         self.gradients = False
+        # what is shown every activation in place of the hooks
+        self.observer: Callable[[Point, Tensor], None] | None = None
         self._edits: dict[str, Tensor] = {}
         # by hook point, what its heads put out in this pass
         self._heads: dict[str, Tensor] = {}
@@ -175,6 +177,9 @@ class Passing:
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self.gradients)
         self.count[point.name] += 1
+        if self.observer is not None:
+            self.observer(point, value)
+            return value
         hooked = self._registry.hooked[point.name]
         if hooked.bwd_hooks and len(self.acting(hooked.bwd_hooks)) < len(hooked.bwd_hooks):
             raise HookError(

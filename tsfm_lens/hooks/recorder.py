@@ -44,6 +44,19 @@ def last_query(tensor: Tensor) -> Tensor:
     return tensor[..., -1:, :] if tensor.ndim < 4 else tensor[:, :, -1:]
 
 
+def by_row(function: Reducer) -> Reducer:
+    """Say of a hook or reducer that it treats every row of a batch by itself, so that a batch may run in parts.
+
+    What a reducer so marked returns has the rows of its argument along its first axis. It may be called more often
+    than there are passes.
+    """
+    function.by_row = True  # type: ignore[attr-defined]
+    return function
+
+
+by_row(last_query)
+
+
 @contextmanager
 def record(
     registry: HookRegistry,
@@ -70,14 +83,15 @@ def record(
         HookError: on leaving, the model ran and never passed one of the points.
     """
     chosen = list(names)
-    reducers = _reducers(chosen, reduce)
+    reducers = reducers_of(chosen, reduce)
     state = registry.state
 
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
         point = registry.points[name]
         stored = reducers[name](value.detach()) if name in reducers else value.detach()
-        if not all(getattr(handle.user_hook, "reads_only", False) for handle in hook.fwd_hooks):
-            # a later hook may write into what is shown
+        small = name in reducers and stored.untyped_storage().nbytes() > 2 * stored.nbytes
+        if small or not all(getattr(handle.user_hook, "reads_only", False) for handle in hook.fwd_hooks):
+            # a later hook may write into what is shown; a small view would keep all of what it was cut from
             stored = stored.clone()
         if device is not None:
             stored = stored.to(device)
@@ -86,8 +100,9 @@ def record(
 
     hooks: list[tuple[str, partial[None], Direction]] = []
     for name in chosen:
+        apart = name not in reducers or getattr(reducers[name], "by_row", False)
         hook = partial(keep, name=name)
-        hook.reads_only = True  # type: ignore[attr-defined]
+        hook.reads_only, hook.by_row = True, apart  # type: ignore[attr-defined]
         hooks.append((name, hook, "fwd"))
         if gradients:
             hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
@@ -95,7 +110,12 @@ def record(
         yield into
 
 
-def _reducers(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:
+def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:
+    """The reducer of each name that has one.
+
+    Raises:
+        UnknownNameError: a glob of ``reduce`` matches none of the names.
+    """
     if reduce is None:
         return {}
     if not isinstance(reduce, Mapping):

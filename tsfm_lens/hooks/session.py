@@ -90,6 +90,28 @@ class Session:
             yield
         self._refuse_inert([name for name in points if name in used], *before)
 
+    @contextmanager
+    def observed(self, note: Callable[[Point, Tensor], None]) -> Iterator[None]:
+        """Show the activations of connected hook points to ``note`` alone; hooks that are set do not act meanwhile."""
+        before, self._passing.observer = self._passing.observer, note
+        try:
+            yield
+        finally:
+            self._passing.observer = before
+
+    def across_rows(self) -> list[str]:
+        """Hook points in use whose hooks may look at several series at once, so that a batch must stay whole.
+
+        A function with a true attribute ``by_row`` is known to treat every row of a batch by itself.
+        """
+        return [
+            name
+            for name, point in self._registry.hooked.items()
+            if not all(
+                getattr(hook, "by_row", False) for hook in self._passing.acting((*point.fwd_hooks, *point.bwd_hooks))
+            )
+        ]
+
     @property
     def connected(self) -> bool:
         """Whether anything of this thread is on the model."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from typing import Any, Literal
@@ -47,6 +48,8 @@ class PatchAdapter(ABC):
     levels: tuple[float, ...]
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    # context steps that every batch is padded to at least, while one runs in parts
+    shown_steps: int = 0
 
     @abstractmethod
     def encode(
@@ -160,7 +163,28 @@ class PatchAdapter(ABC):
 
     def longest(self, batch: SeriesBatch) -> int:
         """Steps of the longest series, cut to the context length."""
-        return min(max(len(series) for series in batch.values), self.context_length)
+        return min(self.padded_length(batch), self.context_length)
+
+    def padded_length(self, batch: SeriesBatch) -> int:
+        """Steps of the longest series; of the longest of all parts while a batch runs in parts."""
+        return max(self.shown_steps, *batch.lengths)
+
+    @contextmanager
+    def padded_to(self, steps: int) -> Iterator[None]:
+        """Pad shorter batches, as if a series of so many steps were in each: padding can change what a library does."""
+        before, self.shown_steps = self.shown_steps, steps
+        try:
+            yield
+        finally:
+            self.shown_steps = before
+
+    def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The same (…, time) with the first padded, for libraries that pad all to the longest themselves."""
+        missing = self.shown_steps - max(tensor.shape[-1] for tensor in tensors)
+        if missing <= 0:
+            return tensors
+        wide = torch.nn.functional.pad(tensors[0], (self.shown_steps - tensors[0].shape[-1], 0), value=float("nan"))
+        return [wide, *tensors[1:]]
 
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:

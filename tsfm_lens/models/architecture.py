@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Wiring
 
@@ -34,6 +35,7 @@ class Encoded:
         packed: whether the variates of an item share one token sequence, so that hooks see a row an item.
         ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
         stats: further tensors that the head needs to return to data units.
+        shared: names of inputs that are the same for all rows and have no axis that counts them.
     """
 
     inputs: dict[str, Any]
@@ -46,11 +48,17 @@ class Encoded:
     packed: bool = False
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
 
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of the rows that hooks see: the series, or the items whose variates share one sequence."""
         return rows_of(self.batch, self.packed)
+
+    @property
+    def n_items(self) -> int:
+        """Items of the batch; all variates of one run together."""
+        return len(set(self.batch.groups))
 
     def shown(self, stack: str) -> Tensor:
         """(row, pos), whether a token of a stack shows its row; the rest pads short series to the longest."""
@@ -59,6 +67,34 @@ class Encoded:
         special = torch.tensor([bool(word) for word in spans.special])
         starts_at = -torch.tensor([lengths[row] for row in self.rows])
         return special | (torch.tensor(spans.stop) > starts_at[:, None])
+
+    def part(self, start: int, stop: int) -> Encoded:
+        """Series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch.
+
+        Raises:
+            InputError: an input belongs neither to items nor to series, so that it cannot be cut.
+        """
+        count = len(self.rows) if self.items is None else self.items
+        each = len(self.batch) // count
+        cuts = {count: slice(start // each, stop // each), len(self.batch): slice(start, stop)}
+
+        def cut(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.ndim == 0 or name in self.shared:
+                return value
+            if len(value) not in cuts:
+                raise InputError(f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items")
+            return value[cuts[len(value)]]
+
+        own = cuts[len(self.batch)]
+        return replace(
+            self,
+            inputs={name: cut(name, value) for name, value in self.inputs.items()},
+            stats={name: cut(name, value) for name, value in self.stats.items()},
+            loc=self.loc[own],
+            scale=self.scale[own],
+            batch=self.batch.select(range(own.start, own.stop)),
+            items=None if self.items is None else (stop - start) // each,
+        )
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
         """One row a token: the steps it covers, and their timestamps; see ``time_axis.token_table``.

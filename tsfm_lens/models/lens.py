@@ -25,12 +25,13 @@ from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.ablating import knock_outs
-from tsfm_lens.models.adapter import default_levels, refuse_dtype, versions
-from tsfm_lens.models.architecture import Adapter, Encoded, rows_of
+from tsfm_lens.models.adapter import refuse_dtype, versions
+from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.batching import forecast_part, plan, request_of
 from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
-from tsfm_lens.models.forecast import Forecast, checked_request, is_count, refuse_non_finite, refuse_overflow
+from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
+from tsfm_lens.models.joining import joined_forecast
 from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
-from tsfm_lens.models.seeding import seeded
 
 
 class Lens(HookedRootModule):
@@ -180,7 +181,7 @@ class Lens(HookedRootModule):
         """
         if not isinstance(series, Encoded):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
-        with self._running(len(series.rows)), self.registry.attach():
+        with self.running(len(series.rows)), self.registry.attach():
             return self.adapter.run(series.inputs)
 
     def forecast(
@@ -191,8 +192,12 @@ class Lens(HookedRootModule):
         quantiles: Sequence[float] | None = None,
         num_samples: int | None = None,
         seed: int = 0,
+        batch_size: int | None = None,
+        memory: int | str | None = None,
     ) -> Forecast:
         """The library's own forecast, in data units, with whatever hooks are set.
+
+        It runs in parts, alike but for rounding, where memory asks for it; 64 series draw paths under a seed of theirs.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
@@ -200,32 +205,21 @@ class Lens(HookedRootModule):
             quantiles: levels between 0 and 1; the deciles if None, or the model's own where it does not reach them.
             num_samples: sample paths of a sampling model; its configured number if None.
             seed: of torch's generators for this call alone; the global state is left as it was.
+            batch_size: series of one native call and of a block of draws at most.
+            memory: bytes that tensors may take, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is free.
 
         Raises:
-            InputError: horizon below 1, levels outside (0, 1), samples asked of a quantile model, or a forecast that
-                is not finite.
+            InputError: a wrong argument, or a forecast that is not finite or does not fit in the memory.
         """
-        batch = as_series(series)
-        wanted = self.adapter.prediction_length if horizon is None else horizon
-        asked = default_levels(self.adapter) if quantiles is None else quantiles
-        steps, levels = checked_request(wanted, asked, num_samples, seed)
-        rows = len(rows_of(batch, self.adapter.packed))
-        with seeded(int(seed), self.device), self._running(rows), self.registry.attach():
-            found = self.adapter.predict(batch, steps, levels, num_samples)
-        forecast = Forecast(
-            found.quantiles.permute(0, 2, 1).numpy().astype(float),
-            levels,
-            found.mean.numpy().astype(float),
-            None if found.samples is None else found.samples.numpy().astype(float),
-            batch,
-            {**self.provenance(), "seed": seed},
-            found.distribution,
-        )
+        request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
+        with self.registry.attach():
+            parts = [forecast_part(request, part) for part in plan(request, self.registry.session.across_rows())]
+        forecast = joined_forecast(parts, request.batch)
         refuse_non_finite(forecast, self.wiring.architecture)
         return forecast
 
     @contextmanager
-    def _running(self, rows: int) -> Iterator[None]:
+    def running(self, rows: int) -> Iterator[None]:
         """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
         self.registry.state.restart(rows)
         try:
@@ -298,9 +292,10 @@ class Lens(HookedRootModule):
         reduce: Reducer | Mapping[str, Reducer] | None = None,
         incl_bwd: bool = False,
         loss: Callable[[Tensor], Tensor] | None = None,
+        memory: int | str | None = None,
         **run: Any,
     ) -> tuple[Any, Activations]:
-        """Run once and keep activations.
+        """Run once and keep activations; in parts of the batch where the memory asks for it.
 
         Args:
             series: see :meth:`encode`.
@@ -311,6 +306,7 @@ class Lens(HookedRootModule):
             reduce: function on each activation before it is stored, or one by name or glob.
             incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
             loss: output -> scalar to differentiate; needed with ``incl_bwd``.
+            memory: see :meth:`forecast`.
             run: further arguments of :meth:`forward` or :meth:`forecast`.
 
         Returns:
@@ -319,10 +315,11 @@ class Lens(HookedRootModule):
         Raises:
             UnknownNameError: a name matches no hook point.
             InputError: gradients asked without a scalar loss, of a rollout, under inference mode, or of a model whose
-                backward pass is not the derivative; a rollout of a model that runs twice a forecast.
+                backward pass is not the derivative; a rollout of a model that runs twice a forecast; too little memory.
         """
         refuse_run(self, rollout, incl_bwd, loss)
-        return recorded_run(self, series, names_filter, rollout, device, reduce, loss if incl_bwd else None, run)
+        how = (device, reduce, loss if incl_bwd else None, memory)
+        return recorded_run(self, series, names_filter, rollout, *how, run)
 
     # --- interventions -----------------------------------------------------------------------------------
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, resolve_filter
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, reducers_of, resolve_filter
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, rows_of
+from tsfm_lens.models.batching import (
+    blocks_of,
+    cut,
+    forecast_part,
+    generous,
+    generous_run,
+    item_forecast,
+    parts_of,
+    request_of,
+)
+from tsfm_lens.models.capturing import Keeping, Run, items_at_once
+from tsfm_lens.models.forecast import Forecast, refuse_non_finite
+from tsfm_lens.models.joining import joined_activations, joined_forecast
 from tsfm_lens.models.time_axis import rollout_spans
 
 if TYPE_CHECKING:
@@ -28,6 +42,7 @@ def recorded_run(
     device: torch.device | str | None,
     reduce: Reducer | Mapping[str, Reducer] | None,
     loss: Callable[[Tensor], Tensor] | None,
+    memory: int | str | None,
     run: dict[str, Any],
 ) -> tuple[Any, Activations]:
     """What :meth:`Lens.run_with_cache` does; ``loss`` is None where no gradients are wanted."""
@@ -36,22 +51,142 @@ def recorded_run(
     if names_filter is None:
         names = [name for name in names if not name.endswith("hook_result")]
     batch = series.batch if isinstance(series, Encoded) else as_series(series)
+    keeping = Keeping(lens, names, reducers_of(names, reduce), device, loss is not None)
     rows = rows_of(batch, lens.adapter.packed)
-    acts = Activations(points, rollout, rows, sample_major=lens.wiring.sample_major, attrs=lens.provenance())
-    with record(lens.registry, names, acts, device=device, reduce=reduce, gradients=loss is not None):
-        if rollout:
-            forecast = lens.forecast(batch, **run)
-            acts.spans_at = rollout_spans(lens.adapter, batch, forecast.horizon)
-            return forecast, acts
-        encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
-        acts.spans = encoded.spans
-        if loss is None:
-            return lens.forward(encoded), acts
-        # gradients were asked for, whatever the caller's setting
-        with torch.enable_grad():
+
+    def recording(into: Activations) -> AbstractContextManager[Activations]:
+        return record(lens.registry, names, into, device=device, reduce=reduce, gradients=loss is not None)
+
+    def empty() -> Activations:
+        return Activations(points, rollout, rows, sample_major=lens.wiring.sample_major, attrs=lens.provenance())
+
+    if rollout:
+        return _rolled_out(lens, batch, keeping, recording, empty, memory, run)
+    encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
+    if loss is None:
+        return _forward(lens, encoded, keeping, recording, empty, memory)
+    acts = empty()
+    acts.spans = encoded.spans
+    # gradients were asked for, whatever the caller's setting
+    with torch.enable_grad():
+        _items_of_forward(keeping, lambda into: record(lens.registry, names, into), empty, encoded, memory)
+        with recording(acts):
             output = lens.forward(encoded)
             loss(output).backward()
     return output, acts
+
+
+Recording = Callable[[Activations], AbstractContextManager[Activations]]
+
+
+def _rolled_out(
+    lens: Lens,
+    batch: SeriesBatch,
+    keeping: Keeping,
+    recording: Recording,
+    empty: Callable[[], Activations],
+    memory: int | str | None,
+    run: dict[str, Any],
+) -> tuple[Forecast, Activations]:
+    """A forecast and the activations of all its passes."""
+    request = request_of(lens, batch, **run, memory=memory)
+    blocks = blocks_of(request)
+    whole = keeping.whole()
+    each = -(-len(batch) // request.items)
+    at_once = request.items if whole else -(-max(stop - start for start, stop in blocks) // each)
+    tokens = (request.context + request.horizon + 8) * each
+    passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
+    fixed = whole or (request.draws and lens.adapter.readout != "token")
+    plan = Run(
+        f"a forecast of {len(batch)} series × {request.context} steps and {request.horizon} ahead",
+        request.items,
+        at_once,
+        generous(request),
+        keeping.guess(tokens, request.paths, passes + 1),
+        lambda: item_forecast(request),
+        _uncut(whole) or "give batch_size=…, which draws other paths" if fixed else "",
+    )
+    fit = items_at_once(keeping, plan, memory, lambda: recording(empty())) * each
+    parts = parts_of(request, blocks, fit, whole=bool(whole))
+    found, kept = [], []
+    for part in parts:
+        kept.append(empty())
+        with recording(kept[-1]):
+            found.append(forecast_part(request, part))
+    acts = _together(kept, empty, outer=request.paths if lens.wiring.sample_major else 1)
+    acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
+    forecast = joined_forecast(found, batch)
+    refuse_non_finite(forecast, lens.wiring.architecture)
+    return forecast, acts
+
+
+def _forward(
+    lens: Lens,
+    encoded: Encoded,
+    keeping: Keeping,
+    recording: Recording,
+    empty: Callable[[], Activations],
+    memory: int | str | None,
+) -> tuple[Tensor, Activations]:
+    """One forward's output and activations."""
+    fit = _items_of_forward(keeping, recording, empty, encoded, memory)
+    outputs, kept = [], []
+    number = -(-encoded.n_items // fit)
+    each = -(-len(encoded.batch) // encoded.n_items)
+    for start, stop in cut(encoded.batch, -(-encoded.n_items // number) * each):
+        kept.append(empty())
+        with recording(kept[-1]):
+            outputs.append(lens.forward(encoded if number == 1 else encoded.part(start, stop)))
+    acts = _together(kept, empty)
+    acts.spans = encoded.spans
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
+
+
+def _items_of_forward(
+    keeping: Keeping,
+    recording: Recording,
+    empty: Callable[[], Activations],
+    encoded: Encoded,
+    memory: int | str | None,
+) -> int:
+    """Items that a single forward takes at once."""
+    lens, whole = keeping.lens, keeping.whole()
+    each = -(-len(encoded.batch) // encoded.n_items)
+    # a packed sequence shows every variate's tokens
+    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else each)
+    graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in lens.parameters())
+    layers = sum(stack.n_layers for stack in lens.wiring.stacks) if graph else 1
+    plan = Run(
+        f"a forward of {len(encoded.batch)} series",
+        encoded.n_items,
+        encoded.n_items,
+        generous_run(lens, tokens, 1, each) * layers,
+        keeping.guess(tokens, 1, 1),
+        lambda: _one_item(lens, encoded.part(*cut(encoded.batch, 1)[0])),
+        _uncut(whole) or ("run it under torch.no_grad(), to run in parts" if graph else ""),
+        2 if keeping.gradients else 1,
+    )
+    return items_at_once(keeping, plan, memory, lambda: recording(empty()))
+
+
+def _one_item(lens: Lens, item: Encoded) -> Tensor:
+    with lens.running(len(item.rows)):
+        return lens.adapter.run(item.inputs)
+
+
+def _uncut(whole: list[str]) -> str:
+    """How a batch that must stay whole could run in parts, "" if it may be cut."""
+    if not whole:
+        return ""
+    return f"mark what treats each row by itself with tsfm_lens.hooks.by_row (at {whole[0]}), to run in parts"
+
+
+def _together(kept: list[Activations], empty: Callable[[], Activations], outer: int = 1) -> Activations:
+    if len(kept) == 1:
+        return kept[0]
+    acts = empty()
+    joined_activations(kept, acts, outer=outer)
+    return acts
 
 
 def refuse_gradients(wiring: Wiring) -> None:

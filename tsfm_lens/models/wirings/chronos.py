@@ -67,7 +67,7 @@ class ChronosAdapter(PatchAdapter):
         horizon: int | None = None,
     ) -> Encoded:
         """Tokens of the context and of the teacher-forced future (start token alone if there is none)."""
-        context = self.native._prepare_and_validate_context(_series.contexts(batch.values))
+        context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
         ids, mask, scale = self.native.tokenizer.context_input_transform(context)
         start = torch.full((len(batch), 1), self.model.config.decoder_start_token_id)
         if future is not None and tokens is not None:
@@ -138,7 +138,7 @@ class ChronosAdapter(PatchAdapter):
     ) -> Prediction:
         """Sample paths, and their empirical quantiles as ``ChronosPipeline.predict_quantiles`` takes them."""
         samples = self.native.predict(
-            _series.contexts(batch.values), prediction_length=horizon, num_samples=num_samples
+            self.lengthened(_series.contexts(batch.values)), prediction_length=horizon, num_samples=num_samples
         )
         wanted = torch.tensor(levels, dtype=samples.dtype)
         quantiles = torch.quantile(samples.swapaxes(1, 2), q=wanted, dim=-1).permute(1, 2, 0)

@@ -135,7 +135,8 @@ class Chronos2Adapter(PatchAdapter):
         """The pipeline's own quantiles, all items in one native batch."""
         self.no_samples(num_samples)
         rows = max(256, len(batch))
-        items = self.native.predict(_series.items(batch), prediction_length=horizon, batch_size=rows)
+        contexts = self.lengthened(_series.items(batch))
+        items = self.native.predict(contexts, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)

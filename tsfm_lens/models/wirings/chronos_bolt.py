@@ -62,7 +62,7 @@ class BoltAdapter(PatchAdapter):
                 "Chronos-Bolt emits all steps from one decoder token and takes no future values; leave `future` out"
             )
         device = next(self.model.parameters()).device
-        context = self.native._prepare_and_validate_context(_series.contexts(batch.values))
+        context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
         context = context[..., -self.context_length :].to(device=device, dtype=torch.float32)
         width = self.settings.input_patch_size
         n_patches = -(-context.shape[-1] // width)
@@ -87,7 +87,7 @@ class BoltAdapter(PatchAdapter):
             raise InputError("Chronos-Bolt forecasts quantiles and draws no samples; leave num_samples out")
         refuse_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
-            _series.contexts(batch.values), prediction_length=horizon, quantile_levels=list(levels)
+            self.lengthened(_series.contexts(batch.values)), prediction_length=horizon, quantile_levels=list(levels)
         )
         return Prediction(quantiles, None, mean)
 

@@ -77,6 +77,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
             horizon=steps,
             items=len(packed["target"]),
             packed=True,
+            shared=("last",),
         )
 
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:

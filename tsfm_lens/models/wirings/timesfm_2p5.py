@@ -137,7 +137,7 @@ class TimesFmAdapter(PatchAdapter):
         if horizon > limit - self.model.p:
             raise InputError(f"horizon {horizon} is longer than the model's context limit of {limit} steps allows")
         steps = -(-horizon // self.model.o) * self.model.o
-        longest = -(-max(len(series) for series in batch.values) // self.model.p) * self.model.p
+        longest = -(-self.padded_length(batch) // self.model.p) * self.model.p
         return timesfm.ForecastConfig(
             max_context=min(longest, (limit - steps) // self.model.p * self.model.p),
             max_horizon=steps,

@@ -1,0 +1,240 @@
+"""Captures in parts: the activations of the whole batch, and words before a capture that cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks import Activations, by_row, last_query
+from tsfm_lens.models import Encoded, Lens, architectures, batching, capturing
+from tsfm_lens.models.memory import measured
+from tsfm_lens.testing import assert_close
+
+DEPTH = 1000
+Opened = Callable[[str], Lens]
+# a row for every series of the batch at once
+ACROSS = {"chronos-2": ("group_attn",)}
+
+
+def series_for(name: str, count: int = 5) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    lengths = [30, 50, 21, 41, 37][:count]
+    if name == "t5":
+        return [rng.integers(2, 30, size=length).astype(float) for length in lengths]
+    return [rng.normal(size=length).cumsum() + 1 for length in lengths]
+
+
+def names_of(lens: Lens, name: str) -> list[str]:
+    """All points but those of attention over the whole batch, and but queries and keys, whose rows may hold tokens."""
+    across = ACROSS.get(name, ())
+    points = [point for point in lens.registry.points if not any(word in point for word in across)]
+    # queries and keys at padding have seen the whole batch
+    return [point for point in points if not across or lens.registry.points[point].axes[1] == "pos"]
+
+
+def parts(monkeypatch: pytest.MonkeyPatch, size: int) -> list[int]:
+    """Let every capture run so many items at once; the list gets the number that it would have run."""
+    asked: list[int] = []
+
+    def few(_keeping: Any, run: capturing.Run, *_rest: Any) -> int:
+        asked.append(run.at_once)
+        return run.at_once if run.uncut else min(size, run.at_once)
+
+    monkeypatch.setattr("tsfm_lens.models.recording.items_at_once", few)
+    return asked
+
+
+def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
+    assert list(actual) == list(expected)
+    assert actual.ids == expected.ids
+    for name in expected:
+        for own, other in zip(actual.calls(name), expected.calls(name), strict=True):
+            assert (own.step, own.offset) == (other.step, other.offset)
+            a, b = own.value.double(), other.value.double()
+            if name.endswith("hook_attn_scores"):
+                a, b = (torch.where(x > -1e30, x, 0.0) for x in (a, b))
+            assert_close(a, b, depth=DEPTH, dtype=torch.float32, what=name)
+
+
+def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
+    """Without what stands at the padding of short series: attention under a full mask looks at the whole batch."""
+    for name, calls in acts.recorded.items():
+        point, value = acts.points[name], calls[0].value
+        stack = next(iter(encoded.spans)) if point.stack not in encoded.spans else point.stack
+        if point.axes[1] != "pos" or value.shape[1] != len(encoded.spans[stack]):
+            continue
+        mask = encoded.shown(stack).reshape(*value.shape[:2], *[1] * (value.ndim - 2))
+        acts.recorded[name] = [replace(calls[0], value=torch.where(mask, value, 0.0))]
+    return acts
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_a_forward_in_parts_keeps_what_the_whole_keeps(
+    name: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, series = opened(name), series_for(name)
+    names = names_of(lens, name)
+    with torch.no_grad():
+        whole_output, whole = lens.run_with_cache(series, names_filter=names)
+        asked = parts(monkeypatch, 2)
+        output, acts = lens.run_with_cache(series, names_filter=names)
+    assert asked == [5]
+    assert_close(output, whole_output, depth=DEPTH)
+    encoded = lens.encode(series)
+    assert_same(shown_only(acts, encoded, lens), shown_only(whole, encoded, lens), lens)
+    labelled, before = (each.to_xarray(names[0]) for each in (acts, whole))
+    assert labelled["series"].equals(before["series"])
+
+
+@pytest.mark.parametrize("name", ["chronos-2", "moirai-1.1", "moirai-2", "timesfm-3", "toto-1", "toto-2"])
+def test_items_of_several_variates_in_parts(
+    name: str, opened: Opened, multivariate: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, series = opened(name), as_series([*multivariate, multivariate[0][:, ::-1].copy()])
+    names = names_of(lens, name)
+    with torch.no_grad():
+        whole_output, whole = lens.run_with_cache(series, names_filter=names)
+        parts(monkeypatch, 1)
+        output, acts = lens.run_with_cache(series, names_filter=names)
+    assert_close(output, whole_output, depth=DEPTH)
+    encoded = lens.encode(series)
+    assert_same(shown_only(acts, encoded, lens), shown_only(whole, encoded, lens), lens)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "moirai-2", "toto-2"])
+def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
+    name: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens, series = opened(name), series_for(name)
+    names = [point for point in names_of(lens, name) if point.endswith(("hook_z", "hook_pattern", "resid_post"))]
+    steps = 4 if name in ("t5", "toto-2") else lens.adapter.longest_pass + 2
+    run: dict[str, Any] = {} if lens.adapter.readout == "quantile" else {"num_samples": 3}
+    run |= {"names_filter": names, "rollout": True, "horizon": steps}
+    whole_forecast, whole = lens.run_with_cache(series, **run)
+    parts(monkeypatch, 2)
+    forecast, acts = lens.run_with_cache(series, **run)
+    assert_close(forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32)
+    assert_same(acts, whole, lens)
+    spans = [each.token_spans(names[0], 0, "query" if "pattern" in names[0] else "pos") for each in (acts, whole)]
+    assert spans[0] == spans[1]
+
+
+def test_sample_paths_that_stand_outside_are_put_together(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toto 1 repeats the whole batch for every path."""
+    lens, series = opened("toto-1"), series_for("toto-1")
+    run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
+    blocks = [lens.run_with_cache(series[i : i + 2], **run)[1]["blocks.0.attn.hook_out"] for i in (0, 2)]
+    monkeypatch.setattr(batching, "DRAWN", 2)
+    equal = [np.resize(one, 40) for one in series]
+    _, whole = lens.run_with_cache(equal[:4], **run)
+    blocks = [lens.run_with_cache(equal[i : i + 2], **run)[1]["blocks.0.attn.hook_out"] for i in (0, 2)]
+    joined = whole["blocks.0.attn.hook_out"]
+    assert joined.shape[1] == 12
+    # draws of the second block are others than those of a batch of its own, the context is the same
+    first = joined.unflatten(1, (3, 4))[0]
+    for index in (0, 2):
+        own = blocks[index // 2].unflatten(1, (3, 2))[0]
+        assert_close(first[:, index : index + 2], own, depth=DEPTH)
+    assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(whole.ids)
+
+
+def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(opened: Opened) -> None:
+    lens, series = opened("chronos"), [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
+    name = "encoder_blocks.0.self_attn.hook_pattern"
+    rows: list[int] = []
+
+    def pooled(value: Tensor) -> Tensor:
+        rows.append(len(value))
+        return value.mean(dim=0)
+
+    with torch.no_grad():
+        _, whole = lens.run_with_cache(series, names_filter=name)
+        _, need = measured(lambda: lens.run_with_cache(series, names_filter=name, reduce=last_query), lens.device)
+        _, acts = lens.run_with_cache(series, names_filter=name, reduce=last_query, memory=need // 2)
+        assert_close(acts[name], last_query(whole[name]), depth=DEPTH)
+        # a small piece holds no more than itself
+        assert acts[name].untyped_storage().nbytes() == acts[name].nbytes
+        with pytest.raises(InputError, match=r"by_row \(at encoder_blocks"):
+            lens.run_with_cache(series, names_filter=name, reduce=pooled, memory=need // 2)
+        assert not rows
+        _, means = lens.run_with_cache(series, names_filter=name, reduce=pooled)
+    assert rows == [4]
+    assert_close(means[name], whole[name].mean(dim=0), depth=DEPTH)
+    assert by_row(pooled) is pooled
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
+@pytest.mark.parametrize("rollout", [False, True])
+def test_a_capture_holds_no_more_than_its_limit(name: str, rollout: bool, opened: Opened) -> None:
+    lens = opened(name)
+    series = [np.sin(np.arange(48) / k) for k in range(2, 14)]
+    last = lens.registry.points["unembed.hook_out"].name
+    run: dict[str, Any] = {"names_filter": [last], "rollout": rollout, "horizon": 4}
+    if not rollout:
+        run.pop("horizon")
+    elif lens.adapter.readout != "quantile":
+        run["num_samples"] = 3
+    with torch.no_grad():
+        whole, free = measured(lambda: lens.run_with_cache(series, **run), lens.device)
+        kept = sum(call.value.nbytes for call in whole[1].calls(last))
+        limit = (free + kept) // 2
+        acts, peak = measured(lambda: lens.run_with_cache(series, memory=limit, **run), lens.device)
+    # one hook point is put together at a time
+    assert peak <= limit + kept
+    assert peak < free
+    assert_same(acts[1], whole[1], lens)
+
+
+def test_a_capture_that_cannot_fit_says_so_before_it_runs(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = opened("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
+    with torch.no_grad():
+        (_, acts), need = measured(lambda: lens.run_with_cache(series), lens.device)
+        kept = sum(call.value.nbytes for name in acts for call in acts.calls(name))
+        ran: list[int] = []
+        monkeypatch.setattr(Lens, "forward", lambda *_args, **_kwargs: ran.append(1))
+        words = r"10 series with .* hook points needs about .* that are kept\).* is free and memory allows .*"
+        with pytest.raises(InputError, match=words + r"run at most \d of the 10 items.*names_filter.*reduce=") as told:
+            lens.run_with_cache(series, memory=kept // 2)
+        with pytest.raises(InputError, match=r"needs more than"):
+            lens.run_with_cache(series, memory=1000)
+    assert not ran
+    # as many as it says do fit
+    monkeypatch.undo()
+    count = int(str(told.value).split("run at most ")[1].split()[0])
+    with torch.no_grad():
+        lens.run_with_cache(series[:count], memory=kept // 2)
+        with pytest.raises(InputError, match=r"needs about"):
+            lens.run_with_cache(series[: count + 2], memory=kept // 2)
+    assert need > kept // 2
+
+
+def test_gradients_and_graphs_are_not_cut(opened: Opened) -> None:
+    lens, series = opened("chronos-bolt"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
+    run: dict[str, Any] = {"names_filter": "**.hook_z", "incl_bwd": True, "loss": lambda output: output.sum()}
+    with pytest.raises(InputError, match=r"torch\.no_grad"):
+        lens.run_with_cache(series, memory=300_000, names_filter="**.hook_z")
+    with pytest.raises(InputError, match=r"needs"):
+        lens.run_with_cache(series, memory=300_000, **run)
+    _, acts = lens.run_with_cache(series, memory="1GB", **run)
+    assert len(acts["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
+    for weight in lens.parameters():
+        weight.grad = None
+
+
+def test_attention_between_the_series_of_a_batch_is_counted_for_all_pairs(opened: Opened) -> None:
+    lens, series = opened("chronos-2"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
+    name = "blocks.0.group_attn.hook_pattern"
+    with torch.no_grad():
+        (_, acts), need = measured(lambda: lens.run_with_cache(series, names_filter=name), lens.device)
+        with pytest.raises(InputError, match=r"needs about"):
+            lens.run_with_cache(series, names_filter=name, memory=acts[name].nbytes - 1)
+        _, again = lens.run_with_cache(series, names_filter=name, memory=4 * need)
+    assert torch.equal(again[name], acts[name])

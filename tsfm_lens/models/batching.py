@@ -1,0 +1,340 @@
+"""Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch.
+
+A batch that needs no more than the limit runs as one native call, whose numbers are the library's to the last bit.
+Where it needs more, what one item needs is measured on one item, and the batch runs in parts of equal size. Parts
+are padded as the whole batch is, so that they differ from it by rounding alone: how a matrix product sums may depend
+on its number of rows.
+
+Sample paths are defined by blocks of at most ``DRAWN`` series, each one native call under a seed of its own, whatever
+the memory: one call for any number of series would hold a distribution for every path of every series at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.adapter import default_levels
+from tsfm_lens.models.architecture import Adapter, rows_of
+from tsfm_lens.models.draws import BlockwiseDraws, Piece, block_seed
+from tsfm_lens.models.forecast import Forecast, checked_request, is_count
+from tsfm_lens.models.memory import (
+    VARIABLE,
+    OverLimit,
+    free_bytes,
+    in_words,
+    is_given,
+    limit_of,
+    measured,
+    out_of_memory,
+)
+from tsfm_lens.models.seeding import seeded
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.lens import Lens
+
+DRAWN = 64
+"""Series whose sample paths are drawn together, in one native call."""
+
+# bytes at a time beyond which a larger batch is no faster on a CPU; below them results do not depend on what is free
+_COMFORTABLE = 2**30
+# bytes for whose sake nobody asks what is free
+LITTLE = 2**28
+# what items have needed: (shape) -> bytes
+_NEEDS: WeakKeyDictionary[Lens, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Request:
+    """A forecast that is asked for: the checked arguments of ``lens.forecast``."""
+
+    lens: Lens
+    batch: SeriesBatch
+    horizon: int
+    levels: tuple[float, ...]
+    num_samples: int | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    memory: int | str | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model forecasts by sample paths."""
+        return self.lens.adapter.readout != "quantile"
+
+    @property
+    def paths(self) -> int:
+        """Rows that a series has in the widest pass of the forecast."""
+        return paths_of(self.lens.adapter, self.horizon, self.num_samples)
+
+    @property
+    def context(self) -> int:
+        """Context steps that the model is shown."""
+        return min(max(self.batch.lengths), self.lens.adapter.context_length)
+
+    @property
+    def items(self) -> int:
+        """Items of the batch; all variates of one are forecast together."""
+        return len(set(self.batch.groups))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Series that run in one native call.
+
+    Attributes:
+        start, stop: place in the batch.
+        pieces: blocks whose draws they share in; a single whole one is drawn by the library itself.
+    """
+
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+
+def request_of(
+    lens: Lens,
+    series: Any,
+    horizon: int | None = None,
+    quantiles: Sequence[float] | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    memory: int | str | None = None,
+) -> Request:
+    """The arguments of ``lens.forecast``, checked; errors as there."""
+    wanted = lens.adapter.prediction_length if horizon is None else horizon
+    asked = default_levels(lens.adapter) if quantiles is None else quantiles
+    steps, levels = checked_request(wanted, asked, num_samples, seed)
+    if batch_size is not None and not is_count(batch_size):
+        raise InputError(f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more")
+    return Request(lens, as_series(series), steps, levels, num_samples, int(seed), batch_size, memory)
+
+
+def paths_of(adapter: Adapter, horizon: int, num_samples: int | None) -> int:
+    """Rows that a series has in the widest pass of a rollout: sample paths, or quantile paths beyond one pass."""
+    if adapter.readout != "quantile":
+        settings = getattr(adapter, "settings", None)
+        configured: int = getattr(adapter, "samples", 0) or getattr(settings, "num_samples", 20)
+        return num_samples or configured
+    return len(getattr(adapter, "levels", ())) or 1 if horizon > adapter.longest_pass else 1
+
+
+def cut(batch: SeriesBatch, most: int) -> list[tuple[int, int]]:
+    """Consecutive ranges of at most so many series, (start, stop) each; the variates of an item stay together."""
+    group = batch.group_index
+    starts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(batch)]
+    found, begin = [], 0
+    for here, following in zip(starts[1:], [*starts[2:], None], strict=True):
+        if following is None or following - begin > most:
+            found.append((begin, here))
+            begin = here
+    return found
+
+
+def blocks_of(request: Request) -> list[tuple[int, int]]:
+    """The ranges of series whose draws are one native call each; the whole batch where nothing is drawn."""
+    size = request.batch_size if request.batch_size is not None else DRAWN if request.draws else len(request.batch)
+    return cut(request.batch, size)
+
+
+def plan(request: Request, whole: Sequence[str] = ()) -> list[Part]:
+    """How a forecast runs.
+
+    Args:
+        request: what is forecast.
+        whole: names of hook points for whose sake the batch must not be cut, if any.
+
+    Raises:
+        InputError: one item, or a batch or block that must not be cut, needs more than the limit.
+    """
+    blocks = blocks_of(request)
+    at_once = len(request.batch) if whole else max(stop - start for start, stop in blocks)
+    guess = int(generous(request) * at_once * request.items / len(request.batch))
+    # what is free is not asked for so little
+    fit = at_once if guess <= LITTLE and not is_given(request.memory) else _fitting(request, whole, at_once, guess)
+    return parts_of(request, blocks, fit, whole=bool(whole))
+
+
+def _fitting(request: Request, whole: Sequence[str], at_once: int, guess: int) -> int:
+    """Series that fit in the memory at once; errors as in :func:`plan`."""
+    limit = limit_of(request.memory, request.lens.device)
+    comfortable = limit if is_given(request.memory) or request.draws else min(limit, comfort(request.lens.device))
+    if guess <= comfortable:
+        return at_once
+    need, each = need_of_item(request, limit), len(request.batch) / request.items
+    fit = int(max(comfortable // need, min(1, limit // need)) * each)
+    drawn_together = request.draws and request.lens.adapter.readout != "token"
+    if fit < at_once and (whole or fit < each or drawn_together):
+        raise InputError(_does_not_fit(request, whole, int(need * at_once / each), limit, fit))
+    return fit
+
+
+def parts_of(request: Request, blocks: Sequence[tuple[int, int]], fit: int, *, whole: bool) -> list[Part]:
+    """The parts of a batch of whose series so many fit at once; one part if it is to stay whole."""
+    seeds = [block_seed(request.seed, index) for index in range(len(blocks))]
+    pieces = [Piece(seed, stop - start, 0, stop - start) for seed, (start, stop) in zip(seeds, blocks, strict=True)]
+    if whole:
+        return [Part(0, len(request.batch), tuple(pieces if request.draws else pieces[:1]))]
+    parts = []
+    for (start, stop), piece in zip(blocks, pieces, strict=True):
+        own = request.batch if len(blocks) == 1 else request.batch.select(range(start, stop))
+        number = -(-len(own) // fit)
+        for first, last in cut(own, fit if number == 1 else min(fit, -(-len(own) // number))):
+            share = Piece(piece.seed, last - first, first, piece.size)
+            parts.append(Part(start + first, start + last, (share,)))
+    return parts
+
+
+def _does_not_fit(request: Request, whole: Sequence[str], need: int, limit: int, fit: int) -> str:
+    series = f"{len(request.batch)} series × {request.context} steps, {request.paths} paths each"
+    sizes = f"{in_words(need)}, {in_words(free_bytes(request.lens.device))} is free, memory allows {in_words(limit)}"
+    how = f"raise memory=… or {VARIABLE}, "
+    if whole:
+        return (
+            f"this forecast ({series}) needs {sizes}, and it cannot run in parts, since hooks on {whole[0]} may look "
+            f"at several series at once; {how}give at most {max(fit, 1)} series at once, or mark functions that treat "
+            "each row by itself with tsfm_lens.hooks.by_row"
+        )
+    if fit < 1:
+        return (
+            f"one item of this forecast ({series}) needs {sizes}; {how}shorten context or horizon, or draw fewer paths"
+        )
+    return (
+        f"the sample paths of {request.lens.wiring.architecture} are drawn for a block of series at once, and a block "
+        f"of this forecast ({series}) needs {sizes}; {how}or give batch_size={fit}, which draws other paths"
+    )
+
+
+def comfort(device: torch.device) -> int:
+    """Bytes beyond which a larger part brings nothing; a GPU takes all it can get."""
+    return 2**63 if device.type == "cuda" else _COMFORTABLE
+
+
+def generous(request: Request) -> int:
+    """Bytes that one item of a forecast may need, guessed so that it hardly ever needs more."""
+    several = len(request.batch) > request.items
+    variates = -(-len(request.batch) // request.items) if several else 1
+    return generous_run(request.lens, (request.context + request.horizon + 8) * variates, request.paths, variates)
+
+
+def generous_run(lens: Lens, tokens: int, paths: int, variates: int) -> int:
+    """Bytes that a run of one item may need, if every step of every variate were a token and nothing were shared."""
+    wiring = lens.wiring
+    numbers = 0
+    for stack in wiring.stacks:
+        rows = paths if stack is wiring.output_stack else 1
+        width = max(stack.d_model, stack.n_heads * stack.d_head)
+        line = (2 * stack.n_layers + 12) * width + 4 * stack.d_mlp
+        numbers += rows * tokens * (3 * stack.n_heads * tokens + line)
+    return 4 * (numbers + 6 * paths * variates * width_of_output(lens))
+
+
+def width_of_output(lens: Lens) -> int:
+    """Numbers that the head emits for a token."""
+    unembed = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
+    return max((len(weight) for weight in unembed.parameters() if weight.ndim), default=0)
+
+
+def need_of_item(request: Request, limit: int) -> int:
+    """Bytes that the longest item of a batch needs, measured once for each shape.
+
+    Raises:
+        InputError: more than the limit.
+    """
+    lens, batch = request.lens, request.batch
+    variates = -(-len(batch) // request.items)
+    asked = (request.context, request.horizon, request.paths, variates)
+    fixed = (next(lens.parameters()).dtype, lens.device)
+    known = _NEEDS.setdefault(lens, {})
+    wider = [
+        need
+        for (sizes, kind), need in known.items()
+        if kind == fixed and sizes[3] == variates and all(a >= b for a, b in zip(sizes, asked, strict=True))
+    ]
+    if wider:
+        return min(wider)
+    with lens.registry.session.observed(lambda _point, _value: None):
+        need = measured_or_refused(request, partial(item_forecast, request), limit)
+    known[asked, fixed] = need
+    return need
+
+
+def item_forecast(request: Request) -> None:
+    """The native forecast of the longest item alone."""
+    batch, lens = request.batch, request.lens
+    first = int(np.argmax(batch.lengths))
+    item = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[first]])
+    with _seeded(request, item):
+        lens.adapter.predict(item, request.horizon, request.levels, request.num_samples)
+
+
+def measured_or_refused(request: Request, work: Any, limit: int) -> int:
+    """Bytes that a run of one item holds at most.
+
+    Raises:
+        InputError: more than the limit.
+    """
+    try:
+        _, need = measured(work, request.lens.device, limit)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        if not isinstance(error, OverLimit):
+            limit = min(limit, free_bytes(request.lens.device))
+        raise InputError(_does_not_fit(request, (), limit, limit, 0).replace("needs ", "needs more than ", 1)) from None
+    return max(need, 1)
+
+
+@contextmanager
+def _seeded(request: Request, batch: SeriesBatch, seed: int | None = None) -> Iterator[None]:
+    """One run of the lens's own under a seed, the request's if None; the random state is left as it was."""
+    lens = request.lens
+    rows = len(rows_of(batch, lens.adapter.packed))
+    with seeded(request.seed if seed is None else seed, lens.device), lens.running(rows):
+        yield
+
+
+def forecast_part(request: Request, part: Part) -> Forecast:
+    """The library's own forecast of some series of a batch, with whatever hooks are set."""
+    lens, adapter = request.lens, request.lens.adapter
+    whole = part.stop - part.start == len(request.batch)
+    batch = request.batch if whole else request.batch.select(range(part.start, part.stop))
+    alike = max(batch.lengths) == max(request.batch.lengths)
+    padded = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))  # type: ignore[attr-defined]
+    with _seeded(request, batch, part.pieces[0].seed), padded, lens.registry.attach():
+        if len(part.pieces) == 1 and part.pieces[0].whole:
+            found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        else:
+            with _drawn(request, part) if request.draws else nullcontext():
+                found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+    return Forecast(
+        found.quantiles.permute(0, 2, 1).numpy().astype(float),
+        request.levels,
+        found.mean.numpy().astype(float),
+        None if found.samples is None else found.samples.numpy().astype(float),
+        batch,
+        {**lens.provenance(), "seed": request.seed},
+        found.distribution,
+    )
+
+
+def _drawn(request: Request, part: Part) -> BlockwiseDraws:
+    """The mode under which a part draws its share of the blocks that it belongs to."""
+    adapter = request.lens.adapter
+    pieces = list(part.pieces)
+    if adapter.multivariate:
+        # rows are items, not series
+        each = len(request.batch) // request.items
+        pieces = [Piece(p.seed, p.count // each, p.first // each, p.size // each) for p in pieces]
+    axis = getattr(adapter, "draw_axis", None) or 0
+    return BlockwiseDraws(pieces, axis=axis, outer=request.paths if request.lens.wiring.sample_major else 1)

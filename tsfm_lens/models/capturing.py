@@ -1,0 +1,173 @@
+"""How a run that keeps activations fits in memory: what it keeps, what it needs meanwhile, and in which parts it runs.
+
+What is kept grows with the number of series whatever the parts, so a capture that keeps too much is refused before it
+runs. Both sizes are guessed first, by far too high; where the guess does not fit they are measured on one item.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.recorder import Reducer
+from tsfm_lens.models import batching
+from tsfm_lens.models.memory import VARIABLE, OverLimit, free_bytes, in_words, is_given, limit_of, measured
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.lens import Lens
+
+
+@dataclass
+class Keeping:
+    """The activations that a run keeps.
+
+    Attributes:
+        lens: the model.
+        names: exact names of hook points.
+        reducers: what is kept of an activation, by name.
+        device: where they are kept; the model's if None.
+        gradients: whether gradients are kept as well.
+        sizes: bytes by name, counted on the fly by :meth:`note`.
+    """
+
+    lens: Lens
+    names: Sequence[str]
+    reducers: Mapping[str, Reducer]
+    device: torch.device | str | None = None
+    gradients: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+    _last: Tensor | None = None
+
+    def whole(self) -> list[str]:
+        """Hook points for whose sake the batch must run in one piece."""
+        points = self.lens.registry.points
+        unmarked = {name for name, function in self.reducers.items() if not getattr(function, "by_row", False)}
+        own = [name for name in self.names if points[name].row_axis or name in unmarked]
+        return [*self.lens.registry.session.across_rows(), *own]
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether activations leave the device that the model runs on."""
+        return self.device is not None and torch.device(self.device).type != self.lens.device.type
+
+    def guess(self, tokens: int, paths: int, passes: int) -> int:
+        """Bytes that are kept of one item, if every step were a token."""
+        points, wiring = self.lens.registry.points, self.lens.wiring
+        numbers = 0
+        for name in self.names:
+            stack = wiring.stack(points[name].stack)
+            known = {"batch": 1, "pos": tokens, "query": tokens, "key": tokens, "head": stack.n_heads}
+            known |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
+            wide = batching.width_of_output(self.lens)
+            numbers += math.prod(known.get(axis, wide) for axis in points[name].axes)
+        return 4 * numbers * paths * passes * (2 if self.gradients else 1)
+
+    def note(self, point: Point, value: Tensor) -> None:
+        """Count what would be kept of an activation."""
+        if point.name not in self.names:
+            return
+        reducer = self.reducers.get(point.name)
+        if reducer is None:
+            storage = value.untyped_storage()
+            # views of one tensor, such as queries and keys, hold it once
+            again = self._last is not None and self._last.untyped_storage()._cdata == storage._cdata
+            size, self._last = 0 if again else storage.nbytes(), value
+        else:
+            # what a reducer of the caller's own does must not be done twice
+            size = reducer(value.detach()).nbytes if getattr(reducer, "by_row", False) else 0
+        self.sizes[point.name] = self.sizes.get(point.name, 0) + size * (2 if self.gradients else 1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a capture runs.
+
+    Attributes:
+        words: what it is, for messages.
+        items: of the batch.
+        at_once: items that the run would take at once.
+        guess: bytes that one item needs, by far too high.
+        kept: bytes of one item that are kept, by far too high.
+        one: runs one item.
+        uncut: why the batch cannot run in parts, "" if it can.
+        times: how many times what is measured a run needs.
+    """
+
+    words: str
+    items: int
+    at_once: int
+    guess: int
+    kept: int
+    one: Callable[[], Any]
+    uncut: str = ""
+    times: int = 1
+
+
+def items_at_once(
+    keeping: Keeping, run: Run, memory: int | str | None, attached: Callable[[], AbstractContextManager[Any]]
+) -> int:
+    """How many items of a capture may run at once.
+
+    Args:
+        keeping: what is kept.
+        run: what runs.
+        memory: see ``lens.forecast``.
+        attached: connects the hook points of what is kept, where one item has to be measured.
+
+    Raises:
+        InputError: what is kept, or what a run needs beside it, does not fit; nothing has run by then.
+    """
+    lens = keeping.lens
+    guess = run.kept * run.items + run.guess * run.at_once
+    if guess <= batching.LITTLE and not is_given(memory):
+        return run.at_once
+    limit = limit_of(memory, lens.device)
+    room = limit_of(memory, torch.device(keeping.device)) if keeping.elsewhere and keeping.device else limit
+    if guess <= min(limit, room):
+        return run.at_once
+    keeping.sizes.clear()
+    try:
+        with attached(), lens.registry.attach(), lens.registry.session.observed(keeping.note):
+            _, need = measured(run.one, lens.device, limit)
+    except OverLimit:
+        raise InputError(_refusal(keeping, run, limit + 1, 0, limit, more=True)) from None
+    need *= run.times
+    squared = {name for name in keeping.names if lens.registry.points[name].row_axis}
+    sizes = {name: size * run.items ** (2 if name in squared else 1) for name, size in keeping.sizes.items()}
+    keeping.sizes.update(sizes)
+    kept = sum(sizes.values())
+    left = limit - (0 if keeping.elsewhere else kept)
+    together = run.at_once if run.uncut else 1
+    if kept > room or need * together > left:
+        raise InputError(_refusal(keeping, run, need * together, kept, min(limit, room)))
+    comfortable = left if is_given(memory) else min(left, max(batching.comfort(lens.device), need))
+    return min(run.at_once, max(1, comfortable // max(need, 1)))
+
+
+def _refusal(keeping: Keeping, run: Run, need: int, kept: int, limit: int, *, more: bool = False) -> str:
+    """Words for a capture that does not fit: how much it needs, what is free, and how to reduce it."""
+    largest = sorted(keeping.sizes, key=lambda name: keeping.sizes[name], reverse=True)[:3]
+    one = max(1, (need // (run.at_once if run.uncut else 1)) + kept // run.items)
+    ways = []
+    if run.items > 1 and limit >= one:
+        ways.append(f"run at most {limit // one} of the {run.items} items at once")
+    if largest:
+        ways.append(f"keep fewer hook points (names_filter=…; the largest are {', '.join(largest)})")
+    ways.append("keep less of each (reduce=…, such as tsfm_lens.hooks.last_query)")
+    ways += [run.uncut] if run.uncut else []
+    ways.append(f"raise memory=… or {VARIABLE}")
+    amount = "more than " if more else "about "
+    held = f" ({in_words(kept)} of it activations that are kept)" if kept else ""
+    return (
+        f"{run.words} with {len(keeping.names)} hook points needs {amount}{in_words(need + kept)}{held}; "
+        f"{in_words(free_bytes(keeping.lens.device))} is free and memory allows {in_words(limit)}. To make it fit: "
+        + "; ".join(ways)
+    )
