@@ -121,7 +121,7 @@ def run(saved: dict[str, Path], room: Path, cases: range) -> tuple[Counter[tuple
     names = list(saved)
     for case in cases:
         rng = np.random.default_rng([1, case])
-        spoil, name = KINDS[case % len(KINDS)], names[(case // len(KINDS) + case) % len(names)]
+        spoil, name = KINDS[case % len(KINDS)], names[case // len(KINDS) % len(names)]
         place = room / "case"
         shutil.copytree(saved[name], place / name)
         outcome = attempt(place / name, spoil, rng)
