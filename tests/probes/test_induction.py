@@ -153,14 +153,14 @@ def test_the_last_instance_with_a_continuation_counts() -> None:
 
 
 def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -> None:
-    """A head that looks at the instance of its token from one position alone, at each position in turn."""
+    """A head that looks past the instance of its token from one position alone, at each position in turn."""
     lens = tiny()
     found = {}
     for name, query in (("first", 1), ("last", MOTIF - 1)):
 
         def attend(pattern: torch.Tensor, hook: object, query: int = query) -> torch.Tensor:
             pattern[:, 1] = 0.0
-            pattern[:, 1, query, (REPEATS - 1) * MOTIF + query - 1] = 1.0
+            pattern[:, 1, query, (REPEATS - 1) * MOTIF + query] = 1.0
             return pattern
 
         with lens.hooks([(f"{AT}.hook_pattern", attend)]):
