@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.errors import HookError
+from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import Case, native_traces
 
@@ -137,3 +139,19 @@ def test_loading_in_threads_leaves_the_output_where_it_was() -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(one, range(3)))
     assert sys.stdout is stdout
+
+
+def test_replay_leaves_the_runs_of_other_threads_alone(token_lens: Lens, token_case: Case) -> None:
+    """While variants run, modules before their first change hand back stored outputs, in this thread only."""
+    plain, met = forward(token_lens, token_case), []
+
+    def meet(pattern: Tensor) -> Tensor:
+        met.append(elsewhere(lambda: forward(token_lens, token_case)))
+        return 0.5 * pattern
+
+    variants = [Variant("met", (EditPattern("decoder.1.cross_attn", meet),))]
+    run_variants(token_lens, token_case.encoded, variants)
+    assert met
+    for other in met:
+        assert torch.equal(other, plain)
+    assert native_traces(token_lens) == 0

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from tsfm_lens.hooks.replay import map_tensors, repeat_rows
+from tsfm_lens.hooks.replay import in_this_thread, map_tensors, repeat_rows
 
 
 class SharedSource(TorchFunctionMode):
@@ -48,7 +48,8 @@ class SharedSource(TorchFunctionMode):
         """
         before = self._encoder.__dict__.get("forward")
         self._copies, self._fold, self._shared = copies, fold, shared
-        self._encoder.__dict__["forward"] = self._wrapped(self._encoder.forward)
+        forward = self._encoder.forward
+        self._encoder.__dict__["forward"] = in_this_thread(forward, self._wrapped(forward))
         try:
             with self:
                 yield

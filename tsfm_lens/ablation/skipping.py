@@ -18,6 +18,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.replay import in_this_thread
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 
 
@@ -38,7 +39,8 @@ def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Iterator[Non
     before = {path: module.__dict__.get("forward") for path, module in linear.items()}
     try:
         for path, module in linear.items():
-            module.__dict__["forward"] = _sparse(module, module.forward, len(variants), dead[path])
+            sparse = _sparse(module, module.forward, len(variants), dead[path])
+            module.__dict__["forward"] = in_this_thread(module.forward, sparse)
         yield
     finally:
         for path, module in linear.items():

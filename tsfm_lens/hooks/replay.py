@@ -9,6 +9,7 @@ shadowed, and it is restored however the block ends.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.hooks.native import get_output, put_output
+from tsfm_lens.hooks.state import ONE_RUN
 
 
 class OtherCalls(Exception):
@@ -93,7 +95,7 @@ def replayed(
     copies: int,
     resumed: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Iterator[None]:
-    """Let modules return stored outputs while the block runs.
+    """Let modules return stored outputs while the block runs, in this thread; blocks of several take turns.
 
     Args:
         model: the native module.
@@ -109,15 +111,17 @@ def replayed(
     """
     going_on = resumed or {}
     modules = {path: model.get_submodule(path) for path in (*outputs, *going_on)}
-    before = {path: module.__dict__.get("forward") for path, module in modules.items()}
     left = {path: iter(calls) for path, calls in outputs.items()}
     left |= {path: iter([(entered, output)]) for path, (_, entered, output) in going_on.items()}
+    ONE_RUN.acquire()
+    before = {path: module.__dict__.get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():
             if path in going_on:
-                module.__dict__["forward"] = _go_on(path, going_on[path][0], left[path], rows, copies)
+                new = _go_on(path, going_on[path][0], left[path], rows, copies)
             else:
-                module.__dict__["forward"] = _hand_back(path, left[path], rows, copies)
+                new = _hand_back(path, left[path], rows, copies)
+            module.__dict__["forward"] = in_this_thread(module.forward, new)
         yield
         for path, calls in left.items():
             # what lies inside a module that hands back is not called at all
@@ -129,6 +133,17 @@ def replayed(
             module.__dict__.pop("forward", None)
             if before[path] is not None:
                 module.__dict__["forward"] = before[path]
+        ONE_RUN.release()
+
+
+def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
+    """Another forward for the runs of the calling thread; those of other threads go the old way."""
+    mine = threading.get_ident()
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
+
+    return chosen
 
 
 def _hand_back(path: str, calls: Iterator[Any], rows: int, copies: int) -> Callable[..., Any]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
+
+# what is the process's or the model's, not a thread's, is changed by one run at a time: torch's generators, and the
+# forwards of modules that hand back what was stored
+ONE_RUN = threading.RLock()
 
 
 @dataclass

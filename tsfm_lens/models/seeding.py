@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-# the generators are the process's: two threads that seed them at once would draw from each other's
-_ONE_RUN = threading.RLock()
+from tsfm_lens.hooks.state import ONE_RUN
 
 
 @contextmanager
@@ -22,6 +20,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         seed: of the CPU's generator and of the device's.
         device: where the model lives.
     """
-    with _ONE_RUN, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with ONE_RUN, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
