@@ -19,6 +19,7 @@ import tsfm_lens
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures
+from tsfm_lens.paper.items import TABLE_3
 from tsfm_lens.paper.measures import MEASURES, released_share
 from tsfm_lens.paper.measures_heads import overlap_values
 from tsfm_lens.paper.measures_sweeps import DESIGNS
@@ -138,6 +139,15 @@ def test_sizes_of_a_model_are_its_parameters() -> None:
     own = sum(p.numel() for p in lens.native.inner_model.parameters()) / 1e6
     assert float(found["ours"].sel(quantity="Chronos-Bolt: parameters")) == pytest.approx(own)
     assert float(found["difference"].sel(quantity="Chronos-Bolt: layers")) == lens.wiring.output_stack.n_layers - 12
+    assert float(found["ours"].sel(quantity="Chronos-Bolt: steps a token")) == 4
+
+
+def test_the_paper_s_settings_stand_in_the_docs() -> None:
+    text = (ROOT / "docs" / "measurements.md").read_text()
+    for model in TABLE_3.values():
+        samples = "quantiles" if model.samples is None else str(model.samples)
+        row = (model.title, model.tokens, model.patch, model.loss, model.context, samples)
+        assert f"| {' | '.join(map(str, row))} |" in text
 
 
 def test_settings_that_agree_are_not_listed() -> None:

@@ -1,4 +1,4 @@
-"""What a reported number of the paper is, and how the paper evaluates its models (table 3)."""
+"""What a reported number of the paper is, and how the paper describes and evaluates its models (tables 2 and 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIVE = (TIMESFM, BOLT, CHRONOS, TOTO, MOIRAI)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """How the paper evaluates one model (table 3).
+    """How the paper describes one model (table 2) and evaluates it (table 3).
 
     Attributes:
         model: checkpoint.
@@ -24,6 +24,9 @@ class Evaluated:
         layers, heads: layers of the stack that is read out, and heads in each.
         context: steps shown to the model.
         samples: sample paths; None for a model of quantiles.
+        patch: steps a token.
+        tokens: how a series becomes tokens.
+        loss: what it was trained on.
     """
 
     model: str
@@ -31,16 +34,33 @@ class Evaluated:
     layers: int
     heads: int
     context: int
-    samples: int | None = None
+    samples: int | None
+    patch: int
+    tokens: str
+    loss: str
 
 
 # by architecture
 TABLE_3: Mapping[str, Evaluated] = {
-    "timesfm-2.5": Evaluated(TIMESFM, "TimesFM 2.5", 20, 16, 2048),
-    "chronos-bolt": Evaluated(BOLT, "Chronos-Bolt", 12, 12, 512),
-    "chronos": Evaluated(CHRONOS, "Chronos", 12, 12, 512, 20),
-    "toto-1": Evaluated(TOTO, "Toto", 12, 12, 4096, 20),
-    "moirai-1.1": Evaluated(MOIRAI, "Moirai 1.1", 12, 12, 4000, 100),
+    "timesfm-2.5": Evaluated(
+        TIMESFM, "TimesFM 2.5", 20, 16, 2048, None, 32, "patches side by side, causal", "mean squared error"
+    ),
+    "chronos-bolt": Evaluated(BOLT, "Chronos-Bolt", 12, 12, 512, None, 16, "patches side by side", "quantile loss"),
+    "chronos": Evaluated(CHRONOS, "Chronos", 12, 12, 512, 20, 1, "mean scaling and uniform bins", "cross-entropy"),
+    "toto-1": Evaluated(
+        TOTO,
+        "Toto",
+        12,
+        12,
+        4096,
+        20,
+        32,
+        "patches side by side, scaled causally by variate",
+        "likelihood of a mixture of Student's t, and a robust loss",
+    ),
+    "moirai-1.1": Evaluated(
+        MOIRAI, "Moirai 1.1", 12, 12, 4000, 100, 32, "patches of several lengths", "likelihood of a mixture"
+    ),
 }
 
 HOLDS = "1 holds, 0 does not"

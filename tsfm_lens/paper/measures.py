@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, MissingExtraError
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
@@ -54,7 +55,16 @@ def _size(name: str, lens: Lens) -> dict[str, float]:
         f"{name}: parameters": _millions(lens),
         f"{name}: layers": stack.n_layers,
         f"{name}: heads a layer": stack.n_heads,
+        f"{name}: steps a token": _steps_a_token(lens),
     }
+
+
+def _steps_a_token(lens: Lens) -> int:
+    """Steps that the longest token of a series covers, read off an encoded series."""
+    context = as_series(np.sin(np.arange(256.0)))
+    # the stack that reads the series comes first
+    spans = lens.encode(context).spans[lens.wiring.stacks[0].name]
+    return max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))
 
 
 def _millions(lens: Lens) -> float:

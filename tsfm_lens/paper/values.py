@@ -24,17 +24,18 @@ def _overlap() -> tuple[Value, ...]:
 
 def _sizes() -> tuple[Value, ...]:
     rows = (
-        ("TimesFM 2.5", 200, 20, 16),
-        ("Chronos", 200, 12, 12),
-        ("Chronos-Bolt", 205, 12, 12),
-        ("Toto 1.0", 151, 12, 12),
-        ("Moirai 1.1", 91, 12, 12),
+        ("TimesFM 2.5", 200, 20, 16, 32),
+        ("Chronos", 200, 12, 12, 1),
+        ("Chronos-Bolt", 205, 12, 12, 16),
+        ("Toto 1.0", 151, 12, 12, 32),
+        ("Moirai 1.1", 91, 12, 12, 32),
     )
     values = []
-    for name, parameters, layers, heads in rows:
+    for name, parameters, layers, heads, patch in rows:
         values.append(Value(f"{name}: parameters", parameters, "appendix A", "million"))
         values.append(Value(f"{name}: layers", layers, "appendix A"))
         values.append(Value(f"{name}: heads a layer", heads, "appendix A"))
+        values.append(Value(f"{name}: steps a token", patch, "table 3"))
     return (*values, Value("Chronos-Bolt small: parameters", 48, "appendix D.3", "million"))
 
 
