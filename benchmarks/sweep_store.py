@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tsfm_lens.sweep.engines import GroupDone, GroupTask, run_groups
 from tsfm_lens.sweep.pooling import per_series
-from tsfm_lens.sweep.ray_engine import connect
+from tsfm_lens.sweep.ray_cluster import connect
 from tsfm_lens.sweep.scores import DISTANCES, SUMS
 from tsfm_lens.sweep.statistics import changes
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store, cell_key

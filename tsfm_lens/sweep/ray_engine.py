@@ -4,138 +4,38 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import subprocess
+import sys
+import tempfile
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from multiprocessing import Pipe, connection
 from typing import Any
 
-import pyarrow as pa
+import psutil  # type: ignore[import-untyped]
 
-from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
+from tsfm_lens import errors
+from tsfm_lens.errors import SweepFailedError
+from tsfm_lens.sweep.ray_cluster import MOST_SHARED, Begin, Ended, Order, Said, ray_package
 from tsfm_lens.sweep.store import Store
-from tsfm_lens.sweep.tasks import (
-    GroupTask,
-    MakeWorker,
-    Report,
-    Work,
-    compute,
-    cores,
-    failure,
-    keep,
-    limit_threads,
-    run_one,
-)
+from tsfm_lens.sweep.tasks import GroupTask, MakeWorker, Report, keep
 
 _LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
-# chunks of series that stay in the cluster's memory for the next task; older ones are sent again
-_MOST_SHARED = 64
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError('--engine ray needs Ray: pip install "tsfm-lens-toolbox[ray]"') from None
-    return ray
-
-
-def connect(address: str | None = None) -> bool:
-    """Connect to a Ray cluster, unless this process has.
-
-    Args:
-        address: "auto" for the one of this machine, "host:port", or "ray://host:port"; $RAY_ADDRESS if None, and if
-            that is not set, a cluster of this machine alone that lives as long as the process.
-
-    Returns:
-        Whether this call connected, so that the caller should disconnect.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        InputError: nothing answers at the address.
-        SweepFailedError: Ray cannot start on this machine.
-    """
-    ray = _ray()
-    if ray.is_initialized():
-        return False
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address in (None, "local"):
-        try:
-            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-        except Exception as error:
-            # Ray's own exception here is of no class of its own
-            raise SweepFailedError(
-                f"Ray could not start on this machine: {error} Its logs are in /tmp/ray/session_latest/logs. On one "
-                "machine --engine processes does the same without it."
-            ) from error
-        return True
-    _knock(str(address))
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r}: {error}. Start one with: ray start --head --port=6379"
-        ) from error
-    return True
-
-
-def _knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody listens."""
-    if address == "auto":
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"the address of a Ray cluster is auto, host:port or ray://host:port, not {address!r}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r} ({error}). Is it running, and is this the port of "
-            "`ray start --head` (6379 by default)?"
-        ) from error
-
-
-class _Actor:
-    """A worker on some node; it is a process of its own, and holds its model until the run ends."""
-
-    def __init__(self, threads: int) -> None:
-        limit_threads(threads)
-        self._threads = threads
-        self._work: Work | None = None
-        self._store: Store | None = None
-
-    def build(self, make_worker: MakeWorker, common: Any, device: str | None, path: Path | None) -> Report:
-        """Make the worker; of a store that is shared, open it."""
-        try:
-            self._store = None if path is None else Store(path, create=False)
-            self._work = make_worker(common, device)
-        except Exception as error:
-            return failure("broken", error)
-        limit_threads(self._threads)
-        return Report("ready")
-
-    def run(self, cells: tuple[str, ...], payload: Any, key: str, data: Any) -> tuple[Report, pa.Table | None]:
-        """Compute a group, and write it if the store is shared."""
-        assert self._work is not None
-        task = GroupTask(cells, payload, data, key=key)
-        if self._store is not None:
-            return run_one(self._store, self._work, task), None
-        return compute(self._work, task)
+_LOOK_SECONDS = 2.0
+_END_SECONDS = 20.0
+_MARK = "TSFM_LENS_SWEEP"
 
 
 class _Seat:
-    """An actor, what it was asked last, and for which task."""
+    """A worker of the cluster: its task, and the claim of its group where this process writes the store."""
 
-    def __init__(self, actor: Any, asked: Any) -> None:
-        self.actor, self.asked = actor, asked
+    def __init__(self) -> None:
         self.task: GroupTask | None = None
         self.ready = False
-        # the group's claim, where this process writes the store
         self.claim = ExitStack()
 
 
@@ -145,6 +45,11 @@ class RayPool:
     Args:
         make_worker, common, store, workers, devices, address, shared_store: as of ``run_groups``.
         most: workers that there is work for.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        InputError: nothing answers at the address.
+        SweepFailedError: the cluster cannot start, or fails; ``wait`` raises it too.
     """
 
     def __init__(
@@ -158,41 +63,85 @@ class RayPool:
         shared_store: bool,
         most: int,
     ) -> None:
-        self._ray = _ray()
-        self._connected = connect(address)
+        ray = ray_package()
+        self._pickle = ray.cloudpickle.dumps
         self._store, self._shared = store, shared_store
-        self._make = make_worker
-        self._seats: list[_Seat] = []
         self._said: list[tuple[int, Report]] = []
-        self._data: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+        self._seats: list[_Seat] = []
+        # what was sent, with the data itself, so that its identity stays its own
+        self._sent: OrderedDict[int, tuple[Any, int]] = OrderedDict()
         self._next_warning = time.monotonic() + _PATIENCE_SECONDS
+        # all that the cluster's process starts inherits this, and can be found by it
+        self._mark = uuid.uuid4().hex
+        if address is None and ray.is_initialized():
+            address = ray.get_runtime_context().gcs_address
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._pipe, theirs = Pipe()
+        code = f"from tsfm_lens.sweep.ray_cluster import serve; serve({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, _MARK: self._mark},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            # Ctrl-C is for this process, which then ends that one
+            start_new_session=True,
+        )
+        theirs.close()
         try:
-            gpu = any(device.startswith("cuda") for device in devices)
-            nodes = _nodes(self._ray, "GPU" if gpu else "CPU")
-            self.workers = min(workers or max(1, int(sum(nodes))), most)
-            cpus = 1 if gpu else share(nodes, self.workers)
-            # inside an actor, the GPU that Ray gave it is the only one that it sees
-            self._device = "cuda" if gpu else (devices[0] if devices else None)
-            self._class = self._ray.remote(num_cpus=cpus, num_gpus=1 if gpu else 0, max_restarts=0)(_Actor)
-            self._threads = cpus
-            self._common = self._ray.put(common)
-            for _ in range(self.workers):
-                self._seats.append(self._start())
+            path = store.path if shared_store else None
+            parts = self._pickle((make_worker, common))
+            self._tell(Begin(parts, tuple(devices), workers, address, path, most))
+            self.workers = self._next(None)
+            self._seats = [_Seat() for _ in range(self.workers)]
         except BaseException:
             self.stop()
             raise
 
-    def _start(self) -> _Seat:
-        actor = self._class.remote(self._threads)
-        path = self._store.path if self._shared else None
-        return _Seat(actor, actor.build.remote(self._make, self._common, self._device, path))
+    def _tell(self, message: object) -> None:
+        # of a process that is gone, wait() tells
+        with suppress(OSError):
+            self._pipe.send(message)
+
+    def _next(self, timeout: float | None) -> Any:
+        """The cluster's next message; None if there is none in so many seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _LOOK_SECONDS if end is None else min(_LOOK_SECONDS, max(0.0, end - time.monotonic()))
+            try:
+                if connection.wait([self._pipe], left):
+                    message = self._pipe.recv()
+                    break
+            except (EOFError, OSError):
+                raise self._failure(f"its driver ended with code {self._process.wait()}{self._last_words()}") from None
+            if self._process.poll() is not None and not self._pipe.poll(0):
+                raise self._failure(f"its driver ended with code {self._process.returncode}{self._last_words()}")
+            if end is not None and time.monotonic() >= end:
+                return None
+        if isinstance(message, Ended):
+            if message.kind != SweepFailedError.__name__:
+                raise getattr(errors, message.kind)(message.message)
+            raise self._failure(message.message)
+        return message
+
+    def _failure(self, why: str) -> SweepFailedError:
+        return SweepFailedError(
+            f"the Ray cluster failed: {why}. {len(self._store.done())} cells are kept in {self._store.path}: run the "
+            "same command again to go on from there; on one machine --engine processes does the same without Ray."
+        )
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        return f" ({lines[-1].strip()[:300]})" if lines else ""
 
     def idle(self) -> list[int]:
         """Workers that are ready and have nothing to do."""
-        return [worker for worker, seat in enumerate(self._seats) if seat.ready and seat.asked is None]
+        return [worker for worker, seat in enumerate(self._seats) if seat.ready and seat.task is None]
 
     def submit(self, worker: int, task: GroupTask) -> None:
-        """Send a task to an actor, its data by reference."""
+        """Send a task to an actor, its data once to the cluster."""
         seat = self._seats[worker]
         if not self._shared:
             # another process may work on the same store: the claim is held until the rows are written
@@ -203,63 +152,44 @@ class RayPool:
                 self._say(worker, Report("skipped"))
                 return
         seat.task = task
-        seat.asked = seat.actor.run.remote(task.cells, task.payload, task.key, self._reference(task.data))
+        self._tell(Order(worker, task.cells, self._pickle(task.payload), task.key, *self._data(task.data)))
 
     def _say(self, worker: int, report: Report) -> None:
         self._seats[worker].claim.close()
         self._said.append((worker, report))
 
-    def _reference(self, data: Any) -> Any:
-        if data is None:
-            return None
-        # the entry holds the data too, so that its identity stays its own
-        kept = self._data.pop(id(data), None) or (data, self._ray.put(data))
-        self._data[id(data)] = kept
-        if len(self._data) > _MOST_SHARED:
-            self._data.popitem(last=False)
-        return kept[1]
+    def _data(self, data: Any) -> tuple[int, bytes | None]:
+        """Number of the data, and the pickled data if the cluster does not hold it."""
+        if id(data) in self._sent:
+            return self._sent[id(data)][1], None
+        number = 1 + max((number for _, number in self._sent.values()), default=0)
+        self._sent[id(data)] = data, number
+        if len(self._sent) > MOST_SHARED:
+            self._sent.popitem(last=False)
+        return number, self._pickle(data)
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
         """What actors have to say; an actor that was lost is replaced."""
-        asked = {seat.asked: worker for worker, seat in enumerate(self._seats) if seat.asked is not None}
         if not self._said:
             limit = timeout if timeout is not None else _PATIENCE_SECONDS
-            if asked:
-                found, _ = self._ray.wait(list(asked), num_returns=1, timeout=limit)
-                more, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
-                for reference in dict.fromkeys([*found, *more]):
-                    worker = asked[reference]
-                    self._said.append((worker, self._hear(worker, reference)))
-            else:
-                time.sleep(limit)
+            message: Said | None = self._next(limit)
+            while message is not None:
+                self._said.append((message.worker, self._hear(message)))
+                message = self._next(0.0)
         said, self._said = self._said, []
         self._warn()
         return said
 
-    def _hear(self, worker: int, reference: Any) -> Report:
-        seat = self._seats[worker]
-        try:
-            answer = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            return self._replace(worker, error)
-        seat.asked = None
-        if isinstance(answer, Report):
-            seat.ready = answer.how == "ready"
-            return answer
-        report, rows = answer
+    def _hear(self, said: Said) -> Report:
+        seat, report = self._seats[said.worker], said.report
         task, seat.task = seat.task, None
+        if report.how in ("ready", "broken", "lost"):
+            seat.ready = report.how == "ready"
+            seat.claim.close()
+            return report
         assert task is not None
         with seat.claim:
-            return report if self._shared else keep(self._store, task, report, rows)
-
-    def _replace(self, worker: int, error: Exception) -> Report:
-        seat = self._seats[worker]
-        seat.claim.close()
-        with suppress(self._ray.exceptions.RayError, ValueError):
-            self._ray.kill(seat.actor)
-        self._seats[worker] = self._start()
-        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        return Report("lost", error=f"{type(error).__name__}: {line}", details=str(error))
+            return report if self._shared else keep(self._store, task, report, said.rows)
 
     def _warn(self) -> None:
         now = time.monotonic()
@@ -270,23 +200,28 @@ class RayPool:
             _LOG.warning("no worker has found a place on the Ray cluster yet; `ray status` says what is missing")
 
     def stop(self) -> None:
-        """End every actor, and leave the cluster if this pool joined it."""
+        """End every actor, leave the cluster, and leave no process behind."""
         for seat in self._seats:
             seat.claim.close()
-            with suppress(Exception):
-                self._ray.kill(seat.actor)
         self._seats = []
-        if self._connected:
-            self._ray.shutdown()
+        self._tell(None)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        _end_all(self._mark, self._process.pid)
+        self._process.wait()
+        self._pipe.close()
+        self._log.close()
 
 
-def _nodes(ray: Any, resource: str) -> list[float]:
-    return [node["Resources"].get(resource, 0.0) for node in ray.nodes() if node["Alive"]]
-
-
-def share(nodes: Sequence[float], workers: int) -> int:
-    """CPUs a worker, so that all of them find a place: the most that they can have, and at least one."""
-    for cpus in range(int(max(nodes, default=1)), 1, -1):
-        if sum(int(node // cpus) for node in nodes) >= workers:
-            return cpus
-    return 1
+def _end_all(mark: str, session: int) -> None:
+    """Kill what the cluster's process has started and that is still there."""
+    left: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            # processes that Ray renames lose their environment, and some leave the session
+            if os.getsid(process.pid) == session or process.environ().get(_MARK) == mark:
+                left |= {each.pid: each for each in (process, *process.children(recursive=True))}
+    for process in left.values():
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(list(left.values()), timeout=_END_SECONDS)

@@ -1,0 +1,315 @@
+"""A process beside the sweep that is the driver of a Ray cluster: whatever ends it leaves the sweep itself alive.
+
+Where Ray's own services fail, its library ends the process that it runs in. So it runs in one of its own, which
+``RayPool`` starts and hears through a pipe; what travels to the cluster stays pickled on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import queue
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tsfm_lens.errors import InputError, LensError, MissingExtraError, SweepFailedError
+from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.tasks import GroupTask, Report, Work, compute, cores, failure, limit_threads, run_one
+
+_ANSWER_SECONDS = 5.0
+# chunks of series that stay in the cluster's memory for the next task; older ones are sent again
+MOST_SHARED = 64
+# after which a cluster of this machine alone takes its head for dead
+_HEAD_SECONDS = "20"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """What the cluster's process is told first.
+
+    Attributes:
+        parts: pickled: what makes a worker, and what all workers need.
+        devices, workers, address: as of ``run_groups``.
+        path: of a store that workers see; None if rows travel.
+        most: workers that there is work for.
+    """
+
+    parts: bytes
+    devices: tuple[str, ...]
+    workers: int | None
+    address: str | None
+    path: Path | None
+    most: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """A group for a worker; ``data`` is None where the cluster holds it under its number already."""
+
+    worker: int
+    cells: tuple[str, ...]
+    payload: bytes
+    key: str
+    number: int
+    data: bytes | None
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a worker says, with its rows if they travel."""
+
+    worker: int
+    report: Report
+    rows: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The cluster cannot go on: the class of the error, and its message."""
+
+    kind: str
+    message: str
+
+
+def ray_package() -> Any:
+    """Ray.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError('--engine ray needs Ray: pip install "tsfm-lens-toolbox[ray]"') from None
+    return ray
+
+
+def connect(address: str | None = None) -> bool:
+    """Connect to a Ray cluster, unless this process has.
+
+    Args:
+        address: "auto" for the one of this machine, "host:port", or "ray://host:port"; $RAY_ADDRESS if None, and if
+            that is not set, a cluster of this machine alone that lives as long as the process.
+
+    Returns:
+        Whether this call connected, so that the caller should disconnect.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        InputError: nothing answers at the address.
+        SweepFailedError: Ray cannot start on this machine.
+    """
+    ray = ray_package()
+    if ray.is_initialized():
+        return False
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address in (None, "local"):
+        try:
+            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+        except Exception as error:
+            # Ray's own exception here is of no class of its own
+            raise SweepFailedError(
+                f"Ray could not start on this machine: {error} Its logs are in /tmp/ray/session_latest/logs"
+            ) from error
+        return True
+    _knock(str(address))
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise InputError(
+            f"no Ray cluster answers at {address!r}: {error}. Start one with: ray start --head --port=6379"
+        ) from error
+    return True
+
+
+def _knock(address: str) -> None:
+    """Ray itself waits for minutes where nobody listens."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"the address of a Ray cluster is auto, host:port or ray://host:port, not {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise InputError(
+            f"no Ray cluster answers at {address!r} ({error}). Is it running, and is this the port of "
+            "`ray start --head` (6379 by default)?"
+        ) from error
+
+
+class _Actor:
+    """A worker on some node; it is a process of its own, and holds its model until the run ends."""
+
+    def __init__(self, threads: int) -> None:
+        limit_threads(threads)
+        self._threads = threads
+        self._work: Work | None = None
+        self._store: Store | None = None
+
+    def build(self, parts: bytes, device: str | None, path: Path | None) -> Report:
+        """Make the worker from its pickled function and what that takes; of a store that is shared, open it."""
+        try:
+            make_worker, common = pickle.loads(parts)
+            self._store = None if path is None else Store(path, create=False)
+            self._work = make_worker(common, device)
+        except Exception as error:
+            return failure("broken", error)
+        limit_threads(self._threads)
+        return Report("ready")
+
+    def run(self, cells: tuple[str, ...], payload: bytes, key: str, data: bytes) -> tuple[Report, pa.Table | None]:
+        """Compute a group from its pickled parts, and write it if the store is shared."""
+        assert self._work is not None
+        try:
+            task = GroupTask(cells, pickle.loads(payload), pickle.loads(data), key=key)
+        except Exception as error:
+            return failure("failed", error), None
+        if self._store is not None:
+            return run_one(self._store, self._work, task), None
+        return compute(self._work, task)
+
+
+class _Seat:
+    """An actor, and what it was asked last."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor, self.asked = actor, None
+
+
+class _Cluster:
+    """Actors of a cluster, and the data that it holds for them.
+
+    Args:
+        begin: what to start.
+        pipe: to the sweep.
+    """
+
+    def __init__(self, begin: Begin, pipe: Connection) -> None:
+        self._ray, self._begin, self._pipe = ray_package(), begin, pipe
+        self._events: queue.SimpleQueue[Order | tuple[int, Any] | None] = queue.SimpleQueue()
+        self._data: dict[int, Any] = {}
+        connect(begin.address)
+        gpu = any(device.startswith("cuda") for device in begin.devices)
+        nodes = _nodes(self._ray, "GPU" if gpu else "CPU")
+        self.workers = min(begin.workers or max(1, int(sum(nodes))), begin.most)
+        self._threads = 1 if gpu else share(nodes, self.workers)
+        # inside an actor, the GPU that Ray gave it is the only one that it sees
+        self._device = "cuda" if gpu else (begin.devices[0] if begin.devices else None)
+        options = {"num_cpus": self._threads, "num_gpus": 1 if gpu else 0, "max_restarts": 0}
+        self._class = self._ray.remote(**options)(_Actor)
+        self._parts = self._ray.put(begin.parts)
+        self._seats: list[_Seat] = []
+
+    def run(self) -> None:
+        """Start the actors and pass orders and answers on until the sweep has no more, or is gone."""
+        self._seats = [self._start(worker) for worker in range(self.workers)]
+        threading.Thread(target=self._listen, daemon=True).start()
+        while (event := self._events.get()) is not None:
+            if isinstance(event, Order):
+                self._obey(event)
+            else:
+                self._hear(*event)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                order = self._pipe.recv()
+            except (EOFError, OSError):
+                order = None
+            self._events.put(order)
+            if order is None:
+                return
+
+    def _start(self, worker: int) -> _Seat:
+        seat = _Seat(self._class.remote(self._threads))
+        self._ask(worker, seat, seat.actor.build.remote(self._parts, self._device, self._begin.path))
+        return seat
+
+    def _ask(self, worker: int, seat: _Seat, reference: Any) -> None:
+        seat.asked = reference
+        reference.future().add_done_callback(lambda _future: self._events.put((worker, reference)))
+
+    def _obey(self, order: Order) -> None:
+        if order.data is not None:
+            self._data[order.number] = self._ray.put(order.data)
+            # the sweep sends again what is older
+            for number in sorted(self._data)[:-MOST_SHARED]:
+                del self._data[number]
+        seat = self._seats[order.worker]
+        data = self._data[order.number]
+        self._ask(order.worker, seat, seat.actor.run.remote(order.cells, order.payload, order.key, data))
+
+    def _hear(self, worker: int, reference: Any) -> None:
+        seat = self._seats[worker]
+        if seat.asked is not reference:
+            return
+        try:
+            answer = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            self._replace(worker, error)
+            return
+        report, rows = answer if isinstance(answer, tuple) else (answer, None)
+        self._pipe.send(Said(worker, report, rows))
+
+    def _replace(self, worker: int, error: Exception) -> None:
+        if not any(node["Alive"] for node in self._ray.nodes()):
+            raise SweepFailedError("no node of the Ray cluster is alive")
+        with suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(self._seats[worker].actor)
+        self._seats[worker] = self._start(worker)
+        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        self._pipe.send(Said(worker, Report("lost", error=f"{type(error).__name__}: {line}", details=str(error))))
+
+    def stop(self) -> None:
+        """End every actor, and leave the cluster."""
+        for seat in self._seats:
+            with suppress(Exception):
+                self._ray.kill(seat.actor)
+        self._ray.shutdown()
+
+
+def serve(handle: int) -> None:
+    """What the cluster's process does.
+
+    Args:
+        handle: of the pipe to the sweep.
+    """
+    # Ray's processes must not hold the pipe open when this one is gone
+    os.set_inheritable(handle, False)
+    pipe = Connection(handle)
+    try:
+        begin: Begin = pipe.recv()
+        if begin.address is None:
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", _HEAD_SECONDS)
+        cluster = _Cluster(begin, pipe)
+        pipe.send(cluster.workers)
+        cluster.run()
+        cluster.stop()
+    except LensError as error:
+        pipe.send(Ended(type(error).__name__, str(error)))
+    except (EOFError, OSError):
+        # the sweep is gone
+        return
+
+
+def _nodes(ray: Any, resource: str) -> list[float]:
+    return [node["Resources"].get(resource, 0.0) for node in ray.nodes() if node["Alive"]]
+
+
+def share(nodes: Sequence[float], workers: int) -> int:
+    """CPUs a worker, so that all of them find a place: the most that they can have, and at least one."""
+    for cpus in range(int(max(nodes, default=1)), 1, -1):
+        if sum(int(node // cpus) for node in nodes) >= workers:
+            return cpus
+    return 1
