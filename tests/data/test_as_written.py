@@ -234,6 +234,7 @@ BAD_TIMES = {
     "too early": (["0001-01-01", "0001-01-02", "0001-01-03"], "row 2 is beyond the dates from 1677"),
     "too late": (["2300-01-01", "2300-01-02", "2300-01-03"], "beyond the dates from 1677-09-21 to 2262-04-11"),
     "some offsets": (["2020-01-01T00:00Z", "2020-01-01T01:00", "2020-01-01T02:00Z"], "offset and times without"),
+    "no such offset": (["2020-01-01T00:00+01:00", "2020-01-01T01:00+01:90", "2020-01-01T02:00+01:00"], "offset"),
     "one bad date": (["20200130", "20200131", "20200132"], "20200132 in row 4 is no such date"),
     "two ranges": (["1577836800", "1577836800000", "1577836802"], "neither dates nor seconds"),
     "no time": (["2020-01-01", "", "2020-01-03"], "no timestamp in row 3"),
