@@ -18,7 +18,8 @@ from tsfm_lens.errors import InputError
 _CLOCK = r"\d{2}(?::?\d{2}(?::?\d{2}(?:\.\d{1,9})?)?)?"
 _ISO = re.compile(rf"\d{{4}}-\d{{2}}(?:-\d{{2}}(?:[T ]{_CLOCK})?)?|\d{{8}}T\d{{2}}(?:\d{{2}}){{0,2}}")
 _MONTH = re.compile(r"(?:0[1-9]|1[0-2])\.(?:1[789]|20|21)\d{2}")
-_ZONED = re.compile(r"(.*\d[T ]\d{1,2}(?::?\d{2})*(?:\.\d+)?(?: ?[AP]M)?) ?(Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?)", re.I)
+_OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
+_ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
 _DATES = (
     *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y/%m"),
     *("%m/%Y", "%m.%Y", "%d-%b-%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%b %Y", "%B %Y"),
