@@ -31,6 +31,8 @@ from tsfm_lens.sweep.sources import evaluation_sets
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 CASES = int(os.environ.get("TSFM_LENS_CASES", "2000"))
+PARTS = 25
+"""Of the campaign, so that what is done shows while the rest runs."""
 CONTENT: dict[str, Any] = {
     "name": "whole",
     "models": [{"source": "bolt-nano", "context_length": 32}],
@@ -288,8 +290,9 @@ def test_a_damaged_store_ends_in_the_undisturbed_table(whole: Path, tmp_path: Pa
 
 
 @pytest.mark.campaign
-def test_many_damaged_stores_end_in_the_undisturbed_table(whole: Path, tmp_path: Path, capsys: Any) -> None:
-    counts = campaign(range(CASES), whole, tmp_path / "store")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_damaged_stores_end_in_the_undisturbed_table(part: int, whole: Path, tmp_path: Path, capsys: Any) -> None:
+    counts = campaign(range(part, CASES, PARTS), whole, tmp_path / "store")
     with capsys.disabled():
         print()  # noqa: T201
         for (kind, how), count in sorted(counts.items()):

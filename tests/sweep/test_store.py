@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -349,6 +350,43 @@ def test_a_damaged_store_json_is_made_anew(store: Store) -> None:
     assert damage.path == marker
     assert damage.moved_to.parent == store.path / "damaged"
     assert mended.damaged(move=True) == []
+
+
+@pytest.mark.parametrize("name", ["store.json.bak", "copy of store.json", ".store.json", "cells/store.json", None])
+def test_a_store_json_that_is_gone_is_made_anew(store: Store, name: str | None) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    marker = store.path / "store.json"
+    before = marker.read_bytes()
+    marker.unlink() if name is None else marker.rename(store.path / name)
+    with pytest.raises(StoreError, match=rf"{marker} is damaged: it is not there.*tsfm-lens sweep CONFIG --store"):
+        Store(store.path, create=False)
+    mended = Store(store.path, values=toys.VALUES)
+    assert marker.read_bytes() == before
+    assert mended.read(CELLS[:3]).num_rows == 9
+    assert [str(damage) for damage in mended.damaged(move=True)] == [f"{marker}: it is not there"]
+    assert Store(store.path, create=False).damaged() == []
+    # what stood under the other name is nobody's, and stays
+    assert name is None or (store.path / name).read_bytes() == before
+
+
+def test_a_file_beside_a_store_that_lost_its_cells_is_named_with_the_way_out(store: Store) -> None:
+    (store.path / "store.json").rename(store.path / "it's a copy")
+    (store.path / "cells").rmdir()
+    with pytest.raises(StoreError, match=r"holds it's a copy: .* run the same command again: mv ") as caught:
+        Store(store.path)
+    subprocess.run(str(caught.value).partition("again: ")[2], shell=True, check=True)
+    assert Store(store.path, values=toys.VALUES).done() == set()
+    # of somebody else's folder, nothing is to be moved
+    (store.path / "store.json").unlink()
+    (store.path / "cells").rmdir()
+    for name in ("thesis", "photos"):
+        (store.path / name).mkdir()
+    with pytest.raises(StoreError, match=r"holds photos: give a new or empty folder$"):
+        Store(store.path)
+    # folders of cells have names of two hexadecimal digits
+    (store.path / "cells" / "biopsies").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"holds photos: give a new or empty folder$"):
+        Store(store.path)
 
 
 def test_a_file_in_a_folder_s_place_is_moved_aside(store: Store) -> None:

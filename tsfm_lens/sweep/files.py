@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,18 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value
+
+
+def make_folder(path: Path, ours: Collection[str]) -> None:
+    """Make the folder of a new store; a StoreError where it holds other names than ``ours``."""
+    path.mkdir(parents=True, exist_ok=True)
+    # another process may be making the same store: its temporary file is hidden
+    if others := sorted(name for name in os.listdir(path) if not name.startswith(".") and name not in ours):
+        advice = "give a new or empty folder"
+        if len(others) == 1:
+            away = shlex.join([str(path / others[0]), f"{path}.{others[0]}"])
+            advice += f", or move that out of it and run the same command again: mv {away}"
+        raise StoreError(f"{path} is no store of a sweep but holds {others[0]}: {advice}")
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:

@@ -203,7 +203,7 @@ def run_sweep(
     # one process is one worker, so that it takes the first device
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
-    outcome = Outcome(notes=[f"damaged, and set aside: {each}" for each in store.damaged(move=True)])
+    outcome = Outcome(notes=[f"damaged: {each}" for each in store.damaged(move=True)])
     before = store.done()
     own = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}

@@ -41,6 +41,7 @@ from tsfm_lens.sweep.files import (
     checked_rows,
     encode,
     group_key,
+    make_folder,
     parquet_of,
     read_footer,
     read_plan_file,
@@ -100,12 +101,9 @@ class Store:
                 raise StoreError(
                     f"{self.path} is no store of a sweep: it has no store.json. Start one with tsfm-lens sweep."
                 )
-            self.path.mkdir(parents=True, exist_ok=True)
-            # another process may be making the same store: its temporary file is hidden
-            others = {each.name for each in self.path.iterdir() if not each.name.startswith(".")}
-            if not others <= {*_ROOMS, marker.name}:
-                name = min(others - set(_ROOMS))
-                raise StoreError(f"{self.path} is no store of a sweep but holds {name}: give a new or empty folder.")
+            # beside cells of a sweep, other files are in nobody's way
+            if not self.repaired:
+                make_folder(self.path, {*_ROOMS, marker.name})
             from tsfm_lens import __version__
 
             about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {__version__}"}
@@ -118,29 +116,37 @@ class Store:
         return about
 
     def _about(self, marker: Path, mend: bool) -> Mapping[str, Any] | None:
-        """What a store says of itself; None where it says nothing, or its damaged file was moved aside."""
+        """What a store says of itself; None where it is new, or what it said is lost and is to be said again."""
         try:
             about = read_json(marker)
             if about.get("format") != FORMAT:
                 raise DamagedFileError("it is not that of a sweep's store")
-        except FileNotFoundError:
-            return None
-        except (DamagedFileError, IsADirectoryError) as error:
+        except (FileNotFoundError, DamagedFileError, IsADirectoryError) as error:
             refuse_older_store(marker)
+            gone = isinstance(error, FileNotFoundError)
             # what is not ours stays where it is
-            if not (self.path / "cells").is_dir():
+            if not self._has_cells():
+                if gone:
+                    return None
                 raise StoreError(f"{marker} is not that of a sweep's store: choose another folder.") from None
+            damage = Damage(marker, "it is not there" if gone else str(error))
             if not mend:
-                raise self._advice(marker, error) from None
+                raise self._advice(marker, damage.why) from None
             (self.path / "damaged").mkdir(exist_ok=True)
-            self.repaired.append(self._set_aside(Damage(marker, str(error))))
+            self.repaired.append(self._set_aside(damage))
             return None
         check_schema(about.get("schema"), self.path)
         return about
 
+    def _has_cells(self) -> bool:
+        """Whether there are cells of a sweep, or room for them, whatever else there is."""
+        cells = self.path / "cells"
+        folders = [each.name for each in cells.iterdir() if each.is_dir()] if cells.is_dir() else ["none"]
+        return not folders or any(re.fullmatch("[0-9a-f]{2}", name) for name in folders)
+
     def _advice(self, path: Path, why: object) -> StoreError:
         return StoreError(
-            f"{path} is damaged: {why}. Run the sweep again, which moves the file aside and makes it anew: "
+            f"{path} is damaged: {why}. Run the sweep again, which sets it aside and makes it anew: "
             f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
         )
 
