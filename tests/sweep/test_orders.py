@@ -12,11 +12,12 @@ import xarray as xr
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import heads_by_stable_rank
+from tsfm_lens.probes import entropic_rank, heads_by_stable_rank
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.runs import runs_of
 from tsfm_lens.sweep.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
+from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
 
@@ -35,29 +36,29 @@ def options(lens: Lens) -> dict:
     return {"horizon": 6, "num_samples": 2 if lens.adapter.readout == "token" else None}
 
 
-def writes_of(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """Head writes (layer, row, pos, head, d_model) of one forward, and which tokens show a series."""
+def writes_of(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Head writes (row, pos, head, d_model) of the last layer: what reaches the stream, and what the output matrix
+    gives before any norm; and which tokens show a series."""
     stack = lens.wiring.output_stack
     kind, layers = stack.layers_with(attention_over_time(stack))
     runs = runs_of(lens, series, horizon, rollout=False, num_samples=options(lens)["num_samples"])
-    points = [f"{stack.prefix}.{layer}.{kind}.hook_result" for layer in layers]
+    result, z = (f"{stack.prefix}.{layers[-1]}.{kind}.{point}" for point in ("hook_result", "hook_z"))
     with torch.no_grad():
-        _, acts = lens.run_with_cache(runs.encoded, names_filter=points)
-    return np.stack([acts[point].double().numpy() for point in points]), runs.encoded.shown(stack.name).numpy()
+        _, acts = lens.run_with_cache(runs.encoded, names_filter=[result, z])
+        matrix = lens.weights.heads(layers[-1], kind, stack.name).W_O.double().numpy()
+    plain = np.einsum("rphd,hdm->rphm", acts[z].double().numpy(), matrix)
+    return acts[result].double().numpy(), plain, runs.encoded.shown(stack.name).numpy()
 
 
 def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
     """Entropic rank of one layer's writes (row, pos, head, d_model), by the singular values of the unit writes."""
-    per_row = []
-    for row, mask in zip(writes, shown, strict=True):
-        entropies = []
-        for token in row[mask]:
-            unit = token / np.maximum(np.linalg.norm(token, axis=-1, keepdims=True), 1e-8)
-            p = np.linalg.svd(unit, compute_uv=False)
-            p = p / p.sum()
-            entropies.append(-(p * np.log(np.maximum(p, 1e-8))).sum())
-        per_row.append(np.mean(entropies))
-    return float(np.exp(np.mean(per_row)))
+    entropies = []
+    for token in writes[shown]:
+        unit = token / np.maximum(np.linalg.norm(token, axis=-1, keepdims=True), 1e-8)
+        p = np.linalg.svd(unit, compute_uv=False)
+        p = p / p.sum()
+        entropies.append(-(p * np.log(np.maximum(p, 1e-8))).sum())
+    return float(np.exp(np.mean(entropies)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,13 +83,29 @@ def test_every_score_of_every_architecture(name: str) -> None:
     dense = (weights.W_Q.double() @ weights.W_K.double().transpose(-2, -1)).detach().numpy()
     values = np.linalg.svd(dense, compute_uv=False)
     np.testing.assert_allclose(found["stable_rank"][-1], (values**2).sum(-1) / values[:, 0] ** 2, rtol=1e-4)
-    writes, shown = writes_of(lens, series, 6)
-    last = writes[-1]
+    last, plain, shown = writes_of(lens, series, 6)
     norms = [np.linalg.norm(row[mask], axis=-1).mean(0) for row, mask in zip(last, shown, strict=True)]
     np.testing.assert_allclose(found["output_norm"][-1], np.mean(norms, axis=0), rtol=1e-4)
-    whole = numpy_rank(last, shown)
-    parts = [numpy_rank(np.delete(last, head, axis=2), shown) for head in range(stack.n_heads)]
+    whole = numpy_rank(plain, shown)
+    parts = [numpy_rank(np.delete(plain, head, axis=2), shown) for head in range(stack.n_heads)]
     np.testing.assert_allclose(found["entropic_contribution"][-1], whole - np.array(parts), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["timesfm-2.5", "toto-2"])
+def test_a_head_contributes_what_its_layer_s_rank_loses_without_it(name: str) -> None:
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    kind, layers = stack.layers_with(attention_over_time(stack))
+    # one has four times the other's tokens, and counts four times as much
+    series = SeriesBatch.concat([bundled("co2").tail(60), bundled("elnino").tail(9)])
+    scores = head_scores(lens, "entropic_contribution", series, 1)
+    whole = entropic_rank(lens, series, 1, kind=kind)["rank"].values[-1]
+    for head in range(stack.n_heads):
+        # a head that writes nothing takes no direction
+        with lens.ablate(f"{layers[-1]}.{kind}.{head}"):
+            without = entropic_rank(lens, series, 1, kind=kind)["rank"].values[-1]
+        lost = {"expected": whole - without, "magnitude": whole, "dtype": "float32", "what": f"head {head}"}
+        assert_close(scores.values[-1, head], depth=10, **lost)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])

@@ -65,11 +65,10 @@ def entropic_rank(
         seed=seed,
         batch_size=batch_size,
     )
-    entropy = found.values
     data = xr.Dataset(
         {
-            "entropy": (("layer", "series"), entropy, {"units": "nats"}),
-            "rank": (("layer",), np.exp(np.average(entropy, axis=1, weights=found.tokens))),
+            "entropy": (("layer", "series"), found.values, {"units": "nats"}),
+            "rank": (("layer",), np.exp(found.over_all())),
             "tokens": (("series",), found.tokens),
         },
         coords={"layer": list(map(str, found.layers)), "series": found.rows},
@@ -106,6 +105,10 @@ class TokenMeans:
     rows: list[str]
     tokens: np.ndarray
     horizon: int
+
+    def over_all(self) -> np.ndarray:
+        """(layer, …), means over all tokens of all series, so that a series counts by its tokens."""
+        return np.asarray(np.average(self.values, axis=1, weights=self.tokens))
 
 
 def mean_over_tokens(

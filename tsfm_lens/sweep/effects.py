@@ -205,7 +205,6 @@ def recipes(results: Results) -> xr.Dataset | None:
             own.assign(
                 recipe=own["recipe"].fillna(own["label"]),
                 selection=own["selection"].fillna("listed"),
-                seed=own["seed"].fillna(-1),
                 tests=len(wanted) - 1,
                 **{name: own["variant"].map(counts[name]) for name in ("n_resilient", "n_improved", "n_datasets")},
             )
@@ -252,8 +251,7 @@ def selection(results: Results) -> xr.Dataset | None:
                 continue
             lines = pd.concat([chosen, drawn])
             moved = results.changes(lines)
-            seeds = lines["seed"].fillna(-1)
-            frames.append(lines.assign(seed=seeds, tests=len(moved), **change_columns(lines, moved)))
+            frames.append(lines.assign(tests=len(moved), **change_columns(lines, moved)))
             wanted = {PLAIN, *lines["variant"]}
             rows = results.sums[(results.sums["model"] == model) & results.sums["variant"].isin(wanted)]
             stats = results.statistics

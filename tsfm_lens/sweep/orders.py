@@ -115,8 +115,8 @@ def head_scores(
 
     - ``stable_rank``: of W_Q W_Kᵀ; weights alone.
     - ``entropic_contribution``: the layer's entropic rank R less that of the layer without the head, both
-      exp(mean entropy over tokens and series) of the normalised singular values of the unit-length head writes.
-      Negative where a head repeats what others write.
+      exp(mean entropy over all tokens of all series) of the normalised singular values of the unit-length head writes,
+      as :func:`tsfm_lens.probes.entropic_rank` has it. Negative where a head repeats what others write.
     - ``attention_entropy``: nats, mean over queries and series; layers that attend between variates have none.
     - ``output_norm``: Euclidean norm of the head's write, mean over tokens and series.
     - ``attribution``: absolute change of the point forecast when the head writes, in the order of writing
@@ -233,7 +233,7 @@ def _contribution(
 ) -> xr.DataArray:
     own: dict[str, Any] = {"kind": kind, "num_samples": num_samples, "seed": seed}
     found = mean_over_tokens(lens, batch, horizon, reduce=_entropies, **own)
-    ranks = np.exp(found.values.mean(axis=1))
+    ranks = np.exp(found.over_all())
     return _array(ranks[:, :1] - ranks[:, 1:], found.layers)
 
 
