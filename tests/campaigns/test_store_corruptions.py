@@ -31,6 +31,7 @@ from tsfm_lens.sweep.sources import evaluation_sets
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
 
 CASES = int(os.environ.get("TSFM_LENS_CASES", "2000"))
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 PARTS = 25
 """Of the campaign, so that what is done shows while the rest runs."""
 CONTENT: dict[str, Any] = {
