@@ -8,8 +8,8 @@ import io
 import random
 import re
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from zoneinfo import ZoneInfo
@@ -128,12 +128,87 @@ def number(text: str, decimal: str) -> float | None:
     return float(-exact if found[1] == "-" else exact)
 
 
-def slow_read(case: Case) -> dict[str, dict[object, float | None]]:
+def slow_read(case: Case, *, without: Collection[str] = ()) -> dict[str, dict[object, float | None]]:
     """Ids, in order of appearance, with values by time; by row where there is no time.
+
+    Args:
+        case: how it is written.
+        without: names of columns that are not looked at.
 
     Raises:
         Unreadable: the file is not what the case says.
     """
+    series: dict[str, dict[object, float | None]] = {}
+    for place, (when, cells) in enumerate(_rows(case)):
+        key: object = place if when is None else parsed(case.time, when)
+        key = key.astimezone(UTC) if isinstance(key, datetime) and key.tzinfo else key
+        for name, cell in cells.items():
+            if name in without:
+                continue
+            own = series.setdefault(name, {})
+            if key in own:
+                raise Unreadable("two values at one time")
+            own[key] = number(cell, case.decimal)
+    return series
+
+
+def fair_reading(case: Case) -> tuple[dict[str, dict[object, float | None]], set[str]]:
+    """What may be read of a file, and the columns of a wide one that are text and have to be told of.
+
+    Numbers that are all written with the other decimal sign are whole numbers of that sign.
+
+    Raises:
+        Unreadable: nothing may; the file is to be refused.
+    """
+    for decimal in (case.decimal, "." if case.decimal == "," else ","):
+        told = replace(case, decimal=decimal)
+        text = _text_columns(told)
+        try:
+            found = slow_read(told, without=text)
+        except Unreadable:
+            continue
+        if found and not _sign_is_open(told, text):
+            return found, text
+    raise Unreadable("with neither sign, or it may part thousands")
+
+
+def _values(case: Case) -> dict[str, list[str]]:
+    """The text of all values that are not missing, by id."""
+    found: dict[str, list[str]] = {}
+    for _, cells in _rows(case):
+        for name, cell in cells.items():
+            found.setdefault(name, []).extend([] if cell.strip() in MISSING else [cell.strip()])
+    return found
+
+
+def _sign_is_open(case: Case, without: Collection[str]) -> bool:
+    """Whether each decimal sign stands where one of thousands may; a point does so only beside other delimiters."""
+    if case.decimal == "." and (case.delimiter == "," or (len(_rows(case)[0][1]) == 1 and case.layout == "values")):
+        return False
+    values = [cell for name, cells in _values(case).items() if name not in without for cell in cells]
+    signed = [cell for cell in values if case.decimal in cell]
+    return bool(signed) and all(re.fullmatch(r"[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}", cell) for cell in signed)
+
+
+def _text_columns(case: Case) -> set[str]:
+    """Columns of a wide table that hold more text than numbers."""
+    return {
+        name
+        for name, cells in (_values(case).items() if case.layout != "long" else ())
+        if 2 * sum(_is_text(cell, case.decimal) for cell in cells) > len(cells)
+    }
+
+
+def _is_text(cell: str, decimal: str) -> bool:
+    try:
+        number(cell, decimal)
+    except Unreadable:
+        return True
+    return False
+
+
+def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
+    """The time of each row, None where there is none, and its values by id."""
     try:
         content = gzip.decompress(case.content) if case.suffix.endswith(".gz") else case.content
         text = content.decode(case.encoding)
@@ -148,24 +223,16 @@ def slow_read(case: Case) -> dict[str, dict[object, float | None]]:
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         raise Unreadable("rows differ in length")
     header, body = rows[0], rows[1:]
-    series: dict[str, dict[object, float | None]] = {}
+    if case.layout == "long":
+        if not all(row[0] for row in body):
+            raise Unreadable("no id")
+        return [(row[1], {row[0]: row[2]}) for row in body]
     skip = 1 if case.layout.startswith("index") else 0
-    for place, row in enumerate(body):
-        when = place if case.layout == "values" else parsed(case.time, row[skip + (case.layout == "long")])
-        key = when.astimezone(UTC) if isinstance(when, datetime) and when.tzinfo else when
-        if case.layout == "long":
-            cells = {row[0]: row[2]}
-            if not row[0]:
-                raise Unreadable("no id")
-        else:
-            first = 0 if case.layout == "values" else skip + 1
-            cells = dict(zip(header[first:], row[first:], strict=True))
-        for name, cell in cells.items():
-            own = series.setdefault(name, {})
-            if key in own:
-                raise Unreadable("two values at one time")
-            own[key] = number(cell, case.decimal)
-    return series
+    first = 0 if case.layout == "values" else skip + 1
+    return [
+        (None if case.layout == "values" else row[skip], dict(zip(header[first:], row[first:], strict=True)))
+        for row in body
+    ]
 
 
 def value(rng: random.Random, decimal: str) -> str:

@@ -7,6 +7,7 @@ import os
 import random
 import runpy
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,12 @@ from tsfm_lens.errors import LensError
 SLOW = runpy.run_path(str(Path(__file__).with_name("slow_reader.py")))
 # what may be read in two ways is refused, and these words say so
 OPEN = ("may be", "may part", "thousands", "neither parts", "decimal signs here", "has no name")
+
+
+PARTS = 10
+"""Of the campaign, so that what is done shows while the rest runs."""
+FLAGGED = (3556, 5814, 6255, 7113, 7122, 7858, 8472, 8803, 9266, 9681, 9736, 10753)
+"""Cases with offsets out of range, with commas as the only decimal signs, of one column, and with a spoiled column."""
 
 
 def disagreement(batch: SeriesBatch, expected: dict[str, dict[Any, float | None]]) -> str:
@@ -68,7 +75,7 @@ def check(number: int, folder: Path, counts: Counter) -> str:
     path.write_bytes(case.content)
     kind = case.damage or "whole"
     try:
-        expected = SLOW["slow_read"](case)
+        expected, text = SLOW["fair_reading"](case)
     except SLOW["Unreadable"]:
         expected = None
     try:
@@ -80,33 +87,37 @@ def check(number: int, folder: Path, counts: Counter) -> str:
         return ""
     counts[kind, "read"] += 1
     if expected is None:
-        return f"case {number} ({kind}) is damaged, but read as {batch!r}"
+        return f"case {number} ({kind}) is damaged, or open, but read as {batch!r}"
+    unread = next((note for note in batch.notes if note.startswith("not read: ")), "")
+    hidden = [name for name in text if repr(name) not in unread]
+    if hidden:
+        return f"case {number} ({kind}): no note tells of {hidden}"
     wrong = disagreement(batch, expected)
     local = next((note for note in batch.notes if "local clock" in note), None)
     if wrong and local:
         # the note says so: on the wall, not in UTC
-        wrong = disagreement(batch, on_the_wall(case, expected))
+        wrong = disagreement(batch, on_the_wall(case))
     return f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}" if wrong else ""
 
 
-def on_the_wall(case: Any, expected: dict[str, dict[Any, float | None]]) -> dict[str, dict[Any, float | None]]:
+def on_the_wall(case: Any) -> dict[str, dict[Any, float | None]]:
     """The same values by what a local clock shows."""
     original = SLOW["parsed"]
     SLOW["slow_read"].__globals__["parsed"] = lambda kind, text: original(kind, text).replace(tzinfo=None)
     try:
-        return SLOW["slow_read"](case)  # type: ignore[no-any-return]
+        return SLOW["fair_reading"](case)[0]  # type: ignore[no-any-return]
     finally:
         SLOW["slow_read"].__globals__["parsed"] = original
 
 
-def run(numbers: range, folder: Path) -> Counter:
+def run(numbers: Sequence[int], folder: Path) -> Counter:
     counts: Counter = Counter()
     wrong = list(filter(None, (check(number, folder, counts) for number in numbers)))
     lines = [
         f"{kind:20} {counts[kind, 'read']:6} read {counts[kind, 'refused']:6} refused"
         for kind in sorted({kind for kind, _ in counts})
     ]
-    print("\n".join(lines))  # noqa: T201
+    print("\n" + "\n".join(lines), flush=True)  # noqa: T201
     assert not wrong, f"{len(wrong)} of {len(numbers)}:\n" + "\n".join(wrong[:25])
     return counts
 
@@ -116,9 +127,16 @@ def test_a_sample_of_generated_files(tmp_path: Path) -> None:
     assert counts["whole", "read"] > 70
 
 
+def test_files_that_were_read_otherwise_once(tmp_path: Path) -> None:
+    run(FLAGGED, tmp_path)
+
+
 @pytest.mark.campaign
-def test_generated_files(tmp_path: Path) -> None:
-    run(range(1000, 1000 + int(os.environ.get("TSFM_LENS_CASES", "10000"))), tmp_path)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_generated_files(part: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = int(os.environ.get("TSFM_LENS_CASES", "10000"))
+    with capsys.disabled():
+        run(range(1000 + part * cases // PARTS, 1000 + (part + 1) * cases // PARTS), tmp_path)
 
 
 def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ _RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
 _DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
 _RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+COMMA_NUMBER = NUMBER.replace(r"\.", ",")
 _NUMBER = re.compile(NUMBER)
 
 

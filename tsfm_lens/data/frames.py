@@ -10,7 +10,7 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, known_frequency, to_floats
 from tsfm_lens.data.grid import Grid, grid_of
-from tsfm_lens.data.headers import TARGET_COLUMNS
+from tsfm_lens.data.headers import TARGET_COLUMNS, kind_of
 from tsfm_lens.data.instants import Times, looks_like_dates, times_of
 from tsfm_lens.data.layout import dated_column, flat, id_texts, key_and_time, value_columns
 from tsfm_lens.errors import InputError
@@ -115,6 +115,8 @@ def _on_grids(
         except InputError as error:
             refused = refused or error
             continue
+        if times.utc is not None and clock != "UTC":
+            _check_order(times, groups, grids, rows)
         if times.utc is not None and (times.utc != times.clock).any():
             notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
         for (group, _), grid in zip(groups, grids, strict=True):
@@ -123,6 +125,25 @@ def _on_grids(
         return grids, notes
     assert refused is not None
     raise refused
+
+
+def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
+    """Refuse steps on a local clock, regular whatever the offsets, that are no steps forward in UTC.
+
+    Raises:
+        InputError: an offset is wrong.
+    """
+    assert times.utc is not None
+    for (group, own), grid in zip(groups, grids, strict=True):
+        ordered = own[grid.order]
+        back = np.flatnonzero(np.diff(times.utc[ordered]) <= np.timedelta64(0))
+        if len(back):
+            pair = ordered[back[0] : back[0] + 2]
+            clock, utc = ([str(pd.Timestamp(time)) for time in stamps[pair]] for stamps in (times.clock, times.utc))
+            raise InputError(
+                f"series {group!r} goes from {clock[0]} to {clock[1]} on the local clock (rows {rows[pair[0]]} and "
+                f"{rows[pair[1]]}), but from {utc[0]} to {utc[1]} in UTC; one of the offsets is wrong"
+            )
 
 
 def _all_grids(
@@ -212,7 +233,12 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
 def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
     if not unread:
         return []
-    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(repr(str(column)) for column in unread)}"
+    shown = []
+    for column in unread:
+        # what keeps a column from being one of numbers; it may be a damaged cell
+        text = next((cell for cell in frame[column] if isinstance(cell, str) and kind_of(cell) == "text"), None)
+        shown.append(f"{str(column)!r}" + ("" if text is None else f" (text such as {text[:60]!r})"))
+    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(shown)}"
     if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
         note += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
     return [note]

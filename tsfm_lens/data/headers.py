@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tsfm_lens.data.formulas import NUMBER
+from tsfm_lens.data.formulas import COMMA_NUMBER, NUMBER
 from tsfm_lens.data.numerals import MISSING
 from tsfm_lens.errors import InputError
 
@@ -15,7 +15,7 @@ TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
 KNOWN = {*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS}
 
-_NUMBER = re.compile(f"(?:{NUMBER})|(?:{NUMBER.replace('.', ',', 1)})|[+-]?\\d+,\\d+")
+_NUMBER = re.compile(f"(?:{NUMBER})|(?:{COMMA_NUMBER})")
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}(?:[-/.]\d{1,2})?(?:[T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}(?:[T ].*)?|\d{4}-?Q[1-4]|\d{8}T\d+Z?"
 )

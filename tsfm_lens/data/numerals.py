@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tsfm_lens.data.formulas import NUMBER
+from tsfm_lens.data.formulas import COMMA_NUMBER, NUMBER
 from tsfm_lens.errors import InputError
 
 MISSING = (
@@ -18,7 +18,7 @@ MISSING = (
 """Cells that stand for a missing value."""
 _INFINITE = r"[+-]?(?:[iI]nf|INF|[iI]nfinity)"
 _POINT = rf"^(?:{NUMBER}|{_INFINITE})$"
-_COMMA = "^" + NUMBER.replace(r"\.", ",") + "$"
+_COMMA = rf"^(?:{COMMA_NUMBER})$"
 _GROUPED = r"^[+-]?\d{1,3}(?:([., '’\x{a0}\x{202f}])\d{3})+(?:[.,]\d+)?$"
 # either a decimal part of three digits, or thousands
 _EITHER = r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"

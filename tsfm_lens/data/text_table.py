@@ -8,7 +8,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
 from tsfm_lens.data.formulas import restored
-from tsfm_lens.data.headers import has_header
+from tsfm_lens.data.headers import has_header, kind_of
 from tsfm_lens.errors import InputError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -159,7 +159,32 @@ def _delimiter(text: str, name: str) -> str:
     if len(inside) > 1:
         named = " and ".join(DELIMITERS[sign] for sign in inside)
         raise InputError(f"the first line has {named}, and neither parts all rows alike; give delimiter=…")
-    return inside[0] if inside else ","
+    return inside[0] if inside else _sign_of_one_column(lines, name)
+
+
+def _sign_of_one_column(lines: Sequence[str], name: str) -> str:
+    """What parts no row, where the first line has one cell and commas below it may be decimal signs.
+
+    Raises:
+        InputError: they may as well part numbered rows from values, whose column has no name.
+    """
+    parted = [row for row in _split(lines[1:], ",") if row]
+    absent = next((sign for sign in ";\t|" if not any(sign in line for line in lines)), None)
+    if absent is None or all(len(row) == 1 for row in parted):
+        return ","
+    if name.endswith(".tsv"):
+        return "\t"
+    kinds = {kind_of(row[0]) for row in _split(lines[1:], absent) if row}
+    if not kinds <= {"number", "missing"}:
+        return ","
+    # two columns have as many cells in each row, and the names of rows differ
+    if all(len(row) == 2 for row in parted) and len({row[0] for row in parted}) == len(parted):
+        shown = ",".join(parted[0])
+        raise InputError(
+            f"the first line has one cell and each row below it a comma, as in {shown!r}: that may be the decimal sign "
+            "(give delimiter=';' and decimal=','), or part two columns of which one has no name"
+        )
+    return absent
 
 
 def _split(lines: Iterable[str], sign: str) -> Iterator[list[str]]:
@@ -171,8 +196,7 @@ def _split(lines: Iterable[str], sign: str) -> Iterator[list[str]]:
 
 def _clean(rows: list[list[str]], others: set[str]) -> bool:
     """Whether no cell holds another sign that might part it, but for a decimal comma."""
-    decimal = re.compile(r"\s*[+-]?\d+,\d+\s*")
-    return not any(sign in cell and not decimal.fullmatch(cell) for row in rows for cell in row for sign in others)
+    return not any(sign in cell and kind_of(cell) != "number" for row in rows for cell in row for sign in others)
 
 
 def _cells(text: str, sign: str) -> list[pa.Array]:
