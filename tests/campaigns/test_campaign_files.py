@@ -105,7 +105,7 @@ def on_the_wall(case: Any) -> dict[str, dict[Any, float | None]]:
     original = SLOW["parsed"]
     SLOW["slow_read"].__globals__["parsed"] = lambda kind, text: original(kind, text).replace(tzinfo=None)
     try:
-        return SLOW["fair_reading"](case)[0]  # type: ignore[no-any-return]
+        return SLOW["fair_reading"](case)[0]
     finally:
         SLOW["slow_read"].__globals__["parsed"] = original
 

@@ -92,8 +92,8 @@ def test_a_sweep_shows_intervals_and_keeps_its_cells_in_the_store(
     assert shown.exit_code == 0, shown.output
     header = next(line for line in shown.stdout.splitlines() if "quantity" in line)
     assert "interval" in header
-    line = next(line for line in shown.stdout.splitlines() if "Toto, 29 % of heads: change of MASE" in line)
-    assert re.search(r"3\.54 .* -?[\d.e+]+ to -?[\d.e+]+ ", line)
+    line = next(line for line in shown.stdout.splitlines() if "toto-29 scaled to bolt-nano: change of MASE" in line)
+    assert re.search(r" -?[\d.e+]+ to -?[\d.e+]+ ", line)
     assert "not given by the paper" in shown.stderr
     assert "cells" not in shown.stdout
     cells = {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
@@ -102,7 +102,7 @@ def test_a_sweep_shows_intervals_and_keeps_its_cells_in_the_store(
     assert cells == {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
     lower, upper = (found["data_vars"][name]["data"] for name in ("ours_lower", "ours_upper"))
     assert any(low is not None and low <= high for low, high in zip(lower, upper, strict=True))
-    assert lower[found["coords"]["quantity"]["data"].index("Toto, 29 % of heads: MLPs ablated")] is None
+    assert lower[found["coords"]["quantity"]["data"].index("toto-29 scaled to bolt-nano: MLPs ablated")] is None
 
 
 def test_a_cancelled_sweep_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

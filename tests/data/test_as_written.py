@@ -146,6 +146,7 @@ REFUSED = {
     "decimal or thousands": ("d;load\n1;1,500\n2;2,500\n", "may be a decimal sign or a thousands separator.*decimal="),
     "point or thousands": ("d;load\n1;1.500\n2;2.500\n", "may be a decimal sign or a thousands separator"),
     "thousands": ('d;load\n1;"1.500,5"\n2;"2.500,5"\n', "thousands separators are not read"),
+    "decimal or row names": ("load\n1,5\n2,6\n", "may be the decimal sign .*or part two columns"),
     "both signs": ("a;b\n1,5;0.5\n2,5;0.5\n", "points and commas are both decimal signs"),
     "both signs in a column": ("a;b\n1,5;1\n0.5;2\n2,5;3\n", "column 'a' holds '0.5' in row 3"),
     "a cell among numbers": ("a,b\n1,2\nx,3\n4,5\n", "column 'a' holds 'x' in row 3, which is not a number"),
@@ -192,6 +193,14 @@ def test_what_was_decided_by_rule_is_noted_and_can_be_overruled(reading: Any) ->
     assert reading("5,9\n1,2\n", header=True).ids == ("5", "9")
     assert reading("a,5\nb,6\n", header=False, targets=["column-1"], id_column="column-0").ids == ("a", "b")
     assert "note: " in repr(reading("5,9\n1,2\n"))
+    assert "not read: column 'b' (text such as '6 kW')" in reading("ds,a,b\n2020,1,5\n2021,2,6 kW\n2022,3,7 kW\n").notes
+
+
+@pytest.mark.parametrize("rows", ["1,5\n2\n-3,25e1\n", "1,5\n1,25\n,5\n", '1,5\n""\n3\n', "1,5\nNA\n2,5\n"])
+def test_commas_below_the_name_of_one_column_are_decimal_signs(reading: Any, rows: str) -> None:
+    expected = [float(cell.replace(",", ".")) if cell not in ('""', "NA") else np.nan for cell in rows.split()]
+    np.testing.assert_array_equal(reading("load\n" + rows).values[0], expected)
+    assert reading("load\n1,5\n2,6\n", "a.tsv").values[0].tolist() == [1.5, 2.6]
 
 
 def test_numbers_are_the_nearest_doubles(reading: Any) -> None:
@@ -239,6 +248,10 @@ BAD_TIMES = {
     "two ranges": (["1577836800", "1577836800000", "1577836802"], "neither dates nor seconds"),
     "no time": (["2020-01-01", "", "2020-01-03"], "no timestamp in row 3"),
     "30 February": (["2020-02-28", "2020-02-29", "2020-02-30"], "'2020-02-30' in row 4 is no date"),
+    "back in UTC": (
+        ["2020-01-01T00:00Z", "2020-01-01T01:00Z", "2020-01-01T02:00+01:00"],
+        "one of the offsets is wrong",
+    ),
     "two at once": (["2020-01-01", "2020-01-02", "2020-01-02"], r"two values at 2020-01-02 00:00:00 \(rows 3 and 4\)"),
 }
 

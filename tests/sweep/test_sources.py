@@ -128,10 +128,10 @@ def test_text_that_tells_series_apart_is_never_left_out(shops: tuple[Path, np.nd
 @pytest.mark.parametrize(
     ("columns", "items", "unread"),
     [
-        ({"weather": ["dry", "wet"] * 20, "ds": DAYS, "y": numbers(40)}, ["y"], "'weather'"),
-        ({"id": ["a", "b"] * 20, "land": ["x", "z"] * 20, "y": numbers(40)}, ["a", "b"], "'land'"),
-        ({"unit": ["kW"] * 40, "y": numbers(40), "z": numbers(40)}, ["y"], "'unit', 'z'"),
-        ({"unit": ["kW"] * 40, "load": numbers(40)}, ["load"], "'unit'"),
+        ({"weather": ["dry", "wet"] * 20, "ds": DAYS, "y": numbers(40)}, ["y"], "'weather' (text such as 'dry')"),
+        ({"id": ["a", "b"] * 20, "land": ["x", "z"] * 20, "y": numbers(40)}, ["a", "b"], "'land' (text such as 'x')"),
+        ({"unit": ["kW"] * 40, "y": numbers(40), "z": numbers(40)}, ["y"], "'unit' (text such as 'kW'), 'z'"),
+        ({"unit": ["kW"] * 40, "load": numbers(40)}, ["load"], "'unit' (text such as 'kW')"),
     ],
     ids=["times differ", "same in a series", "same everywhere", "no known name"],
 )

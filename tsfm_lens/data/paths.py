@@ -19,7 +19,9 @@ def local_path(path: str | Path) -> Path:
         place.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         shown = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
-        raise InputError(f"{shown!r} is no usable path: {error}") from error
+        # the system's own message repeats the whole path
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{shown!r} is no usable path: {why}") from error
     return place
 
 

@@ -112,12 +112,13 @@ def request_of(
     memory: int | str | None = None,
 ) -> Request:
     """The arguments of ``lens.forecast``, checked; errors as there."""
+    batch = as_series(series)
     wanted = lens.adapter.prediction_length if horizon is None else horizon
     asked = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(wanted, asked, num_samples, seed)
     if batch_size is not None and not is_count(batch_size):
         raise InputError(f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more")
-    return Request(lens, as_series(series), steps, levels, num_samples, int(seed), batch_size, memory)
+    return Request(lens, batch, steps, levels, num_samples, int(seed), batch_size, memory)
 
 
 def paths_of(adapter: Adapter, horizon: int, num_samples: int | None) -> int:
