@@ -5,7 +5,7 @@ SERIES ?= bundled:co2,elnino,electricity,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test campaigns test-latest test-sdist lint typecheck conformance bench notebook clean
+.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck conformance bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -29,6 +29,10 @@ sweep-demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+# the suite while four busy processes run: plain kernels, AVX2 kernels, two threads; HARD=avx2 runs one of them
+test-hard: $(STAMP)
+	$(BIN)/python tools/test_hard.py $(HARD) -- $(TESTS)
 
 # thousands of generated cases a kind; TSFM_LENS_CASES sets how many
 campaigns: $(STAMP)

@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread a worker, and seeded generators."""
+"""Shared by all tests: one torch thread a worker unless OMP_NUM_THREADS says more, and seeded generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)

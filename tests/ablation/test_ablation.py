@@ -15,7 +15,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, Zero, writers
 from tsfm_lens.models import architectures, load
-from tsfm_lens.testing import example_case
+from tsfm_lens.testing import assert_close, example_case
 
 FORECASTS = npst.arrays(np.float64, (3, 8), elements=st.integers(-5, 5).map(float))
 
@@ -27,7 +27,7 @@ def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(a: np.n
     for row in range(3):
         x, y = rankdata(a[row]), rankdata(b[row])
         expected = 1.0 if np.ptp(x) == 0 or np.ptp(y) == 0 else 1 - np.corrcoef(x, y)[0, 1]
-        assert found[row] == pytest.approx(expected, abs=1e-12)
+        assert_close(found[row], expected, depth=1000)
 
 
 def test_spearman_distance_known_answers() -> None:
@@ -74,8 +74,7 @@ def test_every_head_equals_the_plain_loop(name: str, max_rows: int) -> None:
         for index, component in enumerate(chosen):
             with lens.ablate(component):
                 alone = lens.forward(encoded)
-            atol = 1e-5 * float(alone.abs().max())
-            torch.testing.assert_close(found[index], alone, rtol=1e-5, atol=atol)
+            assert_close(found[index], alone, depth=100)
 
 
 def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +107,6 @@ def test_variants_over_several_stacks_and_rows() -> None:
     both = Variant("both", (Zero("encoder.1.mlp"), Zero("decoder.0.mlp", rows=[1])))
     found = run_variants(lens, encoded, [both, Variant.zero(Component("decoder", 1))])
     with torch.no_grad(), lens.edit(*both.interventions):
-        torch.testing.assert_close(found[0], lens.forward(encoded))
+        assert_close(found[0], lens.forward(encoded), depth=100)
     with pytest.raises(InputError, match="max_rows is 0"):
         run_variants(lens, encoded, [both], max_rows=0)

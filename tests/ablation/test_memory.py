@@ -17,6 +17,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import writers
 from tsfm_lens.models import architectures, load
 from tsfm_lens.models.memory import fitting, measured
+from tsfm_lens.testing import assert_close
 
 CPU = torch.device("cpu")
 BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
@@ -83,7 +84,7 @@ def test_the_limit_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2 <= max(chunks) < 12
     assert peak <= 1.2 * limit, (peak, limit, chunks)
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False, **draws)
-    np.testing.assert_allclose(kept[0].quantiles, loop.quantiles, rtol=1e-4, atol=1e-5)
+    assert_close(kept[0].quantiles, loop.quantiles, depth=1000, dtype=np.float32)
 
 
 def test_no_bit_depends_on_what_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch
     found = forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
     assert tried == [9, 3, 3, 3]
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False)
-    np.testing.assert_allclose(found.quantiles, loop.quantiles, rtol=1e-4, atol=1e-5)
+    assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
     fits = 0
     with pytest.raises(InputError, match="one variant of this batch runs out of memory"):
         forecast_variants(lens, BATCH, horizon, variants, max_rows=18)

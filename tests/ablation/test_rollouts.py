@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Component, EditPattern, Mean, Noise, Resample, Steer, Zero, writers
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
-from tsfm_lens.testing import example_case
+from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())
 SAMPLING = [name for name in NAMES if architectures()[name].readout != "quantile"]
@@ -130,11 +130,11 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     np.testing.assert_array_equal(kept.quantiles[0], edited.quantiles)
     plain = lens.forecast(batch, 3, quantiles=levels, seed=4, **draws(lens))
     for index, forecast in enumerate((edited, plain)):
-        np.testing.assert_allclose(found.quantiles[index], forecast.quantiles, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.mean[index], forecast.mean, rtol=1e-4, atol=1e-5)
+        assert_close(found.quantiles[index], forecast.quantiles, depth=1000, dtype=np.float32)
+        assert_close(found.mean[index], forecast.mean, depth=1000, dtype=np.float32)
         if forecast.samples is not None:
             assert found.samples is not None
-            np.testing.assert_allclose(found.samples[index], forecast.samples, rtol=1e-4, atol=1e-5)
+            assert_close(found.samples[index], forecast.samples, depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -289,7 +289,7 @@ def test_values_that_are_no_numbers_stay_where_they_are() -> None:
         loop = forecast_variants(lens, batch, horizon, variants, non_finite="keep", economy=False)
         lost = np.isnan(found.quantiles).all(axis=(2, 3))
         assert lost.tolist() == [[False] * len(batch), [index == 1 for index in range(len(batch))], [False] * 3]
-        np.testing.assert_allclose(found.quantiles, loop.quantiles, rtol=1e-5, atol=1e-5)
+        assert_close(found.quantiles, loop.quantiles, depth=100, dtype=np.float32)
 
 
 def test_errors_of_the_caller_are_no_lost_variants() -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 import tsfm_lens
 from tsfm_lens.cli import app
 from tsfm_lens.models.architecture import architectures
+from tsfm_lens.testing import assert_close
 
 RUNNER = CliRunner()
 
@@ -57,7 +58,7 @@ def test_forecast_as_csv_is_what_the_library_returns(folder: str, waves: str) ->
     expected = lens.forecast(waves, 4, quantiles=[0.2, 0.5], seed=3)
     for column, level in enumerate((0.2, 0.5)):
         found = np.array([float(row[str(level)]) for row in rows]).reshape(2, 4)
-        np.testing.assert_allclose(found, expected.quantiles[:, column], rtol=1e-6)
+        assert_close(found, expected.quantiles[:, column], depth=16, dtype=np.float32)
 
 
 def test_forecast_as_json_is_strict_and_labelled(folder: str, waves: str) -> None:
@@ -69,7 +70,7 @@ def test_forecast_as_json_is_strict_and_labelled(folder: str, waves: str) -> Non
     forecast = answer["data_vars"]["quantile_forecast"]
     assert forecast["dims"] == ["series", "quantile", "step"]
     expected = tsfm_lens.load(folder).forecast(waves, 4).quantiles
-    np.testing.assert_allclose(np.array(forecast["data"]), expected, rtol=1e-6)
+    assert_close(np.array(forecast["data"]), expected, depth=16, dtype=np.float32)
 
 
 def test_ablate_reports_the_chosen_components_only(bolt: str, waves: str) -> None:
@@ -84,7 +85,7 @@ def test_ablate_reports_the_chosen_components_only(bolt: str, waves: str) -> Non
     batch, _ = tsfm_lens.as_series(waves).split(4)
     with lens.ablate(names[1]):
         expected = lens.forecast(batch, 4).median
-    np.testing.assert_allclose(np.array(answer["data_vars"]["forecast"]["data"])[1], expected, rtol=1e-4, atol=1e-6)
+    assert_close(np.array(answer["data_vars"]["forecast"]["data"])[1], expected, depth=1000, dtype=np.float32)
 
 
 def test_attribute_holds_the_end_out_as_truth(bolt: str, waves: str) -> None:

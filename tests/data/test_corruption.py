@@ -9,6 +9,9 @@ from tsfm_lens.data import bundled, remove_motif, shift_phase, swap_season
 from tsfm_lens.data.corruption import seasonal_part
 from tsfm_lens.errors import InputError
 
+# STL parts a clean season of size 1 from its trend to within a few per cent
+PARTED = 0.05
+
 TIME = np.arange(96)
 SEASON = np.sin(2 * np.pi * TIME / 12) + 0.5 * np.cos(4 * np.pi * TIME / 12)
 TREND = 0.05 * TIME + 3
@@ -48,15 +51,14 @@ def test_motifs_need_room_between_them() -> None:
 def test_a_shifted_season_is_the_season_later(shift: int) -> None:
     found = shift_phase(TREND + SEASON, shift, period=12).values[0]
     moved = np.sin(2 * np.pi * (TIME - shift) / 12) + 0.5 * np.cos(4 * np.pi * (TIME - shift) / 12)
-    # STL parts a clean season from its trend to within a few per cent
-    np.testing.assert_allclose(found, TREND + moved, atol=0.05)
+    np.testing.assert_allclose(found, TREND + moved, atol=PARTED)
 
 
 def test_a_swapped_season_has_the_new_period() -> None:
     found = swap_season(TREND + SEASON, 8, period=12).values[0] - TREND
     spectrum = np.abs(np.fft.rfft(found - found.mean()))
     assert spectrum.argmax() == 96 // 8
-    np.testing.assert_allclose(found.max() - found.min(), np.ptp(SEASON), rtol=0.1)
+    np.testing.assert_allclose(found.max() - found.min(), np.ptp(SEASON), rtol=2 * PARTED)
 
 
 def test_scale_is_kept_on_request() -> None:

@@ -13,6 +13,7 @@ from gluonts.dataset.arrow import ArrowWriter
 
 from tsfm_lens.data import EvaluationSet, dysts_sets, dysts_systems
 from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
+from tsfm_lens.testing import assert_close
 
 pytest.importorskip("dysts")
 
@@ -126,7 +127,7 @@ def test_published_files_are_read(tmp_path: Path) -> None:
         entry = {"start": np.datetime64("2024-01-01", "s"), "target": (paths["Lorenz"].T + number).astype(np.float32)}
         ArrowWriter().write_to_file([entry], folder / f"{number}_T-60.arrow")
     (stored,) = dysts_sets("*", 10, multivariate=True, path=tmp_path / "base40")
-    np.testing.assert_allclose(whole(stored, "ic1"), paths["Lorenz"].T + 1, rtol=1e-6)
+    assert_close(whole(stored, "ic1"), paths["Lorenz"].T + 1, depth=16, dtype=np.float32)
     with pytest.raises(UnknownNameError, match="Closest: Lorenz, Rossler"):
         dysts_sets("Aizawa", 10, path=tmp_path / "uni.json.gz")
 

@@ -15,6 +15,9 @@ from typing import Any
 import nbformat
 import pytest
 
+# seconds after which something is taken to hang
+PATIENCE = 300
+
 CELL = """\
 import torch
 from tsfm_lens import load
@@ -78,10 +81,10 @@ def notebook_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _answers(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=PATIENCE):
                 return
         except OSError:
             assert server.poll() is None, log.read_text()

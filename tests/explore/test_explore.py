@@ -11,6 +11,7 @@ from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
 from tsfm_lens.explore import opening
 from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.explore import explore_figure, scores
 from tsfm_lens.viz.explore_panels import TRACES
 
@@ -72,7 +73,7 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
     view.select("1", 2)
     view.toggle.value = True
     one = without(lens, view, "decoder.1.cross_attn.2")
-    np.testing.assert_allclose(trace(view, "ablated median").y, one[middle], rtol=1e-6)
+    assert_close(trace(view, "ablated median").y, one[middle], depth=16, dtype=np.float32)
     assert trace(view, "ablated median").visible is True
     # the toggle belongs to the chosen head, the ablation stays
     view.select("0", 1)
@@ -82,16 +83,16 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
     assert list(view.tags.value) == names
     two = without(lens, view, *names)
     assert not np.allclose(two, one)
-    np.testing.assert_allclose(trace(view, "ablated median").y, two[middle], rtol=1e-6)
-    np.testing.assert_allclose(trace(view, "ablated low").y, two[0], rtol=1e-6)
-    np.testing.assert_allclose(trace(view, "ablated band").y, two[-1], rtol=1e-6)
+    assert_close(trace(view, "ablated median").y, two[middle], depth=16, dtype=np.float32)
+    assert_close(trace(view, "ablated low").y, two[0], depth=16, dtype=np.float32)
+    assert_close(trace(view, "ablated band").y, two[-1], depth=16, dtype=np.float32)
     np.testing.assert_array_equal(view.forecast, two)
     shift = viz.theme.number(float(np.abs(two[middle] - plain).mean()))
     assert view.effect.value.startswith(f"without 2 heads the median moves by {shift} ppm")
     assert "mean absolute error" in view.effect.value
     # one taken out of the list, then all
     view.tags.value = names[1:]
-    np.testing.assert_allclose(trace(view, "ablated median").y, without(lens, view, names[1])[middle], rtol=1e-6)
+    assert_close(trace(view, "ablated median").y, without(lens, view, names[1])[middle], depth=16, dtype=np.float32)
     view.empty.click()
     assert view.ablated == ()
     assert view.toggle.value is False
@@ -148,7 +149,7 @@ def test_a_token_model_draws_few_paths_unless_asked(lens: Lens) -> None:
     view.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1")
     with lens.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1"):
         expected = lens.forecast(CONTEXT, H, num_samples=8 if sampled else None).quantiles[0]
-    np.testing.assert_allclose(view.forecast, expected, rtol=1e-6)
+    assert_close(view.forecast, expected, depth=16, dtype=np.float32)
 
 
 def test_the_figure_alone(view: Explorer) -> None:

@@ -13,6 +13,10 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import attribute, head_states
 from tsfm_lens.probes.head_states import attention_over_steps
+from tsfm_lens.testing import assert_close
+
+# forecasts of a few steps hold values that rounding ties or parts: one swap among eight ranks moves the distance so far
+TIES = 0.2
 
 H = 6
 CONTEXT, TRUTH = bundled("co2").tail(46).split(H)
@@ -47,13 +51,13 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
         finally:
             matrix.copy_(kept)
     assert not np.allclose(edited, plain)
-    np.testing.assert_allclose(ds["ablated_forecast"].sel(layer=layer, head=head), edited, rtol=1e-5)
+    assert_close(ds["ablated_forecast"].sel(layer=layer, head=head), edited, depth=100, dtype=np.float32)
     middle = list(ds["quantile"].values).index(0.5)
     a, b = edited[0, middle], plain[0, middle]
-    np.testing.assert_allclose(ds["mean_shift"].sel(layer=layer, head=head), np.abs(a - b).mean(), rtol=1e-4)
+    assert_close(ds["mean_shift"].sel(layer=layer, head=head), np.abs(a - b).mean(), depth=1000, dtype=np.float32)
     if np.ptp(a) and np.ptp(b):
         distance = float(ds["spearman_distance"].sel(layer=layer, head=head))
-        assert distance == pytest.approx(1 - spearmanr(a, b).statistic, abs=0.2)
+        assert distance == pytest.approx(1 - spearmanr(a, b).statistic, abs=TIES)
 
 
 def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
@@ -75,7 +79,7 @@ def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dat
 
 def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) -> None:
     total = ds["attention"].sum("time") + ds["attention_forecast"] + ds["attention_other"]
-    np.testing.assert_allclose(total, 1, atol=1e-6)
+    assert_close(total, 1, depth=16, dtype=np.float32)
     # the same from the raw pattern, token by token
     stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
     median = None if lens.adapter.readout != "token" else lens.forecast(CONTEXT, H).median
@@ -93,7 +97,7 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
         steps = [s for s in range(keys.start[key], keys.stop[key]) if -ds.sizes["time"] <= s < 0]
         for step in steps if not keys.special[key] else []:
             expected[:, step] += pattern[:, key] / len(steps)
-    np.testing.assert_allclose(ds["attention"].sel(layer=str(layer)), expected, atol=1e-6)
+    assert_close(ds["attention"].sel(layer=str(layer)), expected, depth=16, magnitude=1.0, dtype=np.float32)
 
 
 def test_scores_of_one_head_by_hand(lens: Lens, ds: xr.Dataset) -> None:
@@ -102,8 +106,8 @@ def test_scores_of_one_head_by_hand(lens: Lens, ds: xr.Dataset) -> None:
     product = (weights.W_V[2] @ weights.W_O[2]).detach().double().numpy()
     values = np.linalg.svd(product, compute_uv=False)[: ds.sizes["mode"]]
     found = ds.sel(layer=str(layer), head=2, product="OV")
-    np.testing.assert_allclose(found["singular_value"], values, rtol=1e-4, atol=1e-5 * values[0])
-    assert float(found["stable_rank"]) == pytest.approx((values**2).sum() / values[0] ** 2, rel=1e-4)
+    assert_close(found["singular_value"], values, depth=1000, dtype=np.float32)
+    assert_close(float(found["stable_rank"]), (values**2).sum() / values[0] ** 2, depth=1000, dtype=np.float32)
     assert float(ds["normalised_entropy"].min()) == 0
     assert float(ds["normalised_entropy"].max()) == 1
 

@@ -17,10 +17,9 @@ from tsfm_lens.hooks import Activations
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
-from tsfm_lens.testing import example_case
+from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())
-CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 1e-4}
 ACTIVATIONS = {
     "t5": partial(F.gelu, approximate="tanh"),
     **dict.fromkeys(["chronos", "chronos-2", "chronos-bolt", "timesfm-3"], F.relu),
@@ -88,13 +87,13 @@ def test_heads_read_and_write_with_their_weights(name: str) -> None:
             heads = lens.weights.heads(layer, row.kind, stack.name)
             x = normed(lens, stack, layer, row, acts[stream])
             keys = acts[f"{row.keys_from}.ln_final.hook_normalized"] if row.keys_from else x
-            torch.testing.assert_close(projected(keys, heads.W_V, heads.b_V), acts[f"{at}.hook_v"], **CLOSE)
+            assert_close(projected(keys, heads.W_V, heads.b_V), acts[f"{at}.hook_v"], depth=1000)
             if row.kind in BARE.get(name, []):
-                torch.testing.assert_close(projected(x, heads.W_Q, heads.b_Q), acts[f"{at}.hook_q"], **CLOSE)
-                torch.testing.assert_close(projected(keys, heads.W_K, heads.b_K), acts[f"{at}.hook_k"], **CLOSE)
+                assert_close(projected(x, heads.W_Q, heads.b_Q), acts[f"{at}.hook_q"], depth=1000)
+                assert_close(projected(keys, heads.W_K, heads.b_K), acts[f"{at}.hook_k"], depth=1000)
             out = torch.einsum("bphc,hcd->bpd", acts[f"{at}.hook_z"], heads.W_O)
             expected = written(lens, stack, layer, row, out) + heads.scale * heads.b_O
-            torch.testing.assert_close(expected, acts[f"{at}.hook_out"], **CLOSE)
+            assert_close(expected, acts[f"{at}.hook_out"], depth=1000)
     assert kinds == {kind for stack in lens.wiring.stacks for kind in stack.attention_kinds()}
 
 
@@ -109,12 +108,12 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 other = lens.wiring.stack(row.keys_from)
                 x, path = acts[f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"], other.ln_final
             x = unit(native(lens, path), x) if row.norm else x
-            torch.testing.assert_close(projected(x, heads.W_V, heads.b_V), acts[f"{at}.hook_v"], **CLOSE)
+            assert_close(projected(x, heads.W_V, heads.b_V), acts[f"{at}.hook_v"], depth=1000)
         for stack, layer, row, at, stream in branches(lens, Mlp):
             mlp = lens.weights.mlp(layer, row.kind, stack.name, fold_norm=True)
             x = unit(native(lens, f"{stack.block(layer)}.{row.norm}"), acts[stream])
             own = hidden(name, mlp, x)
-            torch.testing.assert_close(own, acts[f"{at}.hook_post"], **CLOSE)
+            assert_close(own, acts[f"{at}.hook_post"], depth=1000)
 
 
 def hidden(name: str, mlp: Any, x: Tensor) -> Tensor:
@@ -130,9 +129,9 @@ def test_mlps_compute_with_their_weights(name: str) -> None:
             mlp = lens.weights.mlp(layer, row.kind, stack.name)
             assert (mlp.W_gate is not None) == (mlp.b_gate is not None) == (name in GATED)
             inner = hidden(name, mlp, normed(lens, stack, layer, row, acts[stream]))
-            torch.testing.assert_close(inner, acts[f"{at}.hook_post"], **CLOSE)
+            assert_close(inner, acts[f"{at}.hook_post"], depth=1000)
             out = written(lens, stack, layer, row, inner @ mlp.W_out + mlp.b_out)
-            torch.testing.assert_close(out, acts[f"{at}.hook_out"], **CLOSE)
+            assert_close(out, acts[f"{at}.hook_out"], depth=1000)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,7 +169,7 @@ def test_circuits_are_products(name: str) -> None:
         ):
             assert isinstance(circuit, FactoredMatrix)
             assert circuit.AB.shape == (stack.n_heads, stack.d_model, stack.d_model)
-            torch.testing.assert_close(circuit.AB, product)
+            assert_close(circuit.AB, product, depth=100)
 
 
 SINGLE_EMBEDDINGS = {"chronos", "t5", "toto-1"}
@@ -197,15 +196,15 @@ def test_the_ends_are_one_matrix_or_the_error_names_their_parts(name: str, what:
 def test_single_matrices_embed_and_unembed() -> None:
     lens, acts = recorded("chronos")
     encoded, weights = example_case(lens).encoded, lens.weights
-    torch.testing.assert_close(weights.W_E[encoded.inputs["decoder_input_ids"]], acts["decoder.hook_embed"])
+    assert_close(weights.W_E[encoded.inputs["decoder_input_ids"]], acts["decoder.hook_embed"], depth=100)
     # T5 scales its stream before tied embeddings
     logits = acts["decoder.ln_final.hook_normalized"] @ weights.W_U * lens.d_model**-0.5
-    torch.testing.assert_close(logits, acts["unembed.hook_out"], **CLOSE)
+    assert_close(logits, acts["unembed.hook_out"], depth=1000)
     if status()["toto"].importable:
         lens, acts = recorded("toto-1")
         last = acts["blocks.3.hook_resid_post"]
         out = last @ lens.weights.W_U + lens.weights.unembedding()["bias"]
-        torch.testing.assert_close(out, acts["unembed.hook_out"].reshape(out.shape), **CLOSE)
+        assert_close(out, acts["unembed.hook_out"].reshape(out.shape), depth=1000)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close
 
 Opened = Callable[[str], Lens]
 LEVELS = [0.1, 0.45, 0.5, 0.9]
@@ -52,7 +53,7 @@ def test_the_forecast_is_chronos_2s(
     if horizon <= 16:
         whole = torch.cat(lens.native.predict(tensors(series), prediction_length=horizon))
         forward = lens.forward(series, horizon=horizon).detach()
-        torch.testing.assert_close(forward[..., :horizon], whole, rtol=1e-5, atol=1e-5)
+        assert_close(forward[..., :horizon], whole, depth=100)
 
 
 def test_a_forward_is_the_models(opened: Opened, univariate: list[np.ndarray]) -> None:
@@ -73,7 +74,7 @@ def test_a_forward_is_the_models(opened: Opened, univariate: list[np.ndarray]) -
         logits = chronos.adapter.model(
             input_ids=ids, attention_mask=mask, decoder_input_ids=torch.cat([start, labels[:, :-1]], dim=1)
         ).logits
-    torch.testing.assert_close(chronos.forward(univariate, future=future).detach(), logits)
+    assert_close(chronos.forward(univariate, future=future).detach(), logits, depth=100)
 
 
 def test_the_continuations_are_t5s(opened: Opened, seeded_call: Callable) -> None:
@@ -93,4 +94,4 @@ def test_the_continuations_are_t5s(opened: Opened, seeded_call: Callable) -> Non
     decoder = torch.tensor([[0, 4, 8], [0, 16, 23]])
     with torch.no_grad():
         logits = lens.native(**shown, decoder_input_ids=decoder).logits
-    torch.testing.assert_close(lens.forward([np.array(text) for text in texts], tokens=tokens).detach(), logits)
+    assert_close(lens.forward([np.array(text) for text in texts], tokens=tokens).detach(), logits, depth=100)

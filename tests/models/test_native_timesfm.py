@@ -13,6 +13,7 @@ import torch
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
+from tsfm_lens.testing import assert_close
 
 Opened = Callable[[str], Lens]
 
@@ -84,7 +85,7 @@ def test_a_forward_is_the_naive_forecast(opened: Opened, univariate: list[np.nda
     for row, series in enumerate(univariate):
         np.testing.assert_array_equal(lens.forward([series]).detach().numpy(), expected[row : row + 1])
     # in a batch, shorter series have whole patches of padding before them
-    np.testing.assert_allclose(lens.forward(univariate).detach().numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert_close(lens.forward(univariate).detach().numpy(), expected, depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("horizon", [6, 16])
@@ -98,7 +99,7 @@ def test_the_forecast_is_the_ports(opened: Opened, univariate: list[np.ndarray],
         alone = run(past[2:], truncate_negative=True).full_predictions[:, :horizon]
     assert bool((values[2] < 0).any())
     values[2].clamp_(min=0.0)
-    torch.testing.assert_close(values[2:], alone, rtol=1e-4, atol=1e-4)
+    assert_close(values[2:], alone, depth=1000)
     ours = lens.forecast(univariate, horizon)
     np.testing.assert_array_equal(ours.quantiles, values[..., 1:].transpose(1, 2))
     np.testing.assert_array_equal(ours.mean, values[..., 0])
@@ -113,7 +114,7 @@ def test_a_forward_is_the_ports_point_head(opened: Opened, univariate: list[np.n
     with torch.no_grad():
         full = lens.native(past, forecast_context_len=56, force_flip_invariance=False, truncate_negative=False)
     expected = full.full_predictions[..., 1:].transpose(1, 2)
-    torch.testing.assert_close(lens.forward(univariate).detach(), expected, rtol=1e-4, atol=1e-4)
+    assert_close(lens.forward(univariate).detach(), expected, depth=1000)
 
 
 RENAMED = {
@@ -167,7 +168,7 @@ def test_both_packages_agree_inside_and_out(opened: Opened, port: Lens, univaria
     # the port does not mend crossing quantiles
     as_port = load(compiled(lens.native, max_horizon=16, fix_quantile_crossing=False), check=False)
     ours, theirs = (each.forecast(univariate).quantiles for each in (as_port, port))
-    np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-4)
+    assert_close(theirs, ours, depth=1000, dtype=np.float32)
     with torch.no_grad():
         (_, google), (_, hf) = (
             each.run_with_cache(univariate, names_filter=lambda name: True) for each in (lens, port)
@@ -175,7 +176,7 @@ def test_both_packages_agree_inside_and_out(opened: Opened, port: Lens, univaria
     assert set(google) == set(hf)
     for name in google:
         if not name.endswith("hook_attn_scores"):
-            torch.testing.assert_close(hf[name], google[name], rtol=1e-3, atol=1e-3, msg=name)
+            assert_close(hf[name], google[name], depth=10000, what=name)
 
 
 @pytest.mark.parametrize("horizon", [6, 40])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close
 
 Opened = Callable[[str], Lens]
 LEVELS = tuple(level / 10 for level in range(1, 10))
@@ -47,7 +48,7 @@ def test_the_samples_are_totos(
     np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).transpose(1, 2))
     for level in (0.1, 0.5, 0.9):
         np.testing.assert_array_equal(ours.quantile(level), theirs.quantile(level).flatten(0, 1))
-    np.testing.assert_allclose(ours.mean, theirs.mean.flatten(0, 1), rtol=1e-5)
+    assert_close(ours.mean, theirs.mean.flatten(0, 1), depth=100, dtype=np.float32)
     assert not np.array_equal(lens.forecast(series, horizon, num_samples=6, seed=6).samples, ours.samples)
 
 
@@ -59,7 +60,7 @@ def test_the_mean_and_the_distribution_are_totos(opened: Opened, kind: str, requ
 
     forecaster, given = TotoForecaster(lens.native.model), shown(series)
     mean = forecaster.forecast(given, prediction_length=8).mean.flatten(0, 1)
-    torch.testing.assert_close(lens.forward(series).detach()[:, 0], mean)
+    assert_close(lens.forward(series).detach()[:, 0], mean, depth=100)
 
     inputs = [pad_array(part, 8) for part in (given.series, given.padding_mask, given.id_mask)]
     with torch.no_grad():
@@ -68,11 +69,11 @@ def test_the_mean_and_the_distribution_are_totos(opened: Opened, kind: str, requ
     for horizon in (5, 8):
         ours = lens.forecast(series, horizon, num_samples=2).distribution
         assert ours.batch_shape == (mean.shape[0], horizon)
-        torch.testing.assert_close(ours.mean, mean[:, :horizon])
+        assert_close(ours.mean, mean[:, :horizon], depth=100)
         at = torch.full_like(inputs[0], 0.7)
         expected = native.log_prob(at).flatten(0, 1)[:, -8:][:, :horizon]
         assert expected.isfinite().all()
-        torch.testing.assert_close(ours.log_prob(at.flatten(0, 1)[:, :horizon]), expected)
+        assert_close(ours.log_prob(at.flatten(0, 1)[:, :horizon]), expected, depth=100)
     assert lens.forecast(series, 9, num_samples=2).distribution is None
 
 
@@ -100,7 +101,7 @@ def test_the_forecast_is_toto_2s(
     np.testing.assert_array_equal(lens.forecast(series, horizon).quantiles, expected)
     if block is None:
         whole = lens.forward(series, horizon=horizon).detach()
-        torch.testing.assert_close(whole[..., :horizon], expected, rtol=1e-4, atol=1e-4)
+        assert_close(whole[..., :horizon], expected, depth=1000)
 
 
 def test_a_gap_at_the_end_is_carried_forward(opened: Opened, multivariate: list[np.ndarray]) -> None:
@@ -118,4 +119,4 @@ def test_a_gap_at_the_end_is_carried_forward(opened: Opened, multivariate: list[
     predictor = Toto2GluonTSModel(lens.native, config).create_predictor(batch_size=2, device="cpu")
     expected = [np.stack([forecast.quantile(level) for level in LEVELS]) for forecast in predictor.predict(dataset)]
     ours = lens.forecast(multivariate, 8).quantiles.reshape(2, 2, 9, 8)
-    np.testing.assert_allclose(ours.transpose(0, 2, 1, 3), np.stack(expected), rtol=1e-5)
+    assert_close(ours.transpose(0, 2, 1, 3), np.stack(expected), depth=100, dtype=np.float32)

@@ -22,7 +22,7 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiri
 from tsfm_lens.models import Lens
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.testing import ORACLES, check_wiring
+from tsfm_lens.testing import ORACLES, assert_close, check_wiring
 
 PATCH, CONTEXT, HORIZON, WIDTH, HEADS, LAYERS = 4, 64, 8, 12, 3, 2
 LEVELS = (0.1, 0.5, 0.9)
@@ -194,11 +194,11 @@ def test_defaults_of_the_base_class(model: Forecaster) -> None:
         emitted = model(torch.tensor(np.array(context.values), dtype=torch.float32)).double().numpy()
     np.testing.assert_array_equal(lens.forecast(context, 5, quantiles=LEVELS).quantiles, emitted[..., :5])
     between = lens.forecast(context, 5, quantiles=[0.3]).quantiles[:, 0]
-    np.testing.assert_allclose(between, emitted[:, :2, :5].mean(axis=1), rtol=1e-6)
+    assert_close(between, emitted[:, :2, :5].mean(axis=1), depth=16, dtype=np.float32)
     with pytest.raises(InputError, match="one pass"):
         lens.forecast(context, HORIZON + 1)
     layers = probes.logit_lens(lens, context)
-    np.testing.assert_allclose(layers["quantile_forecast"][-1], emitted, rtol=1e-5)
+    assert_close(layers["quantile_forecast"][-1], emitted, depth=100, dtype=np.float32)
 
 
 def test_a_layer_norm_before_the_head_can_be_frozen(model: Forecaster) -> None:
@@ -206,8 +206,8 @@ def test_a_layer_norm_before_the_head_can_be_frozen(model: Forecaster) -> None:
     lens = Lens(Wired(model), "own")
     stream, other = torch.randn(2, 5, WIDTH), torch.randn(2, 5, WIDTH)
     frozen = [lens.adapter.final_norm(x, stream) for x in (stream, other, (stream + other) / 2)]
-    torch.testing.assert_close(frozen[0], model.norm(stream))
-    torch.testing.assert_close(frozen[2], (frozen[0] + frozen[1]) / 2)
+    assert_close(frozen[0], model.norm(stream), depth=100)
+    assert_close(frozen[2], (frozen[0] + frozen[1]) / 2, depth=100)
     parts = probes.attribute(lens, bundled("co2").tail(40))
     assert float(parts["completeness_error"].max()) < 1e-5
 

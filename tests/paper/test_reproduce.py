@@ -29,7 +29,7 @@ from tsfm_lens.paper.values import HOLDS, ITEMS
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
 from tsfm_lens.sweep.recipes import parse_recipe
 from tsfm_lens.sweep.released import middle_third
-from tsfm_lens.testing import assert_close
+from tsfm_lens.testing import assert_close, last_digit
 
 DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}
 FAST = {"windows": 2, "horizon": 8, "num_samples": 2, "n_sequences": 2}
@@ -67,7 +67,7 @@ def test_the_counts_behind_table_5_give_table_5() -> None:
     found = compare(item_of("S3-T5"), Found(overlap_values(induction_overlap(*scores(heads)))))
     assert found.sizes["quantity"] == 10
     # what is left is the rounding of the printed digits
-    np.testing.assert_allclose(found["difference"], 0, atol=5e-5)
+    np.testing.assert_allclose(found["difference"], 0, atol=last_digit(4))
     assert float(found.sel(quantity="P(induction | sharp)")["difference"]) == 0
     one_more = compare(item_of("S3-T5"), Found(overlap_values(induction_overlap(*scores([(True, True), *heads[:-1]])))))
     assert (np.abs(one_more["difference"]) > 1e-3).sum() >= 7

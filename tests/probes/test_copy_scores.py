@@ -8,6 +8,7 @@ import torch
 
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import repeated_tokens
+from tsfm_lens.testing import assert_close
 
 
 @pytest.mark.parametrize(
@@ -43,4 +44,4 @@ def test_copy_scores_are_the_z_scores_of_the_logits(
             logits = lens.readout(acts[point].transpose(1, 2).transpose(0, 1), encoded).double()[:, :, 1:]
             chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[..., 0]
             z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(dim=(1, 2))
-            np.testing.assert_allclose(found["copy_score"].values[layer], z.numpy(), rtol=1e-4, atol=1e-5)
+            assert_close(found["copy_score"].values[layer], z.numpy(), depth=100, dtype=np.float32)

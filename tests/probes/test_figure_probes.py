@@ -18,6 +18,7 @@ from tsfm_lens.probes import (
     rollout_maps,
     stream_shares,
 )
+from tsfm_lens.testing import assert_close
 
 NANO = ("chronos-nano", "bolt-nano")
 
@@ -34,10 +35,10 @@ def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabi
     first = lens.adapter.first_value_token  # type: ignore[attr-defined]
     with torch.no_grad():
         native = lens.forward(context, future=lens.forecast(context, 8, num_samples=3).median)[..., first:]
-    np.testing.assert_allclose(found["logit"].values[-1], native.numpy(), rtol=1e-4, atol=1e-4)
+    assert_close(found["logit"].values[-1], native.numpy(), depth=100, dtype=np.float32)
     mine = torch.softmax(torch.tensor(found["logit"].values).double(), dim=-1).numpy()
     bins = p["probability"].values
-    np.testing.assert_allclose(mine, bins / bins.sum(-1, keepdims=True), rtol=1e-3, atol=1e-7)
+    assert_close(mine, bins / bins.sum(-1, keepdims=True), depth=100, dtype=np.float32)
     np.testing.assert_array_equal(found["value"], p["value"])
     assert list(found["layer"].values) == list(p["layer"].values)
     with pytest.raises(InputError, match="emits quantiles, not tokens"):
@@ -56,9 +57,9 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str
         parts = parts.sel({"quantile": 0.5})
     branch = [c for c in parts["component"].values if str(c).startswith("decoder.1.cross_attn.")]
     expected = np.abs(parts.sel(component=branch).sum("component")).mean("step")
-    np.testing.assert_allclose(found["size"].sel(writer="decoder.1.cross_attn"), expected, rtol=1e-6)
+    assert_close(found["size"].sel(writer="decoder.1.cross_attn"), expected, depth=16, dtype=np.float32)
     heads = np.abs(parts.sel(component=branch)).mean("step").transpose("component", "series")
-    np.testing.assert_allclose(found["head_size"].sel(writer="decoder.1.cross_attn"), heads, rtol=1e-6)
+    assert_close(found["head_size"].sel(writer="decoder.1.cross_attn"), heads, depth=16, dtype=np.float32)
     np.testing.assert_allclose(found["share"].sum("writer"), 1.0)
     rows = [f"decoder.{layer}.{kind}" for layer in range(3) for kind in ("self_attn", "cross_attn", "mlp")]
     assert [w for w in found["writer"].values if w != "bias"] == ["embed", *rows]
@@ -88,7 +89,7 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     found = patch_attention(lens, context, horizon, truth=truth, **draws)
     maps = rollout_maps(lens, context, horizon, keys="window", **draws)
     np.testing.assert_array_equal(found["attention"], maps["attention"].transpose("layer", "head", "query", "key"))
-    np.testing.assert_allclose(found["attention"].sum("key"), 1.0, rtol=1e-4)
+    assert_close(found["attention"].sum("key"), 1.0, depth=100, dtype=np.float32)
     ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(found["stable_rank"], ranks)
     special = np.array([bool(str(word)) for word in found["key_special"].values])
@@ -99,6 +100,6 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     mean = rows.mean("query").transpose("layer", "head", "key").values
     mean[..., special] = -1
     np.testing.assert_array_equal(found["argmax_key"], mean.argmax(-1))
-    np.testing.assert_allclose(found["argmax_weight"], mean.max(-1), rtol=1e-5)
+    assert_close(found["argmax_weight"], mean.max(-1), depth=100, dtype=np.float32)
     np.testing.assert_array_equal(found["argmax_start"], found["key_start"].values[mean.argmax(-1)])
     np.testing.assert_array_equal(found["quantile_forecast"], lens.forecast(context, horizon, **draws).quantiles)

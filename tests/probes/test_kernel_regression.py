@@ -30,7 +30,7 @@ def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.
 def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size: float) -> None:
     queries, keys, product = draw(seed, n, m, d, max(1, d // 2), size)
     expected = torch.softmax(queries @ product @ keys.T, dim=-1)
-    torch.testing.assert_close(spectral_kernel(queries, keys, product).weights, expected, rtol=1e-9, atol=1e-12)
+    assert_close(spectral_kernel(queries, keys, product).weights, expected, depth=1000)
 
 
 def test_factors_give_what_their_product_gives() -> None:
@@ -39,12 +39,12 @@ def test_factors_give_what_their_product_gives() -> None:
     pair = (w_q.T, w_k.T)
     product = pair[0].double() @ pair[1].double().T
     whole, factored = spectral_kernel(queries, keys, product), spectral_kernel(queries, keys, pair)
-    torch.testing.assert_close(factored.weights, whole.weights)
-    torch.testing.assert_close(factored.bandwidth, whole.bandwidth[:3])
+    assert_close(factored.weights, whole.weights, depth=100)
+    assert_close(factored.bandwidth, whole.bandwidth[:3], depth=100)
     for found, expected in zip(
         concentration_bound(queries, keys, pair, 2), concentration_bound(queries, keys, product, 2), strict=True
     ):
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        assert_close(found, expected, depth=100)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -92,7 +92,7 @@ def test_the_bound_comes_with_what_it_is_made_of() -> None:
         )
         assert_close(found.bound[at], (6 * torch.exp(-beta * found.margin))[at], depth=1000)
         weights = torch.softmax(scores, dim=-1)
-        assert_close(found.missing, 1 - weights.max(-1).values, depth=1000, magnitude=1.0)
+        assert_close(found.missing, 1 - weights.max(-1).values, depth=100, magnitude=1.0)
     with pytest.raises(InputError, match="beta is 0"):
         concentration_bound(queries, keys, product, beta=0.0)
 
@@ -108,10 +108,10 @@ def test_equal_lengths_leave_the_kernel_alone() -> None:
     queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
     keys = keys / keys.norm(dim=-1, keepdim=True)
     kernel = spectral_kernel(queries, keys, torch.eye(5, dtype=torch.float64))
-    assert float(kernel.log_tilt.std()) == pytest.approx(0, abs=1e-12)
+    assert_close(float(kernel.log_tilt.std()), 0, depth=1000)
     plain = torch.softmax(-0.5 * torch.cdist(queries, keys).square(), dim=-1)
-    torch.testing.assert_close(kernel.weights, plain)
-    torch.testing.assert_close(kernel.bandwidth, torch.ones(5, dtype=torch.float64))
+    assert_close(kernel.weights, plain, depth=100)
+    assert_close(kernel.bandwidth, torch.ones(5, dtype=torch.float64), depth=100)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

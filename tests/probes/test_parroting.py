@@ -143,7 +143,7 @@ def test_an_even_spread_pays_chance(name: str) -> None:
     with lens.edit(EditPattern(f"*.{lens.wiring.output_stack.attention_kinds()[-1]}", even)):
         found = lag_attention(lens, bundled("pedestrians").tail(60), 12, 8)
     assert 0 < float(found["chance"]) < 1
-    np.testing.assert_allclose(found["mass"], float(found["chance"]), rtol=1e-5)
+    assert_close(found["mass"], float(found["chance"]), depth=100, dtype=np.float32)
 
 
 def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() -> None:

@@ -23,6 +23,7 @@ from tsfm_lens.probes import (
     row_entropy,
     trajectory,
 )
+from tsfm_lens.testing import assert_close
 
 H = 6
 
@@ -48,9 +49,11 @@ def test_last_layer_of_the_lens_is_the_model(token_lens: Lens, patch_lens: Lens)
     run = trajectory(token_lens, BATCH, H)
     with torch.no_grad():
         p = torch.softmax(token_lens.forward(run.encoded), dim=-1)
-    np.testing.assert_allclose(token.probability[-1].values, p[..., 3:].numpy(), atol=1e-6)
+    assert_close(token.probability[-1].values, p[..., 3:].numpy(), depth=16, magnitude=1.0, dtype=np.float32)
     patch = logit_lens(patch_lens, BATCH, H)
-    np.testing.assert_allclose(patch.quantile_forecast[-1].values, patch_lens.forecast(BATCH, H).quantiles, rtol=1e-5)
+    assert_close(
+        patch.quantile_forecast[-1].values, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32
+    )
 
 
 def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
@@ -63,13 +66,13 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
         assert model.config.scale_decoder_outputs
         logits = model.lm_head(model.decoder.final_layer_norm(stream) * 36**-0.5)
     p = torch.softmax(logits.double(), -1).numpy()
-    np.testing.assert_allclose(result.entropy.sel(layer="0").values, scipy_entropy(p, axis=-1), rtol=1e-5)
+    assert_close(result.entropy.sel(layer="0").values, scipy_entropy(p, axis=-1), depth=100, dtype=np.float32)
     np.testing.assert_array_equal(result.effective_vocabulary.sel(layer="0").values, (p > 0.01).sum(-1))
     scale = np.nanmean(np.abs(BATCH.values[0]))
     centers = np.linspace(-15, 15, 61)
-    np.testing.assert_allclose(result.value[0].values, centers * scale, rtol=1e-5)
+    assert_close(result.value[0].values, centers * scale, depth=100, dtype=np.float32)
     best = result.probability.sel(layer="0").argmax("bin").values
-    np.testing.assert_allclose(result.point_forecast.sel(layer="0")[0].values, centers[best[0]] * scale, rtol=1e-5)
+    assert_close(result.point_forecast.sel(layer="0")[0].values, centers[best[0]] * scale, depth=100, dtype=np.float32)
 
 
 def test_teacher_forcing_follows_the_given_values(token_lens: Lens) -> None:
@@ -142,7 +145,7 @@ def test_token_attributions_sum_to_the_models_own_logits(token_lens: Lens) -> No
     assert run.tokens is not None
     emitted = logits.gather(-1, run.tokens[..., None])[..., 0] - logits.mean(-1)
     parts = result.attribution.sel({"method": "logit"}).sum("component").values
-    np.testing.assert_allclose(parts, emitted.numpy(), rtol=1e-4, atol=1e-4)
+    assert_close(parts, emitted.numpy(), depth=100, dtype=np.float32)
 
 
 def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: Lens) -> None:
@@ -162,7 +165,7 @@ def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: L
             direction = direction * model.config.d_model**-0.5
         expected = ((write / rms) * direction).sum(-1)
     found = result.attribution.sel({"method": "logit", "component": "decoder.1.cross_attn.2"}).values
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert_close(found, expected.numpy(), depth=100, dtype=np.float32)
 
 
 def test_patch_attributions(patch_lens: Lens) -> None:
@@ -176,7 +179,7 @@ def test_patch_attributions(patch_lens: Lens) -> None:
     with torch.no_grad():
         empty = patch_lens.readout(stream, run.encoded)[..., :H]
     whole = result.total.sel({"method": "lens_difference"}).values + empty.numpy()
-    np.testing.assert_allclose(whole, patch_lens.forecast(BATCH, H).quantiles, rtol=1e-4)
+    assert_close(whole, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32)
 
 
 def test_quadrature_converges(patch_lens: Lens) -> None:
@@ -194,9 +197,7 @@ def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
         lens.adapter.model.output_patch_embedding.output_layer.weight.zero_()
     result = attribute(lens, BATCH, H, nodes=2)
     linearised = result.attribution.sel({"method": "linearised"}).values
-    np.testing.assert_allclose(
-        linearised, result.attribution.sel({"method": "integrated"}).values, rtol=1e-5, atol=1e-5
-    )
+    assert_close(linearised, result.attribution.sel({"method": "integrated"}).values, depth=100, dtype=np.float32)
     assert float(result.completeness_error.max()) < 1e-5
 
 
@@ -213,9 +214,9 @@ def test_effects_are_those_of_the_edited_forecast(lens: str, request: pytest.Fix
         with model.ablate(component):
             expected = model.forecast(BATCH, H).median
         found = result.forecast.sel(component=component).values
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+        assert_close(found, expected, depth=100, dtype=np.float32)
         error = np.abs(expected - FUTURE).mean(axis=1)
-        np.testing.assert_allclose(result.mae.sel(component=component), error, rtol=1e-4)
+        assert_close(result.mae.sel(component=component), error, depth=100, dtype=np.float32)
     change = result.mae_change.sel(component="decoder.1").values
     np.testing.assert_allclose(change, (result.mae.sel(component="decoder.1") / result.mae_baseline - 1).values)
 
@@ -245,7 +246,7 @@ def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None
     assert patch.attrs["attention"] == "cross_attn"
     token = attention_patterns(token_lens, BATCH.select(0), H, kind="self_attn")
     assert token.key_start.values.tolist() == list(range(H))
-    np.testing.assert_allclose(token.pattern.sum("key"), 1.0, rtol=1e-5)
+    assert_close(token.pattern.sum("key"), 1.0, depth=100, dtype=np.float32)
     with pytest.raises(InputError, match="one series at a time"):
         attention_patterns(token_lens, BATCH, H)
     with pytest.raises(UnknownNameError, match="Closest: cross_attn"):

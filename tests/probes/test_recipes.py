@@ -21,6 +21,7 @@ from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.orders import rankings
 from tsfm_lens.sweep.parts import heads_at, kinds_of
+from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
 
@@ -57,7 +58,7 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name:
     expected = without(lens, lens.components(*recipe)).forecast(context, 33, num_samples=_draws(lens), seed=3)
     plain = lens.forecast(context, 33, num_samples=_draws(lens), seed=3)
     np.testing.assert_array_equal(found["quantile_forecast"].sel(recipe="original"), plain.quantiles)
-    np.testing.assert_allclose(found["quantile_forecast"].sel(recipe="three heads"), expected.quantiles, rtol=2e-5)
+    assert_close(found["quantile_forecast"].sel(recipe="three heads"), expected.quantiles, depth=200, dtype=np.float32)
     assert ("sample" in found) == (lens.adapter.readout == "token")
     # the recipe changes the forecast by far more than that tolerance
     assert found["spearman_distance"].sel(recipe="three heads").max() > 1e-3
@@ -67,7 +68,7 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name:
     # two kinds of attention are touched, each with 3 layers of 4 heads
     np.testing.assert_allclose(found["heads_share"], [0, 3 / 24])
     error = np.abs(expected.median - truth).mean(axis=-1)
-    np.testing.assert_allclose(found["mae"].sel(recipe="three heads"), error, rtol=1e-4)
+    assert_close(found["mae"].sel(recipe="three heads"), error, depth=100, dtype=np.float32)
 
 
 def _draws(lens: Lens) -> int | None:
@@ -201,7 +202,7 @@ def test_heads_at_1pp_of_dead_and_of_vital_layers() -> None:
     truth = dead.forecast(context, 8).median * (1 + 1e-7)
     found = heads_at_1pp(dead, context, 8, truth=truth, paired=False)
     assert found["kept"].values.tolist() == [4, 0, 4]
-    assert float(found["rise"].sel(layer="1")) == pytest.approx(0, abs=1e-9)
+    assert_close(float(found["rise"].sel(layer="1")), 0, depth=100, magnitude=1.0)
     # a tolerance that lets all pass keeps none
     assert (heads_at_1pp(lens, context, 8, truth=truth + 1.0, tolerance=np.inf)["kept"] == 0).all()
     with pytest.raises(InputError, match="truth of every series"):

@@ -15,6 +15,7 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import repeated_motif
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.repeated_motif import TARGETS, _draw, _encoded, _Plan, _targets
+from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
 
@@ -43,8 +44,8 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
         found = repeated_motif(lens, **few(lens))
     assert found["layer"].values.tolist() == list(map(str, layers))
     expected = np.broadcast_to(found["chance"].values[:, None, None], found["prefix_matching"].shape)
-    np.testing.assert_allclose(found["prefix_matching"], expected, rtol=1e-4)
-    np.testing.assert_allclose(found["advantage"], 0, atol=1e-4)
+    assert_close(found["prefix_matching"], expected, depth=100, dtype=np.float32)
+    assert_close(found["advantage"], 0, depth=100, magnitude=1.0, dtype=np.float32)
     assert (found["chance"] > 0).all()
     assert (found["chance"] < 1).all()
     if not getattr(lens.adapter, "integers", False):

@@ -16,6 +16,7 @@ from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import attention_flow, norm_weighted_attention, rollout_maps, trajectory
 from tsfm_lens.probes.rollout import rolled
+from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
 
@@ -35,7 +36,7 @@ def test_columns_of_the_maps_sum_to_one(name: str) -> None:
     lens = lens_of(name)
     found = rollout_maps(lens, series_for(lens), 4)
     columns = found["attention"].sum("key").values
-    np.testing.assert_allclose(columns[columns > 0], 1, atol=1e-5)
+    assert_close(columns[columns > 0], 1, depth=100, dtype=np.float32)
     assert sorted(found["sharpness_rank"].values.ravel()) == list(range(found["sharpness_rank"].size))
     sharpest = found["sharpness_rank"].values == 0
     assert found["entropy"].values[sharpest][0] == found["entropy"].min()
@@ -59,7 +60,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
         key = int(column.argmax())
         assert column[key] == pytest.approx(1)
         assert int(found["query_start"][query]) - int(found["key_start"][key]) == 12
-    np.testing.assert_allclose(found["entropy"], 0, atol=1e-6)
+    assert_close(found["entropy"], 0, depth=16, magnitude=1.0, dtype=np.float32)
 
 
 REREADING = ["chronos", "chronos-2", "chronos-bolt", "moirai-2"]
@@ -72,12 +73,12 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     along = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
     short = rollout_maps(lens, series_for(lens), width, along=along[:, :width])
     found = rollout_maps(lens, series_for(lens), 2 * width + 3, along=along)
-    np.testing.assert_allclose(found["attention"].sum("key"), 1, atol=1e-5)
+    assert_close(found["attention"].sum("key"), 1, depth=100, dtype=np.float32)
     assert found.attrs["passes"] == 3
     first = found.isel(query=found["pass_start"].values == 0)
     same = {(int(key["key_start"]), str(key["key_special"].values)): i for i, key in enumerate(_each(first, "key"))}
     rows = [same[int(key["key_start"]), str(key["key_special"].values)] for key in _each(short, "key")]
-    np.testing.assert_allclose(first["attention"].values[:, :, rows], short["attention"], atol=1e-6)
+    assert_close(first["attention"].values[:, :, rows], short["attention"], depth=16, magnitude=1.0, dtype=np.float32)
     # what a pass does not read has no attention
     left = np.setdiff1d(np.arange(found.sizes["key"]), rows)
     assert not first["attention"].values[:, :, left].any()
@@ -106,11 +107,11 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
         column = found["attention"].sel(layer="1").isel(query=step)
         ordinary = column.where((column["key_special"] == "") & (column["key_start"] < known), drop=True)
         np.testing.assert_array_equal(ordinary["key_start"], np.arange(-100, known))
-        np.testing.assert_allclose(ordinary.values, native[:, :-1], atol=1e-5)
-        np.testing.assert_allclose(column.isel(key=-1), native[:, -1], atol=1e-5)
+        assert_close(ordinary.values, native[:, :-1], depth=100, magnitude=1.0, dtype=np.float32)
+        assert_close(column.isel(key=-1), native[:, -1], depth=100, magnitude=1.0, dtype=np.float32)
         moved = window["attention"].sel(layer="1").isel(query=step)
         last = moved.where((moved["key_special"] == "") & (moved["key_start"] >= -context), drop=True)
-        np.testing.assert_allclose(last.values, native[:, :-1], atol=1e-5)
+        assert_close(last.values, native[:, :-1], depth=100, magnitude=1.0, dtype=np.float32)
     assert step == steps - 1
 
 
@@ -123,7 +124,7 @@ def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
     # the library goes on from every quantile; the fifth of nine is the median
     native = acts.calls(point)[1].value[4, :, 0].numpy()
     column = found["attention"].sel(layer="0").isel(query=1)
-    np.testing.assert_allclose(column.values, native, atol=1e-5)
+    assert_close(column.values, native, depth=100, magnitude=1.0, dtype=np.float32)
 
 
 def test_a_window_has_a_key_a_place() -> None:
@@ -132,7 +133,7 @@ def test_a_window_has_a_key_a_place() -> None:
     context = bundled("co2").tail(64)
     window = rollout_maps(lens, context, 24, along=along, keys="window")
     assert window["attention"].sizes == {"layer": 2, "head": 4, "key": 65, "query": 24}
-    np.testing.assert_allclose(window["attention"].sum("key"), 1, atol=1e-5)
+    assert_close(window["attention"].sum("key"), 1, depth=100, dtype=np.float32)
     time = rollout_maps(lens, context, 24, along=along)
     # the window of the last pass begins sixteen steps later
     for found, shift in ((window, 0), (time, 16)):
@@ -141,7 +142,7 @@ def test_a_window_has_a_key_a_place() -> None:
             last.sel(key=[("", shift - 64 + i) for i in range(64)]),
             window["attention"].isel(query=20, key=slice(64)),
         )
-    np.testing.assert_allclose(time["entropy"], window["entropy"], rtol=1e-9)
+    assert_close(time["entropy"], window["entropy"], depth=100)
 
 
 def test_maps_refuse_what_they_cannot_follow() -> None:
@@ -157,21 +158,21 @@ def test_maps_refuse_what_they_cannot_follow() -> None:
 
 def test_flow_of_known_patterns() -> None:
     eye = torch.eye(5, dtype=torch.float64)[None]
-    torch.testing.assert_close(rolled([eye, eye, eye])[-1], eye[0])
+    assert_close(rolled([eye, eye, eye])[-1], eye[0], depth=100, magnitude=1.0)
     even = torch.full((2, 4, 4), 0.25, dtype=torch.float64)
     # (E + I)/2 has eigenvalue 1 along the mean and 1/2 elsewhere, E being the projection on the mean
     projection = torch.full((4, 4), 0.25, dtype=torch.float64)
     expected = projection + (torch.eye(4, dtype=torch.float64) - projection) / 8
-    torch.testing.assert_close(rolled([even, even, even])[-1], expected)
+    assert_close(rolled([even, even, even])[-1], expected, depth=100, magnitude=1.0)
     silent = torch.zeros(1, 3, 3, dtype=torch.float64)
-    torch.testing.assert_close(rolled([silent])[0], torch.eye(3, dtype=torch.float64))
+    assert_close(rolled([silent])[0], torch.eye(3, dtype=torch.float64), depth=100, magnitude=1.0)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "chronos-bolt"])
 def test_rows_of_the_flow_sum_to_one(name: str) -> None:
     lens = lens_of(name)
     flow = attention_flow(lens, series_for(lens), 4)["flow"]
-    np.testing.assert_allclose(flow.sum("key"), 1, atol=1e-6)
+    assert_close(flow.sum("key"), 1, depth=16, dtype=np.float32)
     assert (flow >= -1e-12).all()
 
 
@@ -217,7 +218,7 @@ def test_one_hot_patterns_contribute_what_is_written() -> None:
         with torch.no_grad():
             _, acts = lens.run_with_cache(run.encoded, names_filter="decoder_blocks.1.cross_attn.hook_result")
     written = acts["decoder_blocks.1.cross_attn.hook_result"][0].norm(dim=-1).T.numpy()
-    np.testing.assert_allclose(norms.sum("key"), written, rtol=1e-5)
+    assert_close(norms.sum("key"), written, depth=100, dtype=np.float32)
 
 
 def test_flow_takes_a_stack_where_something_flows() -> None:

@@ -7,6 +7,9 @@ import time
 
 import pytest
 
+# seconds after which something is taken to hang
+PATIENCE = 300
+
 pytestmark = pytest.mark.browser
 
 
@@ -22,7 +25,7 @@ def opened(driver, path, width: int = 1280) -> list[str]:
     driver.get_log("performance")
     driver.set_window_size(width, 900)
     driver.get(path.as_uri())
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while driver.execute_script("return document.documentElement.dataset.drawn") is None:
         assert time.monotonic() < end, f"not drawn; console: {driver.get_log('browser')}"
         time.sleep(0.1)

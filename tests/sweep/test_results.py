@@ -17,6 +17,7 @@ from tsfm_lens.sweep.plans import read_saved
 from tsfm_lens.sweep.results import Gathered, gather
 from tsfm_lens.sweep.run import run_sweep
 from tsfm_lens.sweep.store import Store
+from tsfm_lens.testing import assert_close
 
 CONTENT: dict[str, Any] = {
     "name": "results",
@@ -130,7 +131,7 @@ def test_maps_show_every_dataset(gathered: Gathered, mase: pd.DataFrame, plan: p
         variant = counts[own].set_index("ablated")["variant"]
         for place, dataset in enumerate(ds["dataset"].values):
             changes = [mase.loc[dataset, variant[k]] / mase.loc[dataset, "plain"] - 1 for k in range(5)]
-            np.testing.assert_allclose(ds["mase_change"][panel, place], changes, atol=1e-12)
+            assert_close(ds["mase_change"][panel, place], changes, depth=1000, magnitude=1.0)
             largest = max(k for k in range(5) if changes[k] < 0.05)
             assert int(ds["largest_within"][panel, place]) == largest
 
@@ -241,4 +242,4 @@ def test_shorter_searches_find_what_the_scan_finds(search: str, tmp_path: Path) 
     scan = gather(tmp_path / "store", "scan").results["heads_at"]
     assert found["kept"].values.tolist() == scan["kept"].values.tolist()
     assert (found["evaluations"] <= scan["evaluations"]).all()
-    np.testing.assert_allclose(found["change"], scan["change"], atol=1e-6)
+    assert_close(found["change"], scan["change"], depth=100, magnitude=1.0, dtype=np.float32)

@@ -24,6 +24,10 @@ from tsfm_lens.sweep.plans import plan_name, read_saved
 from tsfm_lens.sweep.run import plan_sweep, run_sweep
 from tsfm_lens.sweep.sources import evaluation_sets
 from tsfm_lens.sweep.store import Store
+from tsfm_lens.testing import assert_close
+
+# rounding swaps neighbours among twelve ranks: four swaps, each of 6 * 2 / (12 * 143)
+TIES = 4 * 6 * 2 / (12 * 143)
 
 CONTENT: dict[str, Any] = {
     "name": "small",
@@ -84,15 +88,15 @@ def test_rows_are_those_of_plain_forecasts(
                 season = np.nanmean(np.abs(context[each.seasonality :] - context[: -each.seasonality]))
                 error = np.abs(truth[place] - made[place, 4])
                 known = np.isfinite(error)
-                assert row["scaled_error"] == pytest.approx((error[known] / season).sum(), rel=1e-4)
+                assert_close(row["scaled_error"], (error[known] / season).sum(), depth=1000, dtype=np.float32)
                 assert row["n_scaled"] == known.sum()
                 levels = np.arange(1, 10) / 10
                 below = truth[place] <= made[place]
                 loss = 2 * np.abs((truth[place] - made[place]) * (below - levels[:, None]))
                 # gluonts averages over the levels
-                assert row["quantile_loss"] == pytest.approx(np.nansum(loss) / 9, rel=1e-4)
+                assert_close(row["quantile_loss"], np.nansum(loss) / 9, depth=1000, dtype=np.float32)
                 distance = 1 - spearmanr(made[place, 4], plain[place, 4]).statistic
-                assert row["spearman_distance"] == pytest.approx(distance, abs=0.02)
+                assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
 
 def test_every_variant_has_every_window_once(undisturbed: Path, table_of: Callable[..., pd.DataFrame]) -> None:

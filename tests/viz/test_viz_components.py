@@ -9,6 +9,7 @@ import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.tokens import pooled, ruler, token_axis
 
 
@@ -178,10 +179,10 @@ def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
     timed, reg, start, corner = heatmaps(fig)
     np.testing.assert_allclose(timed.x, [-12.5, -8.5, -4.5, -0.5])
     np.testing.assert_allclose(timed.y, [-0.5, 0.5, 1.5])
-    np.testing.assert_allclose(timed.z, pattern[1:, :3], rtol=1e-6)
-    np.testing.assert_allclose(reg.z, pattern[1:, 3:], rtol=1e-6)
-    np.testing.assert_allclose(start.z, pattern[:1, :3], rtol=1e-6)
-    np.testing.assert_allclose(corner.z, pattern[:1, 3:], rtol=1e-6)
+    assert_close(timed.z, pattern[1:, :3], depth=16, dtype=np.float32)
+    assert_close(reg.z, pattern[1:, 3:], depth=16, dtype=np.float32)
+    assert_close(start.z, pattern[:1, :3], depth=16, dtype=np.float32)
+    assert_close(corner.z, pattern[:1, 3:], depth=16, dtype=np.float32)
     assert "attends to steps -12 to -9" in timed.text[0][0]
     assert "query %{text}" in timed.hovertemplate
     assert "REG token" in reg.text[0][0]
@@ -219,9 +220,9 @@ def test_attention_grid_draws_every_head_on_shared_axes(attention):
     pattern = attention["pattern"].values
     # keys: three patches, a gap, REG; queries: two steps, a gap, START
     z = np.asarray(maps[3].z)
-    np.testing.assert_allclose(z[:2, :3], pattern[1, 1, 1:, :3], rtol=1e-6)
-    np.testing.assert_allclose(z[:2, 4], pattern[1, 1, 1:, 3], rtol=1e-6)
-    np.testing.assert_allclose(z[3, 4], pattern[1, 1, 0, 3], rtol=1e-6)
+    assert_close(z[:2, :3], pattern[1, 1, 1:, :3], depth=16, dtype=np.float32)
+    assert_close(z[:2, 4], pattern[1, 1, 1:, 3], depth=16, dtype=np.float32)
+    assert_close(z[3, 4], pattern[1, 1, 0, 3], depth=16, dtype=np.float32)
     assert np.isnan(z[2]).all()
     assert np.isnan(z[:, 3]).all()
     assert len({axis.range for axis in fig.select_xaxes()}) == 1
@@ -252,8 +253,8 @@ def test_pooling_keeps_the_largest_weight_of_each_block():
     for r, i in enumerate(range(0, n, tall)):
         for c, j in enumerate(range(0, n, group)):
             expected = weights[i : min(i + tall, n), j : min(j + group, n)].max()
-            np.testing.assert_allclose(z[r, c], expected, rtol=1e-6)
-    np.testing.assert_allclose(z[-1, -1], weights[-1, -1], rtol=1e-6)
+            assert_close(z[r, c], expected, depth=16, dtype=np.float32)
+    assert_close(z[-1, -1], weights[-1, -1], depth=16, dtype=np.float32)
     assert len(x_edges) == z.shape[1] + 1
     assert (np.diff(x_edges) > 0).all()
 

@@ -8,6 +8,7 @@ import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.testing import assert_close, last_digit
 from tsfm_lens.viz import theme
 
 STEPS, TIME = 6, 30
@@ -95,13 +96,14 @@ def test_logit_maps_are_symmetric_and_peak_where_planted(logits):
         z = np.asarray(panel.z)
         assert np.abs(z).max() == pytest.approx(1.0)
         # the mean over the values drawn is taken off at each step
-        np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-6)
+        assert_close(z.mean(axis=0), 0, depth=16, magnitude=1.0, dtype=np.float32)
         centres = (np.asarray(panel.y)[1:] + np.asarray(panel.y)[:-1]) / 2
         np.testing.assert_allclose(centres[z.argmax(axis=0)], 5.0 * np.arange(STEPS))
     assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
     assert fig.layout.coloraxis.colorscale[5][1] != theme.SEQUENTIAL[5][1]
     ratio = [float(a.text.split("± ")[1]) for a in fig.layout.annotations if "±" in a.text]
-    assert ratio[1] == pytest.approx(2 * ratio[0], rel=1e-3)
+    # two numbers of four significant digits
+    assert ratio[1] == pytest.approx(2 * ratio[0], rel=2 * last_digit(3))
     raw = viz.lens_logit_map(logits, value_range=(-10, 40), raw=True)
     assert np.asarray(raw.data[0].z).max() <= 0
 
@@ -174,7 +176,7 @@ def patches() -> xr.Dataset:
 
 def test_patch_matrices_carry_the_stable_rank_of_their_layer(patches):
     fig = viz.patch_attention_grid(patches, layer=-1)
-    np.testing.assert_allclose(fig.data[1].z, patches["attention"].values[1, 1], rtol=1e-6)
+    assert_close(fig.data[1].z, patches["attention"].values[1, 1], depth=16, dtype=np.float32)
     assert [a.text for a in fig.layout.annotations] == ["head 0<br>stable rank 3.5", "head 1<br>stable rank 4.5"]
     assert "of 10 steps, then REG" in fig.layout.meta["subtitle"]
     with pytest.raises(UnknownNameError, match="no layer '7'"):

@@ -17,6 +17,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz import printing, saving
 from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, for_print
 
+# sizes are whole pixels of the screen (0.26 mm, rounded) and whole points of the page
+A_PIXEL, A_POINT = 0.2, 1.0
+
 POINT = 96 / 72
 DRAWN: dict[str, Callable[[Any], go.Figure]] = {
     "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
@@ -119,7 +122,7 @@ def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
 
 
 def test_a_figure_taller_than_a_page_is_shortened() -> None:
-    assert for_print(go.Figure(layout={"height": 3000})).layout.meta["height_mm"] == pytest.approx(230, abs=0.2)
+    assert for_print(go.Figure(layout={"height": 3000})).layout.meta["height_mm"] == pytest.approx(230, abs=A_PIXEL)
     assert printing.type_size(30, 1.0) == pytest.approx(8 * PIXELS_PER_POINT)
 
 
@@ -144,6 +147,6 @@ def test_a_pdf_page_is_as_wide_as_the_column(forecast: Any) -> None:
     content = saving.rendered(for_print(viz.forecast_fan(forecast), "single"), "pdf")
     box = re.search(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", content)
     assert box is not None
-    assert float(box[1]) == pytest.approx(89 / 25.4 * 72, abs=1.0)
+    assert float(box[1]) == pytest.approx(89 / 25.4 * 72, abs=A_POINT)
     # letters are embedded as outlines of a font, not as dots
     assert b"/FontFile" in content

@@ -12,6 +12,7 @@ from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.tokens import Ruler, ruler, token_axis
 
 
@@ -131,7 +132,7 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
     steps = [not word for word in ds["key_special"].values]
     for layer, trace in enumerate(fig.data):
         z = np.asarray(trace.z)[: sum(steps), : sum(steps)]
-        np.testing.assert_allclose(z, ds["flow"].values[layer][np.ix_(steps, steps)], rtol=1e-6)
+        assert_close(z, ds["flow"].values[layer][np.ix_(steps, steps)], depth=16, dtype=np.float32)
     # the colours end where the others' shares do, not the diagonal's
     others = ds["flow"].values.copy()
     others[:, np.arange(len(steps)), np.arange(len(steps))] = 0
@@ -200,7 +201,7 @@ def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
     group = trace.meta["steps"]
     assert group == 2
     mean = probability[0, 0].reshape(steps // group, group, bins).mean(axis=1)
-    np.testing.assert_allclose(np.asarray(trace.customdata).T, mean, rtol=1e-6)
+    assert_close(np.asarray(trace.customdata).T, mean, depth=16, dtype=np.float32)
     np.testing.assert_array_equal(np.diff(trace.x), group)
     assert "the mean of 2 steps" in fig.layout.meta["subtitle"]
     # long panels get half of the width each

@@ -12,6 +12,7 @@ import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 from tsfm_lens.viz.sweep_heads import better_order
 
@@ -69,7 +70,7 @@ def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, x
             np.testing.assert_allclose(trace.x, (mine["first"] + mine["last"]) / 2)
             np.testing.assert_array_equal(trace.y, mine["spearman_distance"])
             expected = mine[["spearman_distance_lower", "spearman_distance_upper"]].to_numpy().T
-            np.testing.assert_allclose(ends(trace.error_y, np.array(trace.y)), expected, atol=1e-12)
+            assert_close(ends(trace.error_y, np.array(trace.y)), expected, depth=1000)
             stands = [not symbol.endswith("-open") for symbol in trace.marker.symbol]
             assert stands == mine["stands"].tolist()
             filled += sum(stands)
@@ -103,7 +104,7 @@ def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, xr.Datase
         np.testing.assert_array_equal(bars[name].x, [row["mase"] for row in rows])
         base = np.array([baseline_of(ds, m) for m in best])
         expected = [base * (1 + np.array([row[f"mase_change_{end}"] for row in rows])) for end in ("lower", "upper")]
-        np.testing.assert_allclose(ends(bars[name].error_x, np.array(bars[name].x)), expected, rtol=1e-12)
+        assert_close(ends(bars[name].error_x, np.array(bars[name].x)), expected, depth=1000)
         said = [labels[y] for y in bars[name].y]
         assert ["<b>" in text for text in said] == [bool(row["stands"]) for row in rows]
         assert all(f"{row['mase']:.3f}"[:4] in text for text, row in zip(said, rows, strict=True))
@@ -176,7 +177,7 @@ def test_lines_by_model_are_the_better_orders(sweep: dict[str, xr.Dataset]) -> N
         # the first order where no head can go
         best = better_order(mine, 0.01)[0] or "stable_rank:low"
         rows = mine[mine["order"] == best].sort_values("ablated")
-        np.testing.assert_allclose(line.y, 100 * rows["mase_change"], atol=1e-12)
+        assert_close(line.y, 100 * rows["mase_change"], depth=1000)
     assert len({line.line.color for line in lines}) == 5
 
 
@@ -252,7 +253,7 @@ def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict
     assert len(maps) == 2
     for panel, (cells, frame_) in enumerate(zip(maps, frames, strict=True)):
         change = 100 * ds["mase_change"].values[panel]
-        np.testing.assert_allclose(cells.z, np.clip(change, -25, 25), atol=1e-12)
+        assert_close(cells.z, np.clip(change, -25, 25), depth=1000)
         largest = ds["largest_within"].values[panel]
         for row, line in enumerate(cells.text):
             plain = [text.replace("<b>", "").replace("</b>", "") for text in line]

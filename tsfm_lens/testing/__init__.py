@@ -33,7 +33,7 @@ from tsfm_lens.testing.oracles_runs import (
     rollout_equals_forward,
 )
 from tsfm_lens.testing.oracles_weights import activation, weights
-from tsfm_lens.testing.tolerance import assert_close, rounding
+from tsfm_lens.testing.tolerance import assert_close, last_digit, rounding
 
 ORACLES: tuple[Callable[[Case], OracleResult], ...] = (
     same_forecast,
@@ -147,6 +147,7 @@ __all__ = [
     "check_lens",
     "check_wiring",
     "example_case",
+    "last_digit",
     "native_traces",
     "oracle_table",
     "quick_check",

@@ -31,13 +31,22 @@ def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, de
     return depth * _epsilon(dtype) * abs(float(magnitude))
 
 
+def last_digit(decimals: int) -> float:
+    """Bound on the difference of a number and its print: 0.6 of the last digit, half of it for the rounding.
+
+    Args:
+        decimals: digits after the point; negative for numbers printed in tens or hundreds.
+    """
+    return 0.6 * 10.0**-decimals
+
+
 def assert_close(
     actual: Any, expected: Any, *, depth: int, magnitude: float | None = None, dtype: Any = None, what: str = ""
 ) -> None:
     """Assert that two arrays are one computation done twice, missing values in the same places.
 
     Args:
-        actual, expected: arrays, tensors or numbers of one shape.
+        actual, expected: arrays, tensors or numbers of one shape; one number may stand for a whole array of it.
         depth: see :func:`rounding`.
         magnitude: the largest value on the way; the largest of the two arrays if None.
         dtype: what the numbers were computed in; the less precise of the two arrays if None.
@@ -49,6 +58,7 @@ def assert_close(
     """
     precision = dtype or _less_precise(actual, expected)
     got, want = _values(actual), _values(expected)
+    want = np.broadcast_to(want, got.shape) if want.ndim == 0 else want
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
     assert np.array_equal(np.isnan(got), np.isnan(want)), f"{what}: missing values stand in different places"
     if got.size == 0 or np.isnan(want).all():
