@@ -32,7 +32,7 @@ test: $(STAMP)
 
 # the suite while four busy processes run: plain kernels, AVX2 kernels, two threads; HARD=avx2 runs one of them
 test-hard: $(STAMP)
-	$(BIN)/python tools/test_hard.py $(HARD) -- $(TESTS)
+	$(BIN)/python tools/suite_under_load.py $(HARD) -- $(TESTS)
 
 # thousands of generated cases a kind; TSFM_LENS_CASES sets how many
 campaigns: $(STAMP)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsfm_lens.testing import assert_close, rounding
+from tsfm_lens.testing import assert_close, last_digit, rounding
 
 
 @given(seed=st.integers(0, 2**32 - 1), length=st.integers(2, 2000), level=st.floats(-6, 6))
@@ -38,6 +38,12 @@ def test_missing_values_and_shapes_must_agree():
     assert_close([1.0, np.nan], [1.0, np.nan], depth=1)
     with pytest.raises(AssertionError, match="missing values"):
         assert_close([1.0, np.nan], [np.nan, 1.0], depth=1)
+    assert_close([1.0, -np.inf], [1.0, -np.inf], depth=1)
+    with pytest.raises(AssertionError, match="infinities"):
+        assert_close([1.0, -np.inf], [1.0, np.inf], depth=1)
+    assert_close([2.0, 2.0], 2, depth=1)
+    with pytest.raises(AssertionError, match=r"at \(1,\)"):
+        assert_close([2.0, 2.1], 2, depth=1)
     with pytest.raises(AssertionError, match="shape"):
         assert_close([1.0], [[1.0]], depth=1)
 
@@ -45,3 +51,10 @@ def test_missing_values_and_shapes_must_agree():
 def test_a_bound_from_nothing_is_refused():
     with pytest.raises(ValueError, match="magnitude inf"):
         rounding(torch.float32, np.inf, depth=1)
+
+
+@given(value=st.floats(-1e6, 1e6), decimals=st.integers(0, 6))
+def test_a_print_is_within_its_last_digit(value, decimals):
+    printed = float(f"{value:.{decimals}f}")
+    assert abs(printed - value) <= last_digit(decimals)
+    assert last_digit(decimals) < 10.0**-decimals

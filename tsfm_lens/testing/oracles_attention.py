@@ -17,7 +17,7 @@ from tsfm_lens.hooks.native import to_native, to_vocabulary
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Attention, Projection, Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import Case, OracleResult, _worst, layers_to_check, relative
+from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, layers_to_check, relative
 
 
 def patterns(case: Case) -> OracleResult:
@@ -42,7 +42,7 @@ def patterns(case: Case) -> OracleResult:
         found[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
         if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
             found[f"{at}: causal"] = float(pattern.triu(1).abs().max())
-    return _worst("5 patterns", 1e-5, found)
+    return _worst("5 patterns", ONE_BLOCK, found)
 
 
 def _asked_by(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
@@ -85,7 +85,7 @@ def head_order(case: Case) -> OracleResult:
         for layer, row in places:
             if layer in layers_to_check(stack):
                 found |= _owners(case, stack, layer, row)
-    return _worst("10 head order", 1e-5, found)
+    return _worst("10 head order", ONE_BLOCK, found)
 
 
 def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, float]:

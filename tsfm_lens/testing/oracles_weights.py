@@ -16,7 +16,7 @@ from tsfm_lens.hooks.names import RESIDUAL
 from tsfm_lens.hooks.native import fold_leading, to_vocabulary
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
+from tsfm_lens.testing.oracles import TWO_BLOCKS, Case, OracleResult, _worst, relative
 
 STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
 
@@ -46,7 +46,7 @@ def weights(case: Case) -> OracleResult:
                 dot = f"{stack.name}." if stack.name else ""
                 rebuilt = lens.adapter.model.get_submodule(stack.ln_final).forward(last)
                 found[f"ln_final of stack {stack.name!r}"] = relative(rebuilt, acts[f"{dot}ln_final.hook_normalized"])
-    return _worst("11 weights", 2e-5, found)
+    return _worst("11 weights", TWO_BLOCKS, found)
 
 
 def _layers(stack: Stack, layer: int, row: Writer) -> list[str]:
@@ -182,7 +182,7 @@ def activation(case: Case) -> OracleResult:
             found[f"{at}: gate, pre, post"] = relative(
                 shifted[f"{at}.hook_post"] * gate.roll(1, dims=-1), post.roll(1, dims=-1) * gate
             )
-    return _worst("12 activation function", 2e-5, found)
+    return _worst("12 activation function", TWO_BLOCKS, found)
 
 
 def _put(value: Tensor) -> Callable[..., Tensor]:

@@ -43,7 +43,7 @@ def last_digit(decimals: int) -> float:
 def assert_close(
     actual: Any, expected: Any, *, depth: int, magnitude: float | None = None, dtype: Any = None, what: str = ""
 ) -> None:
-    """Assert that two arrays are one computation done twice, missing values in the same places.
+    """Assert that two arrays are one computation done twice, missing values and infinities in the same places.
 
     Args:
         actual, expected: arrays, tensors or numbers of one shape; one number may stand for a whole array of it.
@@ -61,11 +61,13 @@ def assert_close(
     want = np.broadcast_to(want, got.shape) if want.ndim == 0 else want
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
     assert np.array_equal(np.isnan(got), np.isnan(want)), f"{what}: missing values stand in different places"
-    if got.size == 0 or np.isnan(want).all():
+    finite = np.isfinite(got) & np.isfinite(want)
+    assert np.array_equal(got[~finite], want[~finite], equal_nan=True), f"{what}: infinities differ"
+    if not finite.any():
         return
-    largest = magnitude if magnitude is not None else float(np.nanmax(np.abs(np.stack([got, want]))))
+    largest = magnitude if magnitude is not None else float(np.abs(np.stack([got[finite], want[finite]])).max())
     bound = rounding(precision, largest, depth=depth)
-    error = np.nan_to_num(np.abs(got - want))
+    error = np.abs(np.where(finite, got, 0.0) - np.where(finite, want, 0.0))
     at = np.unravel_index(int(error.argmax()), error.shape)
     assert error[at] <= bound, (
         f"{what}: {got[at]!r} at {tuple(map(int, at))}, expected {want[at]!r}: "
