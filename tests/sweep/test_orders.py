@@ -92,7 +92,7 @@ def test_every_score_of_every_architecture(name: str) -> None:
     whole = numpy_rank(plain, shown)
     parts = [numpy_rank(np.delete(plain, head, axis=2), shown) for head in range(stack.n_heads)]
     lost = whole - np.array(parts)
-    assert_close(found["entropic_contribution"][-1], lost, depth=100, magnitude=whole, dtype=np.float32)
+    assert_close(found["entropic_contribution"][-1], lost, depth=1000, magnitude=whole, dtype=np.float32)
 
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "toto-2"])
