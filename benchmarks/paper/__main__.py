@@ -52,12 +52,14 @@ def embedded(item: Item) -> str | None:
 
 
 def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
-    """A result's lines of the table; those that the paper prints."""
-    for index in np.flatnonzero(np.isfinite(result["paper"].values)):
+    """A result's lines of the table: what the paper prints, and recipes of the paper scaled to another model."""
+    printed = np.isfinite(result["paper"].values)
+    scaled = np.char.find(result["quantity"].values.astype(str), " scaled to ") >= 0
+    for index in np.flatnonzero(printed | scaled):
         one = result.isel(quantity=int(index))
         unit = str(one["unit"].values)
         numbers = [float(one[key]) for key in ("paper", "ours", "difference")]
-        cells = [f"{number:.4g}" for number in numbers]
+        cells = [f"{number:.4g}" if np.isfinite(number) else "" for number in numbers]
         if unit == HOLDS:
             cells, unit = ["holds", "holds" if numbers[1] else "does not hold", ""], "statement"
         yield f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} | {unit} |"

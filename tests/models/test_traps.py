@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tsfm_lens.errors import LensError, WiringError
+from tsfm_lens.errors import CheckpointError, LensError, WiringError
 from tsfm_lens.hooks.stream import carry_factors
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close, example_case, native_traces
@@ -143,7 +143,7 @@ def test_a_toto_with_other_tensors_is_refused(saved_toto: Path, change: str) -> 
         tensors[name.replace("wO", "out")] = tensor
     save_file(tensors, path)
     Toto.from_pretrained(saved_toto)
-    with pytest.raises(WiringError, match=r"lacks model\.transformer\.layers\.1\.attention\.wO\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 missing \(model\.transformer\.layers\.1\.attention\.wO\.weight\)"):
         load(saved_toto)
 
 

@@ -268,7 +268,7 @@ def test_the_table_of_all_has_sweeps_on_stand_ins(
     monkeypatch.setattr(sys, "argv", ["paper", "--embedded", "--only", "S3-T1"])
     bench.main()
     out = capsys.readouterr().out
-    assert out.count("| S3-T1 | bolt-nano | Toto, 29 % of heads: change of ") == 2
+    assert out.count("| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ") == 2
     assert "not given by the paper" in out
 
 
