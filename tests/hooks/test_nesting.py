@@ -24,7 +24,7 @@ from tsfm_lens.testing import assert_close, native_traces
 
 OWN = runpy.run_path(str(Path(__file__).parents[1] / "models" / "test_own_model.py"))
 HEADS, LAYERS, WIDTH, PATCH = OWN["HEADS"], OWN["LAYERS"], OWN["WIDTH"], OWN["PATCH"]
-CASES = int(os.environ.get("TSFM_LENS_CASES", "40"))
+CASES = int(os.environ.get("TSFM_LENS_CASES", "1500"))
 
 Act = Callable[[Tensor], Tensor]
 
@@ -190,10 +190,29 @@ def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]])
             put(f"blocks.{name[:-2]}.hook_z", without(int(name[-1])))
 
 
+def programs(cases: int) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Runs a test on so many lists of contexts, and names that are recorded inside."""
+    how = settings(
+        max_examples=cases, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    )
+    kept = st.sets(st.sampled_from(POINTS), min_size=1, max_size=3)
+    return lambda test: how(given(program=st.lists(steps(), min_size=1, max_size=6), kept=kept)(test))
+
+
 @pytest.mark.filterwarnings("error")
-@settings(max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-@given(program=st.lists(steps(), min_size=1, max_size=6), kept=st.sets(st.sampled_from(POINTS), min_size=1, max_size=3))
+@programs(40)
 def test_any_nesting_acts_in_order_of_execution(program: list[Step], kept: set[str]) -> None:
+    acts_in_order(program, kept)
+
+
+@pytest.mark.campaign
+@pytest.mark.filterwarnings("error")
+@programs(CASES)
+def test_many_nestings_act_in_order_of_execution(program: list[Step], kept: set[str]) -> None:
+    acts_in_order(program, kept)
+
+
+def acts_in_order(program: list[Step], kept: set[str]) -> None:
     acts: dict[str, list[Act]] = {}
     expected: list[tuple[str, Tensor]] = []
     for step in program:
