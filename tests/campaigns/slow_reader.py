@@ -160,9 +160,9 @@ def fair_reading(case: Case) -> tuple[dict[str, dict[object, float | None]], set
     Raises:
         Unreadable: nothing may; the file is to be refused.
     """
+    text = _text_columns(case)
     for decimal in (case.decimal, "." if case.decimal == "," else ","):
         told = replace(case, decimal=decimal)
-        text = _text_columns(told)
         try:
             found = slow_read(told, without=text)
         except Unreadable:
@@ -191,17 +191,17 @@ def _sign_is_open(case: Case, without: Collection[str]) -> bool:
 
 
 def _text_columns(case: Case) -> set[str]:
-    """Columns of a wide table that hold more text than numbers."""
+    """Columns of a wide table with more text than numbers of either sign."""
     return {
         name
         for name, cells in (_values(case).items() if case.layout != "long" else ())
-        if 2 * sum(_is_text(cell, case.decimal) for cell in cells) > len(cells)
+        if 2 * sum(map(_is_text, cells)) > len(cells)
     }
 
 
-def _is_text(cell: str, decimal: str) -> bool:
+def _is_text(cell: str) -> bool:
     try:
-        number(cell, decimal)
+        number(cell.replace(",", "."), ".")
     except Unreadable:
         return True
     return False
@@ -217,7 +217,8 @@ def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
         raise Unreadable(str(error)) from error
     if "\0" in text:
         raise Unreadable("NUL")
-    rows = [row for row in rows if row]
+    # an empty line of a single column is a missing value
+    rows = [row or [""] for row in rows if row or (rows[0] and len(rows[0]) == 1)]
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
