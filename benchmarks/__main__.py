@@ -22,6 +22,7 @@ from benchmarks import heads_at
 from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
 from benchmarks.explore import LIMIT, latencies
+from benchmarks.memory import memory_rows
 from benchmarks.natives import SAMPLES, native_call
 from benchmarks.probes import measure
 from benchmarks.sweep_engine import table as engine_rows
@@ -183,12 +184,13 @@ def _row(name: str, found: tuple[float, float, float], target: float | None) -> 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="a,b,c,d,e,f,g,h", help="measurements, e.g. a,c (default: all)")
+    parser.add_argument("--only", default="a,b,c,d,e,f,g,h,i", help="measurements, e.g. a,c (default: all)")
     parser.add_argument(
         "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
     )
     parser.add_argument("--rounds", type=int, default=9, help="paired runs of (a) and (b), events of (e)")
     parser.add_argument("--full", action="store_true", help="(c), (f): time every plain run, not a sample")
+    parser.add_argument("--series", type=int, default=10_000, help="(i): series, and a quarter and half of them")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
@@ -204,7 +206,7 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     )
     rows: list[Row] = []
-    # (d) to (h) have models of their own
+    # (d) to (i) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
         with console.status(f"{name}: building"):
             lens = published(name, PLANS[name].size)
@@ -228,6 +230,7 @@ def main() -> None:
         "f": ("sweep engine", lambda: sweep_engine(None if options.full else 4)),
         "g": ("heads@k", heads_at_rows),
         "h": ("store and workers of sweeps", lambda: [*store_rows(), *worker_rows()]),
+        "i": ("memory", lambda: memory_rows(options.series)),
     }
     for letter, (title, work) in sections.items():
         if letter not in wanted:

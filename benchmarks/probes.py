@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.apart import apart, restart_peak, status
 from benchmarks.timing import ratios
 from tsfm_lens import probes
 from tsfm_lens.data import bundled
@@ -178,7 +176,7 @@ def rollout_memory() -> list[Row]:
     """Peak memory of a 512 × 512 roll-out map of 144 heads, over the size of the result."""
     rows: list[Row] = []
     for keys, along in (("window", True), ("time", True), ("window", False)):
-        extra, result = _apart(_rollout_peak, keys, along)
+        extra, result = apart(_rollout_peak, keys, along)
         how = "given values" if along else "its own forecast, 1 sample"
         ratio = extra / result
         rows.append(
@@ -196,7 +194,7 @@ def rollout_memory() -> list[Row]:
 
 def entropic_rank_memory() -> list[Row]:
     """Peak memory of the entropic rank over eight times as many series."""
-    few, many = (_apart(_entropic_peak, count) for count in (64, 512))
+    few, many = (apart(_entropic_peak, count) for count in (64, 512))
     return [
         (
             "(d) chronos-nano: entropic rank, peak memory of 512 series / of 64",
@@ -216,9 +214,9 @@ def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
     with torch.no_grad():
         lens.forward(context, future=future[:, :64])
     options: dict[str, Any] = {"along": future} if along else {"num_samples": 1}
-    before = _restart_peak()
+    before = restart_peak()
     found = probes.rollout_maps(lens, context, 512, keys=keys, **options)
-    return _status("VmHWM") - before, found["attention"].nbytes
+    return status("VmHWM") - before, found["attention"].nbytes
 
 
 def _entropic_peak(count: int) -> int:
@@ -226,36 +224,9 @@ def _entropic_peak(count: int) -> int:
     steps = np.arange(CONTEXT)
     series = [np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.01 * i for i in range(count)]
     probes.entropic_rank(lens, series[:8], HORIZON, num_samples=SAMPLES)
-    before = _restart_peak()
+    before = restart_peak()
     probes.entropic_rank(lens, series, HORIZON, num_samples=SAMPLES)
-    return _status("VmHWM") - before
-
-
-def _apart(work: Callable[..., Any], *args: object) -> Any:
-    """The result of a function in a process of its own, whose memory nothing else has touched."""
-    pool = get_context("spawn").Pool(1, initializer=_quiet)
-    try:
-        return pool.apply(work, args)
-    finally:
-        pool.close()
-        pool.join()
-
-
-def _quiet() -> None:
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-
-
-def _restart_peak() -> int:
-    """Let the kernel count this process's peak from now on; the bytes that it holds."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+    return status("VmHWM") - before
 
 
 def measure(rounds: int) -> list[Row]:

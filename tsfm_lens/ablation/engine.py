@@ -8,14 +8,16 @@ share a prefix run side by side as rows of one batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tsfm_lens.ablation.parts import forward_parts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import as_index, resolve
@@ -71,37 +73,58 @@ def run_variants(
     *,
     max_rows: int = 256,
     replay: bool = True,
-    read: Callable[[Tensor], Tensor] | None = None,
+    read: Callable[[Tensor, Encoded], Tensor] | None = None,
+    memory: int | str | None = None,
 ) -> Tensor:
-    """The single-forward output of every variant.
+    """The single-forward output of every variant; in parts of the batch where the memory asks for it.
 
     Args:
         lens: the model.
         encoded: the batch, from ``lens.encode``, or series.
         variants: what to change in each.
-        max_rows: series times variants that run side by side; bounds the memory.
+        max_rows: series times variants that run side by side at most.
         replay: False computes everything anew (the result is the same).
-        read: what to keep of outputs (…, with the axes of ``lens.forward`` behind), so that no more is held.
+        read: what to keep of outputs (…, with the axes of ``lens.forward`` behind) of a batch, or of the part of it
+            that it is given, so that no more is held.
+        memory: that a run takes, see ``lens.forecast``; what is kept of outputs comes on top.
 
     Returns:
         (variant, …) with the axes of ``lens.forward``, or of what ``read`` gives, behind.
 
     Raises:
-        InputError: max_rows below 1.
+        InputError: max_rows below 1, or too little memory.
         UnknownNameError: a target does not exist.
     """
     if max_rows < 1:
         raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not isinstance(encoded, Encoded):
         encoded = lens.encode(encoded)
-    work = OnePass.of(encoded, lambda copies: lens.adapter.run(encoded.repeated(copies)), read, lens.wiring.unread)
-    try:
-        found = sweep(lens, work, variants, max_rows=max_rows, replay=replay)
-    except OtherCalls:
-        # a model that runs its modules several times a forward; nothing of it can be handed back
-        found = sweep(lens, replace(work, once=False), variants, max_rows=max_rows, replay=False)
-    assert found is not None
-    return found
+    unread = lens.wiring.unread
+    start = _starts(lens, variants, unread, replay=replay)
+    with torch.no_grad():
+        parts, rows = forward_parts(
+            lens, encoded, [variant.interventions for variant in variants], max_rows, memory, start.kept
+        )
+    found = []
+    for part in parts:
+        own = None if read is None else partial(_read_of, read, part)
+        work = OnePass.of(part, partial(_run, lens, part), own, unread)
+        try:
+            outputs = sweep(lens, work, variants, max_rows=rows, replay=replay)
+        except OtherCalls:
+            # a model that runs its modules several times a forward; nothing of it can be handed back
+            outputs = sweep(lens, replace(work, once=False), variants, max_rows=rows, replay=False)
+        assert outputs is not None
+        found.append(outputs)
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+def _run(lens: Lens, encoded: Encoded, copies: int) -> Tensor:
+    return lens.adapter.run(encoded.repeated(copies))
+
+
+def _read_of(read: Callable[[Tensor, Encoded], Tensor], encoded: Encoded, output: Tensor) -> Tensor:
+    return read(output, encoded)
 
 
 @dataclass(frozen=True)
@@ -116,6 +139,7 @@ class OnePass:
         read: what to keep of (variant, series, …).
         unread: modules whose output is not used.
         once: whether to make sure that it is one pass, without which nothing can be replayed.
+        place: of the first row in a batch of which this is a part, and the rows of that; (0, None) of a whole one.
     """
 
     run: Callable[[int], Tensor]
@@ -125,12 +149,49 @@ class OnePass:
     read: Callable[[Tensor], Tensor] | None = None
     unread: tuple[str, ...] = ()
     once: bool = True
+    place: tuple[int, int | None] = (0, None)
 
     @classmethod
     def of(cls, encoded: Encoded, run: Callable[[int], Tensor], *others: Any) -> OnePass:
         """Over an encoded batch; ``others`` are ``read`` and ``unread``."""
         rows = len(encoded.rows)
-        return cls(run, len(encoded.batch), rows, rows if encoded.items is None else encoded.items, *others)
+        items = rows if encoded.items is None else encoded.items
+        return replace(cls(run, len(encoded.batch), rows, items, *others), place=encoded.place)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """What a sweep of variants replays.
+
+    Attributes:
+        groups: variants by where they begin to differ.
+        paths: modules whose outputs are handed back, by that place.
+        heads: attention modules and output projections that go on from their heads' outputs.
+        model: the native model.
+    """
+
+    groups: dict[Start, list[int]]
+    paths: dict[Start, tuple[str, ...]]
+    heads: set[tuple[str, str]]
+    model: nn.Module
+
+    @contextmanager
+    def kept(self) -> Iterator[tuple[Any, Any]]:
+        """Keep the outputs and the heads' outputs of a plain run."""
+        everything = {path for group in self.paths.values() for path in group} | {place[0] for place in self.heads}
+        projections = {projection for _, projection in self.heads}
+        with recorded_outputs(self.model, everything) as stored, recorded_inputs(self.model, projections) as z:
+            yield stored, z
+
+
+def _starts(lens: Lens, variants: Sequence[Variant], unread: tuple[str, ...], *, replay: bool) -> Starts:
+    groups: dict[Start, list[int]] = {}
+    for index, variant in enumerate(variants):
+        # without replay nothing is spared by where a variant begins, and all of them can run side by side
+        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
+    paths = {start: _unchanged(lens.wiring, start, unread) if replay else () for start in groups}
+    heads = {place for start in groups if replay and (place := _heads_of(lens.wiring, start))}
+    return Starts(groups, paths, heads, lens.adapter.model)
 
 
 def sweep(
@@ -153,24 +214,17 @@ def sweep(
     Raises:
         OtherCalls: modules were not called as in the plain pass, so that what they gave there says nothing.
     """
-    groups: dict[Start, list[int]] = {}
-    for index, variant in enumerate(variants):
-        # without replay nothing is spared by where a variant begins, and all of them can run side by side
-        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(index)
-    paths = {start: _unchanged(lens.wiring, start, work.unread) if replay else () for start in groups}
-    heads = {place for start in groups if replay and (place := _heads_of(lens.wiring, start))}
-    everything = {path for group in paths.values() for path in group} | {place[0] for place in heads}
-    model = lens.adapter.model
+    planned, model = _starts(lens, variants, work.unread, replay=replay), lens.adapter.model
     with torch.no_grad():
-        with recorded_outputs(model, everything) as stored, recorded_inputs(model, {o for _, o in heads}) as z:
+        with planned.kept() as (stored, z):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
         side = max_rows if isinstance(max_rows, int) else max_rows(_held(stored, z))
         if side < 1:
             return None
         abreast = max(1, side // work.rows)
-        for start, members in sorted(groups.items()):
-            kept = {path: stored.get(path, []) for path in paths[start]}
+        for start, members in sorted(planned.groups.items()):
+            kept = {path: stored.get(path, []) for path in planned.paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None
             resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], only(stored, place[0]))} if place else {}
             for first in range(0, len(members), abreast):
@@ -215,7 +269,7 @@ def _side_by_side(
         replayed(model, stored, rows=work.items, copies=copies, resumed=resumed),
         lens.edit(*placed),
     ):
-        state.restart(rows * copies, block_rows=rows)
+        state.restart(rows * copies, rows, work.place)
         try:
             output = work.run(copies)
         finally:

@@ -138,7 +138,7 @@ def _blocks(request: Request, variants: Sequence[Variant]) -> list[Request]:
         for intervention in variant.interventions
         for name, _head in resolve(registry, intervention)
     )
-    if len(ranges) < 2 or not alone or registry.session.across_rows():
+    if len(ranges) < 2 or not alone or registry.session.across_rows(parts=False):
         return [request]
     return [
         replace(request, batch=request.batch.select(range(*each)), seed=block_seed(request.seed, index))

@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.hooks.holding import Direction, holding
-from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, Rows, Steer, Zero
+from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry, RunState
 from tsfm_lens.hooks.wiring import Attention, Stack
@@ -77,6 +77,7 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> I
             change = intervention.change(point)
             hook = _accept(partial(_apply, registry, point, head, intervention, change))
             hook.by_row = acts_by_row(intervention, point)  # type: ignore[attr-defined]
+            hook.by_place = acts_by_place(intervention, point)  # type: ignore[attr-defined]
             planned.append((name, hook, "fwd"))
     with holding(registry, planned):
         yield
@@ -89,6 +90,12 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
     if isinstance(intervention, Steer):
         return intervention.vector.ndim < len(point.axes)
     return type(intervention) in (Zero, Mean)
+
+
+def acts_by_place(intervention: Intervention, point: Point) -> bool:
+    """Whether an intervention does to each row what it does in the whole batch, once it knows which rows run."""
+    own = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
+    return acts_by_row(intervention, point) or (own and intervention.rows is None and not point.row_axis)
 
 
 def _accept(hook: partial[Tensor]) -> partial[Tensor]:

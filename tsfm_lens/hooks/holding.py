@@ -27,6 +27,7 @@ class Held:
         session: the thread; None once the block has ended.
         reads_only: whether it never changes what it sees.
         by_row: whether it treats every row of a batch by itself.
+        by_place: whether it does so once it knows which rows of a batch run.
         calls: how often it was called.
     """
 
@@ -35,6 +36,7 @@ class Held:
         self.session: Session | None = registry.session
         self.reads_only = bool(getattr(function, "reads_only", False))
         self.by_row = bool(getattr(function, "by_row", False))
+        self.by_place = bool(getattr(function, "by_place", False))
         self._registry, self._forward = registry, direction == "fwd"
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.reference import drawn_rows, position_means, source_rows
+from tsfm_lens.hooks.reference import drawn_rows, position_means, rows_in_place, source_rows
 from tsfm_lens.hooks.registry import RunState
 
 Target = str | Component
@@ -169,7 +169,7 @@ class PatchFrom:
         """The stored value at the same step and positions."""
 
         def patched(value: Tensor, state: RunState) -> Tensor:
-            source = source_rows(self.source, point, value, state)
+            source = rows_in_place(self.source, point, value, state)
             if len(value) % len(source):
                 raise HookError(
                     f"{point.name}: the source run has {len(source)} rows, which do not fit the {len(value)} "

@@ -64,6 +64,17 @@ def source_rows(source: Activations, point: Point, value: Tensor, state: RunStat
     )
 
 
+def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunState) -> Tensor:
+    """What :func:`source_rows` gives, of a source of a whole batch the rows of the part of it that runs."""
+    rows = source_rows(source, point, value, state)
+    if state.whole is None or len(rows) == 1:
+        return rows
+    if len(rows) < state.whole and state.whole % len(rows) == 0:
+        copies = state.whole // len(rows)
+        rows = rows.repeat(copies, *[1] * (rows.ndim - 1)) if state.sample_major else rows.repeat_interleave(copies, 0)
+    return rows if len(rows) % state.whole else state.own(rows)
+
+
 def drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: object, seed: int) -> Tensor:
     """Rows of a reference run that take the place of rows of this one, one reference series a series.
 

@@ -99,16 +99,21 @@ class Session:
         finally:
             self._passing.observer = before
 
-    def across_rows(self) -> list[str]:
+    def across_rows(self, *, parts: bool = True) -> list[str]:
         """Hook points in use whose hooks may look at several series at once, so that a batch must stay whole.
 
-        A function with a true attribute ``by_row`` is known to treat every row of a batch by itself.
+        A function with a true attribute ``by_row`` is known to treat every row of a batch by itself; one with a true
+        attribute ``by_place``, if it can tell which rows run.
+
+        Args:
+            parts: whether the run's state says which rows of a batch run, as it does in parts of the lens's own.
         """
         return [
             name
             for name, point in self._registry.hooked.items()
             if not all(
-                getattr(hook, "by_row", False) for hook in self._passing.acting((*point.fwd_hooks, *point.bwd_hooks))
+                getattr(hook, "by_row", False) or (parts and getattr(hook, "by_place", False))
+                for hook in self._passing.acting((*point.fwd_hooks, *point.bwd_hooks))
             )
         ]
 

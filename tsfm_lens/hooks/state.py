@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 # what is the process's or the model's, not a thread's, is changed by one run at a time: torch's generators, and the
 # forwards of modules that hand back what was stored
 ONE_RUN = threading.RLock()
@@ -19,6 +21,7 @@ class RunState:
         step: forecast steps already read out in this run.
         offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
         block_rows: series of one variant, where several variants run side by side.
+        first, whole: where the run is a part of a batch, the place of its first row there, and the rows of all of it.
         sample_major: whether sample paths are the outermost part of the rows.
         sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
     """
@@ -27,10 +30,24 @@ class RunState:
     step: int = 0
     offset: dict[str, int] = field(default_factory=dict)
     block_rows: int | None = None
+    first: int = 0
+    whole: int | None = None
     sample_major: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def restart(self, n_series: int | None = None, block_rows: int | None = None) -> None:
+    def restart(
+        self, n_series: int | None = None, block_rows: int | None = None, part: tuple[int, int | None] = (0, None)
+    ) -> None:
         """Stand at the beginning of a run; of one that is not the lens's own if no series are given."""
         self.n_series, self.step, self.block_rows = n_series, 0, block_rows
+        self.first, self.whole = part
         self.offset.clear()
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Of a tensor with a row for every one of the batch, those of the part that runs."""
+        if self.whole is None:
+            return rows
+        series = self.block_rows or self.n_series
+        assert series is not None
+        paths = (len(rows) // self.whole, self.whole, -1) if self.sample_major else (1, self.whole, -1)
+        return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)

@@ -36,6 +36,7 @@ class Encoded:
         ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
         stats: further tensors that the head needs to return to data units.
         shared: names of inputs that are the same for all rows and have no axis that counts them.
+        place: of a part of a batch, the place of its first row there, and the rows of the whole; else (0, None).
     """
 
     inputs: dict[str, Any]
@@ -49,6 +50,7 @@ class Encoded:
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
+    place: tuple[int, int | None] = (0, None)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -86,6 +88,8 @@ class Encoded:
             return value[cuts[len(value)]]
 
         own = cuts[len(self.batch)]
+        first, whole = self.place
+        before = len(rows_of(self.batch.select(range(start)), self.packed)) if start else 0
         return replace(
             self,
             inputs={name: cut(name, value) for name, value in self.inputs.items()},
@@ -94,6 +98,7 @@ class Encoded:
             scale=self.scale[own],
             batch=self.batch.select(range(own.start, own.stop)),
             items=None if self.items is None else (stop - start) // each,
+            place=(first + before, len(self.rows) if whole is None else whole),
         )
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:

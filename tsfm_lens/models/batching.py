@@ -297,11 +297,13 @@ def measured_or_refused(request: Request, work: Any, limit: int) -> int:
 
 
 @contextmanager
-def _seeded(request: Request, batch: SeriesBatch, seed: int | None = None) -> Iterator[None]:
+def _seeded(
+    request: Request, batch: SeriesBatch, seed: int | None = None, place: tuple[int, int | None] = (0, None)
+) -> Iterator[None]:
     """One run of the lens's own under a seed, the request's if None; the random state is left as it was."""
     lens = request.lens
     rows = len(rows_of(batch, lens.adapter.packed))
-    with seeded(request.seed if seed is None else seed, lens.device), lens.running(rows):
+    with seeded(request.seed if seed is None else seed, lens.device), lens.running(rows, place):
         yield
 
 
@@ -312,7 +314,7 @@ def forecast_part(request: Request, part: Part) -> Forecast:
     batch = request.batch if whole else request.batch.select(range(part.start, part.stop))
     alike = max(batch.lengths) == max(request.batch.lengths)
     padded = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))  # type: ignore[attr-defined]
-    with _seeded(request, batch, part.pieces[0].seed), padded, lens.registry.attach():
+    with _seeded(request, batch, part.pieces[0].seed, _place(request, part)), padded, lens.registry.attach():
         if len(part.pieces) == 1 and part.pieces[0].whole:
             found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
         else:
@@ -327,6 +329,15 @@ def forecast_part(request: Request, part: Part) -> Forecast:
         {**lens.provenance(), "seed": request.seed},
         found.distribution,
     )
+
+
+def _place(request: Request, part: Part) -> tuple[int, int | None]:
+    """Where the rows of a part stand in the batch, and how many there are of it."""
+    if part.stop - part.start == len(request.batch):
+        return 0, None
+    packed = request.lens.adapter.packed
+    before = rows_of(request.batch.select(range(part.start)), packed) if part.start else ()
+    return len(before), len(rows_of(request.batch, packed))
 
 
 def _drawn(request: Request, part: Part) -> BlockwiseDraws:

@@ -148,6 +148,8 @@ def items_at_once(
     together = run.at_once if run.uncut else 1
     if kept > room or need * together > left:
         raise InputError(_refusal(keeping, run, need * together, kept, min(limit, room)))
+    if run.uncut:
+        return run.at_once
     comfortable = left if is_given(memory) else min(left, max(batching.comfort(lens.device), need))
     return min(run.at_once, max(1, comfortable // max(need, 1)))
 
@@ -161,13 +163,15 @@ def _refusal(keeping: Keeping, run: Run, need: int, kept: int, limit: int, *, mo
         ways.append(f"run at most {limit // one} of the {run.items} items at once")
     if largest:
         ways.append(f"keep fewer hook points (names_filter=…; the largest are {', '.join(largest)})")
-    ways.append("keep less of each (reduce=…, such as tsfm_lens.hooks.last_query)")
+    if keeping.names:
+        ways.append("keep less of each (reduce=…, such as tsfm_lens.hooks.last_query)")
     ways += [run.uncut] if run.uncut else []
     ways.append(f"raise memory=… or {VARIABLE}")
     amount = "more than " if more else "about "
+    points = f" with {len(keeping.names)} hook points" if keeping.names else ""
     held = f" ({in_words(kept)} of it activations that are kept)" if kept else ""
     return (
-        f"{run.words} with {len(keeping.names)} hook points needs {amount}{in_words(need + kept)}{held}; "
+        f"{run.words}{points} needs {amount}{in_words(need + kept)}{held}; "
         f"{in_words(free_bytes(keeping.lens.device))} is free and memory allows {in_words(limit)}. To make it fit: "
         + "; ".join(ways)
     )

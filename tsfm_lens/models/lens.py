@@ -181,7 +181,7 @@ class Lens(HookedRootModule):
         """
         if not isinstance(series, Encoded):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
-        with self.running(len(series.rows)), self.registry.attach():
+        with self.running(len(series.rows), series.place), self.registry.attach():
             return self.adapter.run(series.inputs)
 
     def forecast(
@@ -219,9 +219,9 @@ class Lens(HookedRootModule):
         return forecast
 
     @contextmanager
-    def running(self, rows: int) -> Iterator[None]:
+    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Iterator[None]:
         """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
-        self.registry.state.restart(rows)
+        self.registry.state.restart(rows, part=place)
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.trajectory import describe, trajectory
 
@@ -127,7 +129,8 @@ def mean_over_tokens(
 
     Args:
         lens, series, horizon, kind, num_samples, seed, batch_size: see :func:`entropic_rank`.
-        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …); applied while the model runs.
+        reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token; applied while the model
+            runs.
         normed: whether a write is what reaches the stream, after a norm behind the output projection if there is one;
             else what the projection gives.
 
@@ -167,13 +170,13 @@ def _reducer(
     stack = lens.wiring.output_stack
     at = f"{stack.prefix}.{layer}.{kind}"
     if normed or not stack.attention(kind, layer).post_norm:
-        return f"{at}.hook_result", reduce
+        return f"{at}.hook_result", by_row(partial(reduce))
     project = lens.weights.heads(layer, kind, stack.name).W_O.detach()
 
     def projected(states: Tensor) -> Tensor:
         return reduce(torch.einsum("bphd,hdm->bphm", states, project))
 
-    return f"{at}.hook_z", projected
+    return f"{at}.hook_z", by_row(projected)
 
 
 def item_groups(batch: SeriesBatch, size: int) -> Iterator[SeriesBatch]:

@@ -11,6 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import row_entropy
 from tsfm_lens.probes.trajectory import describe
@@ -115,12 +116,12 @@ def repeated_tokens(
         targets = _Targets(*(part.to(lens.device) for part in targets))
         known = targets.known
         read = targets._replace(known=_read_at(known, positions))
-        score = partial(_copy_scores, lens, targets=read, unembedding=_unembedding(lens))
+        score = by_row(partial(_copy_scores, lens, targets=read, unembedding=_unembedding(lens)))
         # the heads' writes are scored while the model runs, and never kept
         logits, acts = lens.run_with_cache(encoded, names_filter=wanted, reduce={"**.hook_result": score})
         patterns = [acts[f"{at}.hook_pattern"] for at in places]
         prefix = [_prefix_scores(pattern, read, offset) for pattern in patterns]
-        copy = [acts[f"{at}.hook_result"] for at in places]
+        copy = [acts[f"{at}.hook_result"][read.known].mean(0) for at in places]
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[known].float().mean())
         strength = float(_z_score(logits[:, 1:], targets.right)[known].mean())
@@ -234,13 +235,19 @@ def _prefix_scores(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
 
 
 def _copy_scores(lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor]) -> Tensor:
-    """Mean z-score of the right token under each head's own logits, (head,); results (batch, pos, head, d_model)."""
+    """z-score of the right token under each head's own logits, (batch, pos, head), 0 where there is none.
+
+    Args:
+        results: head writes (batch, pos, head, d_model); the first position has no target.
+    """
     centred, root = unembedding
+    right, known = (lens.registry.state.own(part) for part in (targets.right, targets.known))
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
     read = lens.adapter.final_norm(results[:, 1:])
-    above = torch.einsum("bphd,bpd->bph", read, centred[targets.right])
+    above = torch.einsum("bphd,bpd->bph", read, centred[right])
     spread = (read @ root.T).norm(dim=-1)
-    return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)[targets.known].mean(0)
+    score = torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
+    return torch.where(known[..., None], score, 0.0)
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:

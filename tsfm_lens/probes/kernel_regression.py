@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.recorder import record
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.spectra import core_svd
 from tsfm_lens.probes.trajectory import describe, trajectory
@@ -247,9 +245,8 @@ def _hidden_states(lens: Lens, encoded: Any) -> list[tuple[Tensor, Tensor, Tenso
     last = f"{source.name}.ln_final.hook_normalized"
     streams = [f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)]
     patterns = [f"{stack.prefix}.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)]
-    acts = Activations(lens.registry.points, False, encoded.rows)
-    with torch.no_grad(), record(lens.registry, [last, *streams, *patterns], acts):
-        lens.forward(encoded)
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=[last, *streams, *patterns])
     out = []
     keys = acts[last][0]
     # padded tokens are no keys

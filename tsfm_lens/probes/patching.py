@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import xarray as xr
@@ -161,6 +161,7 @@ class _PatchSteps:
     special: frozenset[str]
     rows: Rows = None
     positions: Rows = None
+    by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
         """The stored value where a token belongs to the steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -16,7 +16,7 @@ from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.reference import source_rows
+from tsfm_lens.hooks.reference import rows_in_place
 from tsfm_lens.hooks.registry import RunState
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
@@ -191,13 +191,14 @@ class _HeadInput:
     source: Activations
     rows: Rows = None
     positions: Rows = None
+    by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
         """The value with one head's part exchanged."""
 
         def exchanged(value: Tensor, state: RunState) -> Tensor:
             out = value.clone()
-            out[..., self.head, :] = source_rows(self.source, point, value, state)[..., self.head, :].to(value)
+            out[..., self.head, :] = rows_in_place(self.source, point, value, state)[..., self.head, :].to(value)
             return out
 
         return exchanged

@@ -55,9 +55,9 @@ class Runs:
             return "median"
         return {"token": "expected value", "distribution": "mean"}.get(self.lens.adapter.readout, "median")
 
-    def read(self, output: Tensor) -> Tensor:
-        """Output of a forward (…, series, …) to point forecasts (…, series, step)."""
-        return point_forecast(self.lens, output, self.encoded, self.horizon)
+    def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
+        """Output of a forward of the batch or a part of it (…, series, …) to point forecasts (…, series, step)."""
+        return point_forecast(self.lens, output, self.encoded if part is None else part, self.horizon)
 
     def forecasts(self, variants: Sequence[Variant], progress: Progress | None = None) -> np.ndarray:
         """Point forecast of every variant, (variant, series, step): side by side where one forward is enough."""

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.logit_lens import layer_streams
 from tsfm_lens.probes.trajectory import describe, trajectory
@@ -80,8 +81,9 @@ def head_similarity(
     points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
     shown = run.encoded.shown(stack.name)
     with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=partial(_head_cosines, shown=shown))
-    cosine = np.stack([acts[point].cpu().numpy() for point in points])
+        reduce = by_row(partial(_head_cosines, lens, shown=shown))
+        _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=reduce)
+    cosine = np.stack([acts[point].sum(dim=0).cpu().numpy() for point in points]) / int(shown.sum())
     data = xr.Dataset(
         {"cosine": (("layer", "head", "other_head"), cosine)},
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads), "other_head": range(stack.n_heads)},
@@ -91,11 +93,12 @@ def head_similarity(
     return data
 
 
-def _head_cosines(writes: Tensor, shown: Tensor) -> Tensor:
-    """(batch, pos, head, d_model) to (head, head), over the tokens that are shown, (batch, pos)."""
-    z = writes[shown.to(writes.device)].double()
+def _head_cosines(lens: Lens, writes: Tensor, shown: Tensor) -> Tensor:
+    """(batch, pos, head, d_model) to (batch, head, head), sums over the tokens that are shown, (batch, pos)."""
+    own = lens.registry.state.own(shown).to(writes.device)
+    z = torch.where(own[..., None, None], writes.double(), 0.0)
     unit = z / z.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    return (unit @ unit.transpose(-2, -1)).mean(dim=0)
+    return torch.einsum("bphd,bpgd->bhg", unit, unit)
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:

@@ -1,0 +1,178 @@
+"""Every probe runs as few series at once as the memory asks for, and finds what it finds of the whole batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens import probes
+from tsfm_lens.ablation import Variant, run_variants
+from tsfm_lens.ablation.parts import forward_parts
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks import EditPattern, Intervention, PatchFrom, Resample, Zero
+from tsfm_lens.models import Encoded, Lens, batching, load
+from tsfm_lens.models.capturing import Run
+from tsfm_lens.models.memory import VARIABLE, measured
+from tsfm_lens.testing import assert_close
+
+STEPS, HORIZON, SERIES, MANY = 40, 3, 3, 12
+# roundings between two ways to multiply the same matrices, through all layers and what probes make of them
+DEPTH = 10_000
+NAMES = ("bolt-nano", "chronos-nano")
+Call = Callable[[Lens, SeriesBatch, dict[str, Any]], xr.Dataset]
+
+MLPS = ["decoder.0.mlp", "decoder.1.mlp"]
+CALLS: dict[str, Call] = {
+    "activation_patching": lambda m, x, _: probes.activation_patching(m, x, other(x), HORIZON, at=MLPS, rollout=False),
+    "ablation_effects": lambda m, x, o: probes.ablation_effects(m, x, HORIZON, components=MLPS, **o),
+    "ablation_recipes": lambda m, x, o: probes.ablation_recipes(m, x, HORIZON, {"first": MLPS[:1]}, **o),
+    "attribute": lambda m, x, o: probes.attribute(m, x, HORIZON, nodes=2, **o),
+    "causal_effects": lambda m, x, _: probes.causal_effects(m, x, HORIZON, components=MLPS, rollout=False),
+    "context_parroting": lambda m, x, o: probes.context_parroting(m, x, HORIZON, **o),
+    "entropic_rank": lambda m, x, o: probes.entropic_rank(m, x, HORIZON, **o),
+    "head_entropy": lambda m, x, o: probes.head_entropy(m, x, HORIZON, **o),
+    "head_similarity": lambda m, x, o: probes.head_similarity(m, x, HORIZON, **o),
+    "kernel_regression": lambda m, x, _: probes.kernel_regression(m, x.select([0]), HORIZON),
+    "layer_similarity": lambda m, x, o: probes.layer_similarity(m, x, HORIZON, **o),
+    "lens_logits": lambda m, x, o: probes.lens_logits(m, x, HORIZON, **o),
+    "lines_of_thought": lambda m, x, o: probes.lines_of_thought(m, x, HORIZON, **o),
+    "logit_lens": lambda m, x, o: probes.logit_lens(m, x, HORIZON, **o),
+    "minimal_circuit": lambda m, x, _: probes.minimal_circuit(m, x, None, HORIZON, nodes=MLPS, rollout=False),
+    "repeated_motif": lambda m, _x, o: probes.repeated_motif(m, n_series=SERIES, **o),
+    "repeated_tokens": lambda m, _x, _: probes.repeated_tokens(m, n_sequences=SERIES, motif=5, decoding="forced"),
+    "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m, x, HORIZON, **o),
+    "stream_shares": lambda m, x, o: probes.stream_shares(m, x, HORIZON, **o),
+}
+TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
+# of one series, of weights alone, or made of the probes above
+OTHERS = {"attention_flow", "attention_patterns", "component_writes", "head_parroting", "head_spectra", "head_states"}
+OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
+OTHERS |= {"patch_attention", "random_heads", "rollout_maps", "trajectory"}
+# differences of equals, which are rounding and nothing else
+ROUNDING = {"completeness_error", "identity_error", "equal_norm_error"}
+# a gradient of all series together, and activations that are heard of all of them
+WHOLE = {"attribution_patching", "edge_attribution", "path_patching"}
+
+
+def series(count: int = SERIES) -> SeriesBatch:
+    steps, rng = np.arange(STEPS), np.random.default_rng(0)
+    return as_series([np.sin(steps / (2 + k)) + 0.1 * rng.normal(size=STEPS) for k in range(count)])
+
+
+def other(batch: SeriesBatch) -> SeriesBatch:
+    return replace(batch, values=tuple(np.roll(values, 6) for values in batch.values))
+
+
+def test_every_probe_of_a_model_is_tried() -> None:
+    functions = {name: getattr(probes, name) for name in probes.__all__ if inspect.isfunction(getattr(probes, name))}
+    takes_lens = {name for name, one in functions.items() if "lens" in inspect.signature(one).parameters}
+    assert takes_lens == set(CALLS) | OTHERS | WHOLE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, batch = load(name), series()
+    token = lens.adapter.readout == "token"
+    options = {"num_samples": 2} if token else {}
+    chosen = {probe: call for probe, call in CALLS.items() if token or probe not in TOKENS_ONLY}
+    expected = {probe: call(lens, batch, options) for probe, call in chosen.items()}
+
+    def least(_keeping: Any, run: Run, *_rest: Any) -> int:
+        return run.at_once if run.uncut else 1
+
+    # what is planned where hardly anything fits
+    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setattr("tsfm_lens.models.recording.items_at_once", least)
+    monkeypatch.setattr("tsfm_lens.ablation.parts.items_at_once", least)
+    monkeypatch.setattr(batching, "_fitting", lambda _request, whole, at_once, _guess: at_once if whole else 1)
+    rows: list[int] = []
+    run, predict = lens.adapter.run, lens.adapter.predict
+
+    def seen(inputs: Any) -> torch.Tensor:
+        rows.append(len(next(value for value in inputs.values() if isinstance(value, torch.Tensor))))
+        return run(inputs)
+
+    def seen_batch(part: SeriesBatch, *rest: Any) -> Any:
+        rows.append(len(part))
+        return predict(part, *rest)
+
+    monkeypatch.setattr(lens.adapter, "run", seen)
+    monkeypatch.setattr(lens.adapter, "predict", seen_batch)
+    for probe, call in chosen.items():
+        rows.clear()
+        found = call(lens, batch, options)
+        assert set(rows) == {1}, (probe, rows)
+        assert set(found) == set(expected[probe])
+        for variable in set(found) - ROUNDING:
+            what, actual = f"{probe}: {variable}", found[variable].values
+            if actual.dtype.kind == "f":
+                assert_close(actual, expected[probe][variable].values, depth=DEPTH, dtype=torch.float32, what=what)
+            else:
+                assert np.array_equal(actual, expected[probe][variable].values), what
+
+
+def bench(lens: Lens) -> tuple[Any, list[Intervention]]:
+    """An encoded batch, and interventions of every kind that a part of it can tell its rows of."""
+    known: dict[str, Any] = {"horizon": HORIZON}
+    if lens.adapter.readout == "token":
+        known = {"future": np.ones((MANY, HORIZON))}
+    _, source = lens.run_with_cache(other(series(MANY)), names_filter=["**.hook_z", "**.mlp.hook_out"], **known)
+    targets = [*MLPS, "decoder.1.cross_attn.0"]
+    return lens.encode(series(MANY), **known), [Zero(MLPS[0]), *(PatchFrom(target, source) for target in targets)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variants_of_a_forward_stay_under_the_limit(name: str) -> None:
+    lens = load(name)
+    encoded, interventions = bench(lens)
+    variants = [Variant(str(index), (each,)) for index, each in enumerate(interventions)]
+
+    def read(output: torch.Tensor, _part: Encoded) -> torch.Tensor:
+        return output[..., :2]
+
+    whole, free = measured(lambda: run_variants(lens, encoded, variants, read=read), lens.device)
+    limit = free // 2
+    parts, rows = forward_parts(lens, encoded, [[each] for each in interventions], 256, limit, nullcontext)
+    assert len(parts) > 1 or rows < MANY * len(variants)
+    found, peak = measured(lambda: run_variants(lens, encoded, variants, read=read, memory=limit), lens.device)
+    assert peak <= limit < free
+    assert_close(found, whole, depth=DEPTH, dtype=torch.float32)
+
+
+def test_what_looks_at_several_series_keeps_the_batch_whole() -> None:
+    lens = load("bolt-nano")
+    encoded, interventions = bench(lens)
+    source = interventions[1].source  # type: ignore[attr-defined]
+    _, need = measured(lambda: lens.forward(encoded.part(0, 1)), lens.device)
+    for apart in (Resample(MLPS[0], source), EditPattern("decoder.0.cross_attn", torch.zeros_like)):
+        with pytest.raises(InputError, match=r"give fewer series at once, since what is done at decoder_blocks"):
+            run_variants(lens, encoded, [Variant("apart", (apart,))], memory=int(2 * need))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_patched_forecasts_run_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part takes its own rows of what is put in, sample paths included."""
+    lens, batch = load(name), series()
+    options: dict[str, Any] = {} if lens.adapter.readout == "quantile" else {"num_samples": 2}
+    _, source = lens.run_with_cache(
+        other(batch), names_filter="decoder_blocks.*.mlp.hook_out", rollout=True, horizon=HORIZON, **options
+    )
+    with lens.patch(source, *MLPS):
+        whole = lens.forecast(batch, HORIZON, **options)
+        monkeypatch.setenv(VARIABLE, "1")
+        monkeypatch.setattr(batching, "_fitting", lambda _request, across, at_once, _guess: at_once if across else 1)
+        parts: list[int] = []
+        one = batching.forecast_part
+        monkeypatch.setattr("tsfm_lens.models.lens.forecast_part", lambda *asked: parts.append(1) or one(*asked))
+        found = lens.forecast(batch, HORIZON, **options)
+    assert len(parts) == SERIES
+    assert_close(found.quantiles, whole.quantiles, depth=DEPTH, dtype=torch.float32)

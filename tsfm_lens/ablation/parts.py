@@ -1,0 +1,79 @@
+"""How many series and variants of a forward run at once, so that they fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from tsfm_lens.hooks.edit import acts_by_place, resolve
+from tsfm_lens.hooks.interventions import Intervention
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.batching import cut, generous_run
+from tsfm_lens.models.capturing import Keeping, Run, items_at_once
+from tsfm_lens.models.lens import Lens
+
+
+def forward_parts(
+    lens: Lens,
+    encoded: Encoded,
+    variants: Sequence[Sequence[Intervention]],
+    max_rows: int,
+    memory: int | str | None,
+    kept: Callable[[], AbstractContextManager[Any]],
+) -> tuple[list[Encoded], int]:
+    """The parts of a batch that run one after the other, and the rows of variants that run side by side in each.
+
+    Args:
+        lens: the model.
+        encoded: the batch.
+        variants: the interventions of each.
+        max_rows: rows side by side at most.
+        memory: see ``lens.forecast``.
+        kept: keeps what a plain run keeps for the variants.
+
+    Raises:
+        InputError: one item, or a batch that must stay whole, does not fit.
+    """
+    items, rows = encoded.n_items, len(encoded.rows)
+    each, abreast = -(-len(encoded.batch) // items), max(1, min(len(variants), max_rows // rows))
+    places, whole = _places(lens, variants)
+    # a packed sequence shows every variate's tokens
+    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else each)
+
+    def one() -> None:
+        item = encoded.part(*cut(encoded.batch, 1)[0])
+        with lens.running(len(item.rows)), kept():
+            lens.adapter.run(item.inputs)
+
+    words = f"a forward of {len(encoded.batch)} series under interventions"
+    run = Run(words, items, items * abreast, generous_run(lens, tokens, 1, each), 0, one)
+    keeping = Keeping(lens, (), {})
+    fit = items_at_once(keeping, run, memory, lambda: lens.edit(*places.values()))
+    if whole and fit < items:
+        uncut = f"give fewer series at once, since what is done at {whole[0]} may look at several of them"
+        fit = items_at_once(
+            keeping, replace(run, at_once=items, uncut=uncut), memory, lambda: lens.edit(*places.values())
+        )
+    if fit == items * abreast:
+        return [encoded], max_rows
+    number = -(-items // fit)
+    if number == 1:
+        return [encoded], fit * rows // items
+    ranges = cut(encoded.batch, -(-items // number) * each)
+    return [encoded.part(*each) for each in ranges], fit * rows // items
+
+
+def _places(lens: Lens, variants: Sequence[Sequence[Intervention]]) -> tuple[dict[str, Intervention], list[str]]:
+    """An intervention for each hook point that variants concern, and the points where rows cannot be taken apart."""
+    registry = lens.registry
+    places: dict[str, Intervention] = {}
+    whole = dict.fromkeys(registry.session.across_rows())
+    for variant in variants:
+        for intervention in variant:
+            for name, _head in resolve(registry, intervention):
+                places.setdefault(name, intervention)
+                if not acts_by_place(intervention, registry.points[name]):
+                    whole[name] = None
+    return places, list(whole)
