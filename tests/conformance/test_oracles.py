@@ -196,6 +196,17 @@ def test_a_wrong_row_is_rejected(name: str, oracle: Callable, change: Callable[[
         assert not result.passed, result
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["encoder", "decoder"])
+def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(place: int) -> None:
+    """A decoder of Chronos-Bolt starts from a constant, so that no other series gives it another stream."""
+    adapter = architectures()["chronos-bolt"].adapt(tiny("chronos-bolt"))
+    stacks = list(adapter.wiring.stacks)
+    stacks[place] = each(lambda row: replace(row, aside=isinstance(row, Mlp)))(stacks[place])
+    adapter.wiring = replace(adapter.wiring, stacks=tuple(stacks))
+    result = oracles.patching(example_case(Lens(adapter, "edits twice")))
+    assert not result.passed, result
+
+
 def fresh(name: str) -> Case:
     return example_case(load(tiny(name), check=False))
 

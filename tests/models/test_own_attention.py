@@ -310,6 +310,26 @@ def test_a_wrong_table_is_rejected(case: str) -> None:
     assert re.search(expected, said), said
 
 
+UP, GATE = Projection("up", "d_mlp"), Projection("gate", "d_mlp")
+WRONG_GATES: dict[str, tuple[dict[str, Any], str]] = {
+    "pre is the gate": ({"pre": Site("gate", layout="batch pos d_mlp")}, "11 weights"),
+    "gate and input exchanged": ({"i": GATE, "gate": UP}, "11 weights"),
+    "gate, input and pre exchanged": (
+        {"i": GATE, "gate": UP, "pre": Site("gate", layout="batch pos d_mlp")},
+        "12 activation",
+    ),
+    "gate forgotten": ({"gate": None}, "12 activation"),
+    "gate for input": ({"i": GATE}, "11 weights"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_GATES)
+def test_a_wrong_gate_is_rejected(case: str) -> None:
+    fields, expected = WRONG_GATES[case]
+    results = check_wiring(changed(Grouped, "mlp", **fields), grouped(repeated=False), quiet=True)
+    assert expected in [result.oracle.removesuffix(" function") for result in results if not result.passed]
+
+
 def test_attention_that_is_asked_for_its_weights_is_refused_by_name() -> None:
     model = stock(batch_first=True)
     lens = Lens(Stock(model), "stock")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models import Lens
@@ -250,6 +251,10 @@ WRONG_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "blocks left out": ("stack", {"n_layers": 1}, "n_layers=1.*holds 2"),
     "another embedding": ("wiring", {"embed": "blocks.0.attn.out"}, "13 ends"),
     "another readout": ("wiring", {"unembed": Site("blocks.1.mlp.2", layout="batch pos d_out")}, "13 ends"),
+    "edits counted twice": ("attn", {"aside": True}, "6 patching"),
+    "axes of the readout": ("wiring", {"unembed": Site("head", layout="pos batch d_out")}, "13 ends"),
+    "features of the readout": ("wiring", {"unembed": Site("head", layout="batch d_out pos")}, "13 ends"),
+    "no rows of the readout": ("wiring", {"unembed": Site("head", layout="pos d_out")}, "unembed has the layout"),
     "steps": ("wiring", {"steps_per_readout": HORIZON + 1}, "13 ends"),
 }
 
@@ -264,3 +269,40 @@ def test_a_wrong_field_is_rejected(model: Forecaster, case: str) -> None:
         said = str(error)
     assert said
     assert re.search(expected, said), said
+
+
+def test_a_first_branch_that_is_read_aside_carries_edits_of_the_embedding(model: Forecaster) -> None:
+    wiring = with_fields("attn", reads=Site("norm1", "in"), aside=True)
+    assert failed(wiring, model) == set()
+    lens, series = Lens(wiring(model), "aside"), bundled("co2").tail(40)
+    with torch.no_grad(), lens.hooks([("hook_embed", lambda value, hook: 2 * value)]):
+        _, acts = lens.run_with_cache(series)
+    with torch.no_grad(), Lens(Wired(model), "plain").hooks([("hook_embed", lambda value, hook: 2 * value)]) as plain:
+        _, expected = plain.run_with_cache(series)
+    for name in ("hook_embed", "blocks.0.hook_resid_mid", "blocks.1.hook_resid_post", "unembed.hook_out"):
+        assert_close(acts[name], expected[name], depth=20 * WIDTH, what=name)
+
+
+class PositionsFirst(Forecaster):
+    """The same forecast by a head that takes positions before series."""
+
+    def forward(self, context: Tensor) -> Tensor:
+        x = self.embed(torch.nan_to_num(context / 10).unflatten(1, (-1, PATCH)))
+        for block in self.blocks:
+            x = block(x)
+        return 10 * self.head(self.norm(x).transpose(0, 1))[-1].unflatten(1, (len(LEVELS), HORIZON))
+
+
+def test_a_readout_with_positions_first_is_labelled_and_edited_by_series(model: Forecaster) -> None:
+    native = PositionsFirst()
+    native.load_state_dict(model.state_dict())
+    wiring = with_fields("wiring", unembed=Site("head", layout="pos batch d_out"))
+    assert failed(wiring, native.eval()) == set()
+    assert 13 in failed(Wired, native)
+    lens, series = Lens(wiring(native), "positions first"), [bundled("co2").tail(40).values[0], np.arange(40.0)]
+    out, acts = lens.run_with_cache(series, names_filter="unembed.hook_out")
+    assert acts["unembed.hook_out"].shape == (2, 10, len(LEVELS) * HORIZON)
+    with lens.edit(Zero("unembed.hook_out", rows=[1])):
+        edited = lens.forward(series)
+    assert torch.equal(edited[0], out[0])
+    assert not edited[1].any()

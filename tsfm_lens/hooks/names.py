@@ -54,15 +54,21 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
     points: list[Point] = []
     for stack in wiring.stacks:
         points += _stack_points(stack)
-    unembed_axes = tuple(wiring.unembed.layout.replace("series variate", "batch").split())
-    points.append(Point("unembed.hook_out", unembed_axes, "site", wiring.unembed, wiring.output_stack.name))
+    points.append(Point("unembed.hook_out", _readout_axes(wiring), "site", wiring.unembed, wiring.output_stack.name))
     return {point.name: point for point in points}
+
+
+def _readout_axes(wiring: Wiring) -> tuple[str, ...]:
+    """Batch, position where the readout has one, then the table's own axes in the order in which it names them."""
+    given = wiring.unembed.layout.replace("series variate", "batch").split()
+    return tuple(sorted(given, key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2)))
 
 
 def _stack_points(stack: Stack) -> list[Point]:
     dot = f"{stack.name}." if stack.name else ""
-    embed = stack.rows(0)[0].reads.within(stack.block(0))
-    points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name)]
+    first = stack.rows(0)[0]
+    embed, carried = first.reads.within(stack.block(0)), f"{stack.prefix}.0.{first.kind}.hook_out"
+    points = [Point(f"{dot}hook_embed", RESIDUAL, "site", embed, stack.name, aside=carried if first.aside else "")]
     for layer in range(stack.n_layers):
         block = stack.block(layer)
         prefix = f"{stack.prefix}.{layer}"

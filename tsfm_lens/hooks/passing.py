@@ -94,7 +94,7 @@ class Passing:
         write = self._registry.points[point.aside]
         column = self._registry.stack_of(point)
         row = column.writer(write.kind, write.layer)
-        native = self._model.get_submodule(column.block(point.layer))
+        native = self._model.get_submodule(column.block(write.layer))
 
         def after(_module: nn.Module, _args: Any, output: Any) -> Any:
             change = self._edits.pop(point.name, None)

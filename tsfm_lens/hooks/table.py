@@ -27,6 +27,12 @@ def check_table(model: nn.Module, wiring: Wiring) -> dict[str, nn.Module]:
         raise WiringError(f"the stacks of {wiring.architecture!r} are named {names}; expected one name each")
     if wiring.unembed.side != "out":
         raise WiringError(f"unembed is what {wiring.unembed.module!r} gives, expected side='out'")
+    axes = wiring.unembed.layout.replace("series variate", "batch").split()
+    if "batch" not in axes or len(set(axes)) < len(axes) or not set(axes) - {"batch", "pos"}:
+        raise WiringError(
+            f"unembed has the layout {wiring.unembed.layout!r}; expected 'batch' (or 'series variate'), 'pos' where "
+            "there is one, and names of its own axes, each once"
+        )
     for where, path in _paths(wiring):
         if path not in modules:
             near = get_close_matches(path, modules, n=3, cutoff=0.4)

@@ -66,7 +66,7 @@ LOOK_AT = {
     "10": "module, `layout`, `part` of `q`, `k` or `v`; `n_kv_heads`",
     "11": "the row and field named; module and gain of a projection, `norm`, `reads`, `pre`, `post`, `ln_final`",
     "12": "`gate` (forgotten, or taken for `i`), `pre`, `post`; an activation function that mixes hidden units",
-    "13": "`embed`, `unembed`, `ln_final`, `steps_per_readout`",
+    "13": "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`",
     "14": "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
     "15": "`true_gradients`; a custom backward pass",
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.names import HEADS, HIDDEN, PATTERN, RESIDUAL
 from tsfm_lens.hooks.wiring import Attention, Mlp
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, relative
@@ -22,10 +23,13 @@ Shown = tuple[str, Any]
 def behaviour(case: Case) -> Iterator[Shown]:
     """All that a lens gives, in one order: sizes, activations, weights, edits, variants, rollouts.
 
-    Names of branches and stacks are left out: they are the table's own choice.
+    Names of branches, of stacks, and of axes past the vocabulary's are left out: they are the table's own choice.
     """
     lens = case.lens
     yield from _sizes(lens)
+    vocabulary = {*RESIDUAL, *HEADS, *PATTERN, *HIDDEN}
+    for name, point in lens.registry.points.items():
+        yield f"axes of {name}", (tuple(axis if axis in vocabulary else "own" for axis in point.axes), point.row_axis)
     with torch.no_grad():
         _, acts = case.captured
         for name in lens.registry.points:

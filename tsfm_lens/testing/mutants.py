@@ -35,6 +35,14 @@ def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
             yield f"{stack.prefix}: {what}", replace(wiring, stacks=stacks)
 
 
+def field_of(what: str) -> str:
+    """The field that a mutant changes, without the value that it takes."""
+    *place, value = what.split(": ")
+    part = value.split(" ")[0]
+    own = {each.name for each in (*fields(Site), *fields(Projection))}
+    return ": ".join([*place, part] if part in own or not place else place)
+
+
 class _Paths:
     """Modules that one field can name, by class."""
 

@@ -29,6 +29,7 @@ from tsfm_lens.testing.tolerance import rounding
 # what the roundings of one block, or of two, make of a value of 1 in single precision
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
 
+STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
 TAPPED = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
 
 
@@ -198,15 +199,14 @@ def accounting(case: Case) -> OracleResult:
 def _branch_by_branch(lens: Lens, stack: Stack, acts: Activations) -> dict[str, float]:
     """Every stream is the one before and what the branch between them writes."""
     found: dict[str, float] = {}
-    names = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
     for layer in range(stack.n_layers):
         at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
         block = lens.adapter.model.get_submodule(stack.block(layer))
         if layer > 0:
             before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
             found[f"{at}.hook_resid_pre"] = relative(acts[f"{at}.hook_resid_pre"], before)
-        after = (*names[1 : len(rows)], "hook_resid_post")
-        for name, row, following in zip(names, rows, after, strict=False):
+        after = (*STREAMS[1 : len(rows)], "hook_resid_post")
+        for name, row, following in zip(STREAMS, rows, after, strict=False):
             keep = 1.0 if row.mix is None else row.mix(block)[1]
             total = acts[f"{at}.{name}"] * keep + acts[f"{at}.{row.kind}.hook_out"]
             found[f"{at}.{following}"] = relative(acts[f"{at}.{following}"], total)
@@ -271,7 +271,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 
 
 def patching(case: Case) -> OracleResult:
-    """6. Patching a run into itself changes nothing; patching all streams of A into B gives A's output."""
+    """6. Patching a run into itself changes nothing; A's stream put into B gives A's later streams and output."""
     lens = case.lens
     found = {}
     raw = "unembed.hook_out"
@@ -288,15 +288,23 @@ def patching(case: Case) -> OracleResult:
         _, own = lens.run_with_cache(other, names_filter=raw)
         if relative(own[raw], acts[raw]) < 1e-3:
             found["A and B differ"] = float("inf")
-        *before, last = lens.wiring.stacks
-        for layer in layers_to_check(last):
-            streams = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
-            for stream in streams[: len(last.rows(layer))]:
-                targets = [f"{stack.prefix}.0.hook_resid_pre" for stack in before]
-                with lens.patch(acts, *targets, f"{last.prefix}.{layer}.{stream}"):
-                    _, swapped = lens.run_with_cache(other, names_filter=raw)
-                found[f"A into B at {last.prefix}.{layer}.{stream}"] = relative(swapped[raw], acts[raw])
+        before: list[str] = []
+        for stack in lens.wiring.stacks:
+            # a decoder may start from a constant: no stream of B may be A's before it is put there
+            apart = [(f"{stack.name}.hook_embed" if stack.name else "hook_embed", _other_stream)]
+            for layer in layers_to_check(stack):
+                # what follows from the stream: the next layer's, and in the end the model's output
+                after = raw if stack is lens.wiring.output_stack else f"{stack.prefix}.{layer}.hook_resid_post"
+                for stream in STREAMS[: len(stack.rows(layer))]:
+                    with lens.hooks(apart), lens.patch(acts, *before, f"{stack.prefix}.{layer}.{stream}"):
+                        _, swapped = lens.run_with_cache(other, names_filter=after)
+                    found[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(swapped[after], acts[after])
+            before.append(f"{stack.prefix}.0.hook_resid_pre")
     return _worst("6 patching", ONE_BLOCK, found)
+
+
+def _other_stream(value: Tensor, hook: object) -> Tensor:
+    return value.roll(1, dims=-1)
 
 
 def _masks(source: Encoded, target: Encoded) -> dict[str, Tensor]:

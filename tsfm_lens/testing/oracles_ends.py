@@ -21,12 +21,13 @@ from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, relati
 
 _GRADIENT_BOUND = 0.02
 _FAR = 1e-3
+_SAME = 1e-4
 
 
 def ends(case: Case) -> OracleResult:
     """13. The stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
     with torch.no_grad():
-        found = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_steps(case)}
+        found = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_labels(case), **_steps(case)}
     return _worst("13 ends", 2e-5, found)
 
 
@@ -141,6 +142,28 @@ def _bottleneck(case: Case) -> dict[str, float]:
     if relative(without, plain) < 1e-6:
         return {"a component moves the output": math.inf}
     return {f"unembed {path!r} makes the output": relative(put, without)}
+
+
+def _labels(case: Case) -> dict[str, float]:
+    """Another last stream in one row, or at one position, moves what ``unembed`` gives there and nowhere else."""
+    lens, stack = case.lens, case.lens.wiring.output_stack
+    raw, last = "unembed.hook_out", f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+    axes = lens.registry.points[raw].axes
+    _, acts = case.captured
+    plain, stream = acts[raw], acts[last]
+    found = {f"{raw} has as many rows as the stream": float(abs(plain.shape[0] - stream.shape[0]))}
+    for axis, place in (("batch", 1), ("pos", stream.shape[1] - 1)):
+        if axis not in axes:
+            continue
+        other = stream.clone()
+        other.select(int(axis == "pos"), place).copy_(stream.select(int(axis == "pos"), place).roll(1, dims=-1))
+        with lens.hooks([(last, lambda value, hook, other=other: other)]):
+            _, moved = lens.run_with_cache(case.encoded, names_filter=raw)
+        apart = (moved[raw] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
+        places = torch.nonzero(apart > _SAME * apart.max()).flatten().tolist()
+        right = places == [place] if axis == "batch" else len(places) == 1
+        found[f"{raw} ({' '.join(axes)}): {axis} {place} moves {axis} {places}"] = 0.0 if right else math.inf
+    return found
 
 
 def _steps(case: Case) -> dict[str, float]:

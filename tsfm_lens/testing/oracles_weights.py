@@ -16,9 +16,7 @@ from tsfm_lens.hooks.names import RESIDUAL
 from tsfm_lens.hooks.native import fold_leading, to_vocabulary
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import TWO_BLOCKS, Case, OracleResult, _worst, relative
-
-STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
+from tsfm_lens.testing.oracles import STREAMS, TWO_BLOCKS, Case, OracleResult, _worst, relative
 
 
 def weights(case: Case) -> OracleResult:
