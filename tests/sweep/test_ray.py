@@ -160,11 +160,13 @@ def test_a_cluster_that_fails_ends_in_our_words_and_leaves_no_process(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path]))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     started: list[psutil.Process] = []
+    # such as the cluster of other tests
+    before = set(psutil.Process().children(recursive=True))
 
     def kill(done: GroupDone) -> None:
         if not started:
             # all that this process has started, Ray's own in turn
-            found = psutil.Process().children(recursive=True)
+            found = set(psutil.Process().children(recursive=True)) - before
             started.extend(each for each in found if each.status() != psutil.STATUS_ZOMBIE)
             (chosen,) = [each for each in started if victim in f"{each.name()} {' '.join(each.cmdline())}"]
             chosen.kill()
