@@ -231,9 +231,9 @@ def test_a_wrong_softmax_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_wrong_patch_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reference.source_rows
+    right = reference.rows_in_place
     wrong = lambda *args: right(*args).flip(0)  # noqa: E731
-    monkeypatch.setattr("tsfm_lens.hooks.interventions.source_rows", wrong)
+    monkeypatch.setattr("tsfm_lens.hooks.interventions.rows_in_place", wrong)
     assert not oracles.patching(fresh(name)).passed
 
 

@@ -157,6 +157,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
 
 
 def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+    former = signal.getsignal(signal.SIGTERM)
     trainer = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
     step = trainer.train_step
 
@@ -169,7 +170,7 @@ def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: Recipe, corpus: Corpus
     again = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
     again.resume()
     assert again.step == trainer.step == 1
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == former
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
