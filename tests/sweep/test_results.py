@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,13 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_pa
     after = read_saved(Store(folder, create=False), "results")
     pd.testing.assert_frame_equal(before.cells, after.cells)
     assert after.about == before.about
+
+
+def test_a_store_without_the_naive_forecast_says_how_to_get_it(folder: Path, tmp_path: Path) -> None:
+    cells = read_saved(Store(folder, create=False), "results").cells
+    store = without(folder, tmp_path / "store", cells[cells["variant"] == "seasonal_naive"]["key"])
+    with pytest.raises(InputError, match=re.escape(f"is not in {store}: `tsfm-lens sweep` goes on with 'results")):
+        gather(store)
 
 
 def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, gathered: Gathered) -> None:

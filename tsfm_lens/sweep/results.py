@@ -15,7 +15,7 @@ from tsfm_lens.sweep.config import SweepConfig, parse_config
 from tsfm_lens.sweep.effects import by_dataset, curves, effects, heads_at, recipes, selection
 from tsfm_lens.sweep.frames import TABLE_METRICS, Results
 from tsfm_lens.sweep.plans import read_saved
-from tsfm_lens.sweep.pooling import formula, per_series
+from tsfm_lens.sweep.pooling import SEASONAL_NAIVE, formula, per_series
 from tsfm_lens.sweep.scores import DISTANCES, SUMS
 from tsfm_lens.sweep.spec import PLAIN
 from tsfm_lens.sweep.store import KEY_COLUMNS, Store
@@ -68,6 +68,11 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         raise InputError(
             f"no variant of {saved.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` goes on "
             "with it"
+        )
+    if SEASONAL_NAIVE not in set(chosen["variant"]):
+        raise InputError(
+            f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` goes "
+            f"on with {saved.name!r} and makes it"
         )
     found = Results(
         _sums(store, chosen),
