@@ -159,6 +159,7 @@ class _Bench:
         kept: Behaviour = behaviour or (lambda forecasts: forecasts)
         bench = cls(runs, ablations, kept, np.empty(0), np.empty(0))
         whole, nothing = bench.forecasts([set(), set(ablations)])
+        nothing = runs.told_apart(nothing, whole)
         found = cls(runs, ablations, kept, whole, nothing)
         if not found._distance(nothing).all():
             raise InputError(
@@ -170,7 +171,11 @@ class _Bench:
     def forecasts(self, ablated: Sequence[set[Component]]) -> np.ndarray:
         """(set, series, step)."""
         together = [[i for node in self.ablations if node in gone for i in self.ablations[node]] for gone in ablated]
-        return self.runs.forecasts([Variant("ablated", tuple(interventions)) for interventions in together])
+        found = self.runs.forecasts([Variant("ablated", tuple(interventions)) for interventions in together])
+        # neither faithfulness nor a ranking by it is to hang on rounding
+        for plain in (self.nothing, self.whole):
+            found = self.runs.told_apart(found, plain) if plain.size else found
+        return found
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
         """Of forecasts (…, series, step), (…, series)."""
@@ -238,7 +243,10 @@ def _scores(lens: Lens, bench: _Bench, clean: Any, corrupted: Any, ranking: str,
         return dict(zip(nodes, 1.0 - bench.faithfulness(alone).mean(-1), strict=True))
     along = bench.runs.values  # the same decoder tokens as the bench's
     edges = edge_attribution(lens, clean, corrupted, bench.runs.horizon, nodes=nodes, along=along, seed=seed)
-    return dict(zip(nodes, np.abs(edges["score"].values).sum(1).mean(-1), strict=True))
+    moved = abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
+    found = np.abs(edges["score"].values)
+    told = np.where(found * moved > bench.runs.rounding(bench.whole), found, 0.0)
+    return dict(zip(nodes, told.sum(1).mean(-1), strict=True))
 
 
 def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curve: dict[int, float]) -> xr.Dataset:

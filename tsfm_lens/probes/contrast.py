@@ -123,8 +123,7 @@ def contrast(
     source = runs_of(lens, source_batch, base.horizon, along=base.values if along is None else along, **how)
     base_forecast, base_acts = base.record(base_names or ["unembed.hook_out"])
     source_forecast, source_acts = source.record(names or ["unembed.hook_out"])
-    size = np.abs(source_forecast).max(-1) + np.abs(base_forecast).max(-1)
-    same = np.abs(source_forecast - base_forecast).max(-1) <= 1e-6 * size
+    same = (base.told_apart(source_forecast, base_forecast) == base_forecast).all(-1)
     if same.any():
         name = pair[0].ids[int(np.argmax(same))]
         raise InputError(

@@ -60,8 +60,8 @@ def causal_effects(
     Returns:
         Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
         ``self_repair`` (component, series) = 1 - <total, direct> / <direct, direct>: 0 none, 1 all of the direct
-        effect is undone, negative where later components add to it, and NaN where the direct effect is below 1e-6 of
-        the forecast's range; ``plain_forecast`` (series, step).
+        effect is undone, negative where later components add to it, and NaN where the direct effect is within
+        rounding (:meth:`tsfm_lens.probes.runs.Runs.rounding`); ``plain_forecast`` (series, step).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
@@ -92,7 +92,7 @@ def causal_effects(
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")
     data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
-    data["self_repair"] = (axes[:2], self_repair(total, direct, np.ptp(plain, axis=-1)))
+    data["self_repair"] = (axes[:2], self_repair(total, direct, runs.rounding(plain)))
     data["plain_forecast"] = (axes[1:], plain)
     data.attrs = describe(
         lens,
@@ -108,18 +108,18 @@ def causal_effects(
     return data
 
 
-def self_repair(total: np.ndarray, direct: np.ndarray, spread: np.ndarray) -> np.ndarray:
+def self_repair(total: np.ndarray, direct: np.ndarray, rounding: np.ndarray) -> np.ndarray:
     """The share of a direct effect that later components undo.
 
     Args:
         total, direct: (…, step) in data units.
-        spread: (…) the forecast's range, against which a direct effect counts as none.
+        rounding: (…) what counts as none: steps that are all within it are a direct effect of nothing.
 
     Returns:
         (…); NaN where there is no direct effect.
     """
     size = np.square(direct).sum(-1)
-    none = np.abs(direct).max(-1) <= 1e-6 * np.maximum(np.broadcast_to(spread, size.shape), 1e-12)
+    none = (np.abs(direct).max(-1) <= rounding) | (size == 0)
     share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=~none)
     return 1.0 - share
 
