@@ -91,7 +91,7 @@ def holding(registry: HookRegistry, hooks: Iterable[tuple[str, Callable[..., Any
         for name, held, direction in asked:
             with _CHANGING:
                 handle = registry.hooked[name].add_hook(held, dir=direction)
-            stack.callback(_take_off, registry.hooked[name], handle, held)
+            stack.callback(_take_off, registry.hooked[name], handle, held, direction)
         before = registry.session.passed(backward)
         with registry.attach([name for name, _held, _direction in asked]):
             yield
@@ -103,9 +103,12 @@ def holding(registry: HookRegistry, hooks: Iterable[tuple[str, Callable[..., Any
         )
 
 
-def _take_off(point: HookPoint, handle: LensHandle, held: Held) -> None:
+def _take_off(point: HookPoint, handle: LensHandle, held: Held, direction: Direction) -> None:
     held.session = None
     with _CHANGING:
         handle.hook.remove()
-        point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not handle]
-        point.bwd_hooks = [kept for kept in point.bwd_hooks if kept is not handle]
+        # a list of its own, since another thread may be going through the old one
+        if direction == "fwd":
+            point.fwd_hooks = [kept for kept in point.fwd_hooks if kept is not handle]
+        else:
+            point.bwd_hooks = [kept for kept in point.bwd_hooks if kept is not handle]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from weakref import WeakSet
 
@@ -91,7 +92,7 @@ Sizes = Mapping[str, int]
 
 def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
     """A native tensor in the axes of the vocabulary; a view wherever torch can make one."""
-    if layout.split() == list(axes) or axes[-2:] == ("query", "key"):
+    if _is_vocabulary(layout, axes):
         return tensor.reshape(_unit_free(tensor, layout)) if " 1 " in layout else tensor
     side = _vocabulary_side(layout, axes)
     try:
@@ -105,7 +106,7 @@ def to_vocabulary(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Siz
 
 def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) -> Tensor:
     """The inverse of :func:`to_vocabulary`."""
-    if layout.split() == list(axes) or axes[-2:] == ("query", "key"):
+    if _is_vocabulary(layout, axes):
         return tensor.unsqueeze(layout.split().index("1")) if " 1 " in layout else tensor
     side = _vocabulary_side(layout, axes)
     return rearrange(tensor, f"{side} -> {layout}", **_folded(side, sizes))
@@ -113,8 +114,19 @@ def to_native(tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes) 
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
     """Axes in front of those of the layout (quantile paths of a rollout) become part of its first axis."""
-    extra = tensor.ndim - len(re.findall(r"\([^)]*\)|\S+", layout))
+    extra = tensor.ndim - _axes_of(layout)
     return tensor.flatten(0, extra) if extra > 0 else tensor
+
+
+@cache
+def _axes_of(layout: str) -> int:
+    return len(re.findall(r"\([^)]*\)|\S+", layout))
+
+
+@cache
+def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
+    """Whether a native tensor has the axes of the vocabulary as it is, but for axes of length 1."""
+    return layout.split() == list(axes) or axes[-2:] == ("query", "key")
 
 
 def _unit_free(tensor: Tensor, layout: str) -> list[int]:

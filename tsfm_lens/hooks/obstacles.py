@@ -33,12 +33,14 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
         WiringError: the module, or one that it is part of, is compiled or was replaced.
     """
     known: dict[str, nn.Module | None] = {"": model}
+    checked: set[str] = set()
     for path, module in modules:
         here, at = known[""], ""
         for part in path.split("."):
             assert here is not None
-            if at not in known or is_compiled(here):
+            if at not in checked:
                 _refuse_compiled(at, here)
+                checked.add(at)
             at = f"{at}.{part}" if at else part
             if at not in known:
                 known[at] = here._modules.get(part)
@@ -50,7 +52,9 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
                 f"module {path!r} was taken out of the model or replaced after the lens was made, so a hook on it "
                 "would do nothing. Make a new lens of the changed model: load(model)."
             )
-        _refuse_compiled(path, here)
+        if path not in checked:
+            _refuse_compiled(path, here)
+            checked.add(path)
 
 
 def _refuse_compiled(path: str, module: nn.Module) -> None:

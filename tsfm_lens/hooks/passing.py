@@ -59,13 +59,16 @@ class Passing:
 
     def acting(self, handles: Iterable[LensHandle]) -> list[Any]:
         """The hooks that act in this thread: those of its own blocks, and those that belong to the lens."""
-        hooks = [handle.user_hook for handle in handles]
-        return [hook for hook in hooks if getattr(hook, "session", self._session) is self._session]
+        own = self._session
+        return [hook for handle in handles if getattr(hook := handle.user_hook, "session", own) is own]
 
     def in_use(self, name: str) -> bool:
         """Whether a hook acts at a hook point."""
         hooked = self._registry.hooked[name]
-        return bool(self.acting(hooked.fwd_hooks) or self.acting(hooked.bwd_hooks))
+        # most points have none, and all are asked whenever a block is entered
+        return bool(
+            (hooked.fwd_hooks and self.acting(hooked.fwd_hooks)) or (hooked.bwd_hooks and self.acting(hooked.bwd_hooks))
+        )
 
     # --- what torch hooks do -------------------------------------------------------------------------------
 

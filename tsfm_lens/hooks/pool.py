@@ -22,9 +22,13 @@ class Pool:
             set_up: called for its first user; what it leaves on the stack runs after its last one.
         """
         if not self.users[key]:
-            with ExitStack() as stack:
+            stack = ExitStack()
+            try:
                 set_up(stack)
-                self._open[key] = stack.pop_all()
+            except BaseException:
+                stack.close()
+                raise
+            self._open[key] = stack
         self.users[key] += 1
 
         def release() -> None:

@@ -84,6 +84,8 @@ class Session:
         refuse_hidden(self._model, [(path, self._registry.modules[path]) for path in modules])
         with ExitStack() as stack:
             stack.callback(self._pool.acquire("tracking", self._track))
+            for path in {each for name in wanted for each in self._witnesses(points[name])}:
+                stack.callback(self._pool.acquire(("ran", path), lambda opened, at=path: self._witness(opened, at)))  # type: ignore[misc]
             for name in wanted:
                 stack.callback(self._pool.acquire(name, lambda opened, at=name: self._connect(opened, points[at])))  # type: ignore[misc]
             before = self._passing.count.copy(), self._ran.copy(), self._elsewhere
@@ -111,7 +113,8 @@ class Session:
         return [
             name
             for name, point in self._registry.hooked.items()
-            if not all(
+            if (point.fwd_hooks or point.bwd_hooks)
+            and not all(
                 getattr(hook, "by_row", False) or (parts and getattr(hook, "by_place", False))
                 for hook in self._passing.acting((*point.fwd_hooks, *point.bwd_hooks))
             )
@@ -163,8 +166,6 @@ class Session:
         def put(path: str, side: str, rank: float, act: Callable[..., Any]) -> None:
             self._put(stack, path, side, rank, act)
 
-        for path in self._witnesses(point):
-            stack.callback(self._pool.acquire(("ran", path), lambda opened, at=path: self._witness(opened, at)))  # type: ignore[misc]
         path, rank = point.site.module, self._registry.rank[point.name]
         if point.how in _TAPPED:
             stack.callback(self._tap.label(path, self._registry.modules[path]))

@@ -61,12 +61,11 @@ class Keeping:
     def guess(self, tokens: int, paths: int, passes: int) -> int:
         """Bytes that are kept of one item, if every step were a token."""
         points, wiring = self.lens.registry.points, self.lens.wiring
-        numbers = 0
+        numbers, wide = 0, batching.width_of_output(self.lens)
         for name in self.names:
             stack = wiring.stack(points[name].stack)
             known = {"batch": 1, "pos": tokens, "query": tokens, "key": tokens, "head": stack.n_heads}
             known |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
-            wide = batching.width_of_output(self.lens)
             numbers += math.prod(known.get(axis, wide) for axis in points[name].axes)
         return 4 * numbers * paths * passes * (2 if self.gradients else 1)
 
