@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+# seconds after which a browser is taken to hang
+BROWSER_PATIENCE = 300
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
@@ -43,7 +46,12 @@ def new_browser() -> Callable[..., Any]:
         for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", *flags):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
-        return webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+        browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+        # a page that is slow to draw on a busy machine does not hang
+        browser.command_executor.client_config.timeout = 2 * BROWSER_PATIENCE
+        browser.set_page_load_timeout(BROWSER_PATIENCE)
+        browser.set_script_timeout(BROWSER_PATIENCE)
+        return browser
 
     return start
 

@@ -26,6 +26,8 @@ const session = panel && panel.sessionContext && panel.sessionContext.session;
 return Boolean(session && session.kernel && session.kernel.status === 'idle' && document.querySelector('.jp-CodeCell'));
 """
 PLOT = "const plot = document.querySelector('.js-plotly-plot'); "
+# the figure's frame is there before its traces are
+DRAWN = PLOT + f"return Boolean(plot && plot._fullData && plot._fullData.length >= {len(TRACES)});"
 CELL_AT = (
     PLOT
     + """
@@ -67,7 +69,7 @@ def test_open_click_ablate(driver: Any, notebook_url: str) -> None:
     driver.get(notebook_url)
     until(driver, READY, "the kernel is not ready")
     driver.execute_script("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-    until(driver, "return document.querySelectorAll('.js-plotly-plot .main-svg').length", "no figure")
+    until(driver, DRAWN, "no figure")
     driver.execute_script("document.querySelector('.js-plotly-plot').scrollIntoView()")
 
     # a click on another cell of the map

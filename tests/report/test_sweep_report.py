@@ -326,7 +326,7 @@ def test_every_figure_is_drawn_in_a_browser(built: Path, new_browser: Any) -> No
     try:
         driver.get(built.as_uri())
         script = "return document.documentElement.dataset.drawn"
-        drawn = WebDriverWait(driver, 60).until(lambda d: d.execute_script(script))
+        drawn = WebDriverWait(driver, 300).until(lambda d: d.execute_script(script))
         assert int(drawn) == len(list((built.parent / "figures").iterdir()))
         assert driver.get_log("browser") == []
     finally:
