@@ -145,7 +145,7 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
 
 
 def linked_view(rounds: int) -> list[Row]:
-    """(e) From a click or toggle in ``lens.explore`` to the changed traces, without the browser's drawing."""
+    """(e) From a click or toggle in ``run.explore`` to the changed traces, without the browser's drawing."""
     rows: list[Row] = []
     for name, *times in latencies(rounds):
         median, low, high = (1000 * each for each in times)
@@ -226,7 +226,7 @@ def main() -> None:
             options.json.write_text(json.dumps({"machine": place, "rows": rows}, indent=1, ensure_ascii=False))
     sections: dict[str, tuple[str, Callable[[], Iterable[Row]]]] = {
         "d": ("probes", lambda: measure(options.rounds)),
-        "e": ("lens.explore", lambda: linked_view(options.rounds)),
+        "e": ("run.explore", lambda: linked_view(options.rounds)),
         "f": ("sweep engine", lambda: sweep_engine(None if options.full else 4)),
         "g": ("heads@k", heads_at_rows),
         "h": ("store and workers of sweeps", lambda: [*store_rows(), *worker_rows()]),

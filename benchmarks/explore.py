@@ -14,13 +14,14 @@ from tsfm_lens.models import load
 LIMIT = 0.3  # seconds
 MODELS = {"chronos-nano": "co2", "bolt-nano": "electricity"}
 HORIZON = 24
+SAMPLES = {"chronos-nano": 8, "bolt-nano": None}
 
 
 def view_of(name: str) -> Explorer:
     """The view of an embedded model on a bundled series, the end held out."""
-    lens = load(name, check=False)
-    context, truth = bundled(MODELS[name]).split(HORIZON)
-    return lens.explore(context.tail(lens.adapter.context_length), HORIZON, truth=truth)
+    return (
+        load(name, check=False).run(bundled(MODELS[name]), HORIZON, holdout=True, num_samples=SAMPLES[name]).explore()
+    )
 
 
 def events(view: Explorer, rounds: int) -> Iterator[tuple[str, list[Callable[[], None]]]]:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tsfm_lens.ablation import Variant, mae
+from tsfm_lens.ablation import Variant, mae, point_forecasts
+from tsfm_lens.ablation.looks import Looks, plan_looks
+from tsfm_lens.ablation.search import Answer, HeadsAt, PairedErrors, Search, bisection, run_search, scan, sequential
 from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.data.evaluation_sources import holdout_sets
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
-from tsfm_lens.probes.runs import runs_of
-from tsfm_lens.sweep.looks import Looks, plan_looks
 from tsfm_lens.sweep.orders import ENDS, head_scores
-from tsfm_lens.sweep.search import Answer, HeadsAt, PairedErrors, Search, bisection, run_search, scan, sequential
 
 HEADS = 12
 MOST = 60  # windows of one series
@@ -109,10 +108,10 @@ def _ranked(lens: Lens, end: str) -> list[Component]:
 
 def _errors(lens: Lens, ranked: list[Component], batch: SeriesBatch, truth: np.ndarray) -> np.ndarray:
     """(heads kept, window) mean absolute errors; the last row is the plain model's."""
-    runs = runs_of(lens, batch, truth.shape[1], rollout=False)
+    run = lens.run(batch, truth.shape[1], rollout=False)
     variants = [Variant.zero(*ranked[: len(ranked) - kept]) for kept in range(len(ranked) + 1)]
     with torch.no_grad():
-        return np.stack([mae(made, truth) for made in runs.forecasts(variants)])
+        return np.stack([mae(made, truth) for made in point_forecasts(run, variants)])
 
 
 def _compare(

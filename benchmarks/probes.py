@@ -24,6 +24,8 @@ Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
 
 EMBEDDED = ("chronos-nano", "bolt-nano")
+# cost of the whole set of probes on one run, in forwards
+MOST_FORWARDS = {"chronos-nano": 350, "bolt-nano": 120}
 CONTEXT, HORIZON = 128, 12
 SAMPLES = 4
 SEQUENCES = 8
@@ -34,93 +36,102 @@ class Inputs:
 
     Attributes:
         lens: the model.
-        context: one real series.
-        truth: (series, step) what came after it.
-        corrupted: the same series half a year later.
+        run: of one real series.
+        corrupted: of the same series half a year later.
         recipe: one set of ablations.
-        options: sampling options of the model.
     """
 
     def __init__(self, lens: Lens) -> None:
         self.lens = lens
-        self.context, self.truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
-        self.corrupted = replace(self.context, values=(np.roll(self.context.values[0], 6),))
-        self.forced = {"rollout": False}
+        context, truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
+        options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+        self.run = lens.run(context, HORIZON, truth=truth, **options)
+        self.corrupted = lens.run(replace(context, values=(np.roll(context.values[0], 6),)), HORIZON, **options)
         stack = lens.wiring.output_stack.name
         self.recipe = {"first MLP": [f"{stack}.0.mlp"]}
-        self.options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
 
 
 # one call a probe, on one series of 128 steps, 12 steps ahead; probes that go on from another's result include it
 CALLS: dict[str, Callable[[Inputs], object]] = {
-    "activation_patching": lambda x: probes.activation_patching(x.lens, x.context, x.corrupted, HORIZON, **x.forced),
-    "ablation_effects": lambda x: probes.ablation_effects(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
-    "ablation_recipes": lambda x: probes.ablation_recipes(x.lens, x.context, HORIZON, x.recipe, **x.options),
-    "attention_flow": lambda x: probes.attention_flow(x.lens, x.context, HORIZON, stack="encoder"),
-    "attention_patterns": lambda x: probes.attention_patterns(x.lens, x.context, HORIZON, **x.options),
-    "attribution_patching": lambda x: probes.attribution_patching(x.lens, x.context, x.corrupted, HORIZON, exact=False),
-    "attribute": lambda x: probes.attribute(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
-    "causal_effects": lambda x: probes.causal_effects(x.lens, x.context, HORIZON, truth=x.truth, **x.forced),
-    "context_parroting": lambda x: probes.context_parroting(x.lens, x.context, HORIZON, **x.options),
-    "edge_attribution": lambda x: probes.edge_attribution(x.lens, x.context, x.corrupted, HORIZON),
-    "entropic_rank": lambda x: probes.entropic_rank(x.lens, x.context, HORIZON, **x.options),
-    "head_entropy": lambda x: probes.head_entropy(x.lens, x.context, HORIZON, **x.options),
-    "head_parroting": lambda x: probes.head_parroting(x.lens, x.context, HORIZON, **x.options),
-    "head_similarity": lambda x: probes.head_similarity(x.lens, x.context, HORIZON, **x.options),
+    "activation_patching": lambda x: probes.activation_patching(x.run, x.corrupted),
+    "ablation_effects": lambda x: probes.ablation_effects(x.run),
+    "ablation_recipes": lambda x: probes.ablation_recipes(x.run, x.recipe),
+    "attention_flow": lambda x: probes.attention_flow(x.run, stack="encoder"),
+    "attention_patterns": lambda x: probes.attention_patterns(x.run),
+    "attribution_patching": lambda x: probes.attribution_patching(x.run, x.corrupted, exact=False),
+    "attribute": lambda x: probes.attribute(x.run),
+    "causal_effects": lambda x: probes.causal_effects(x.run),
+    "context_parroting": lambda x: probes.context_parroting(x.run),
+    "edge_attribution": lambda x: probes.edge_attribution(x.run, x.corrupted),
+    "entropic_rank": lambda x: probes.entropic_rank(x.run),
+    "head_entropy": lambda x: probes.head_entropy(x.run),
+    "head_parroting": lambda x: probes.head_parroting(x.run),
+    "head_similarity": lambda x: probes.head_similarity(x.run),
     "head_spectra": lambda x: probes.head_spectra(x.lens),
-    "kernel_regression": lambda x: probes.kernel_regression(x.lens, x.context, HORIZON),
-    "lag_attention": lambda x: probes.lag_attention(x.lens, x.context, 12, HORIZON, **x.options),
-    "layer_gain": lambda x: probes.layer_gain(
-        probes.logit_lens(x.lens, x.context, HORIZON, truth=x.truth, **x.options)
-    ),
-    "layer_similarity": lambda x: probes.layer_similarity(x.lens, x.context, HORIZON, **x.options),
-    "lens_logits": lambda x: probes.lens_logits(x.lens, x.context, HORIZON, **x.options),
-    "lines_of_thought": lambda x: probes.lines_of_thought(x.lens, x.context, HORIZON, **x.options),
-    "logit_lens": lambda x: probes.logit_lens(x.lens, x.context, HORIZON, truth=x.truth, **x.options),
-    "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.lens, x.context, HORIZON),
-    "patch_attention": lambda x: probes.patch_attention(x.lens, x.context, HORIZON),
-    "repeated_motif": lambda x: probes.repeated_motif(x.lens, n_series=SEQUENCES, **x.options),
+    "kernel_regression": lambda x: probes.kernel_regression(x.run),
+    "lag_attention": lambda x: probes.lag_attention(x.run, 12),
+    "layer_gain": lambda x: probes.layer_gain(probes.logit_lens(x.run)),
+    "layer_similarity": lambda x: probes.layer_similarity(x.run),
+    "lens_logits": lambda x: probes.lens_logits(x.run),
+    "lines_of_thought": lambda x: probes.lines_of_thought(x.run),
+    "logit_lens": lambda x: probes.logit_lens(x.run),
+    "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.run),
+    "patch_attention": lambda x: probes.patch_attention(x.run),
+    "repeated_motif": lambda x: probes.repeated_motif(x.lens, n_series=SEQUENCES, num_samples=x.run.num_samples),
     "repeated_tokens": lambda x: probes.repeated_tokens(x.lens, n_sequences=SEQUENCES),
-    "rollout_maps": lambda x: probes.rollout_maps(x.lens, x.context, HORIZON, **x.options),
-    "seasonality_bias": lambda x: probes.seasonality_bias(x.lens, x.context, HORIZON, **x.options),
-    "stream_shares": lambda x: probes.stream_shares(x.lens, x.context, HORIZON, **x.options),
+    "rollout_maps": lambda x: probes.rollout_maps(x.run),
+    "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
+    "stream_shares": lambda x: probes.stream_shares(x.run),
 }
 TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
 PATCHES_ONLY = {"patch_attention"}
 # searches and whole grids of runs, and helpers of other probes
 NOT_TIMED = {
     *("head_states", "heads_at_1pp", "minimal_circuit", "path_patching"),
-    *("component_writes", "heads_by_stable_rank", "random_heads", "trajectory"),
+    *("component_writes", "heads_by_stable_rank", "random_heads"),
 }
 
 
 def untimed() -> list[str]:
     """Public probes of a model that are in neither table: a new one belongs into ``CALLS``."""
     functions = {name: getattr(probes, name) for name in probes.__all__ if inspect.isfunction(getattr(probes, name))}
-    takes_lens = {name for name, one in functions.items() if "lens" in inspect.signature(one).parameters}
-    return sorted(takes_lens - set(CALLS) - NOT_TIMED)
+    takes = {"lens", "run", "clean"}
+    of_model = {name for name, one in functions.items() if takes & set(inspect.signature(one).parameters)}
+    return sorted(of_model - set(CALLS) - NOT_TIMED)
 
 
 def probe_costs(name: str, rounds: int) -> list[Row]:
-    """Every probe, the whole set, and the forecast that most of them begin with, over one plain forward."""
-    inputs = Inputs(load(name))
-    lens = inputs.lens
-    encoded = probes.trajectory(lens, inputs.context, HORIZON, **inputs.options).encoded
+    """Every probe by itself, the whole set on one run, and a forecast, over one plain forward."""
+    lens = load(name)
+    encoded = Inputs(lens).run.encoded
     left_out = PATCHES_ONLY if lens.adapter.readout == "token" else TOKENS_ONLY
     usable = {probe: call for probe, call in CALLS.items() if probe not in left_out}
     works: dict[str, Callable[[], object]] = {
-        "forecast": lambda: lens.forecast(inputs.context, HORIZON, **inputs.options),
-        **{probe: partial(call, inputs) for probe, call in usable.items()},
-        "whole set": lambda: [call(inputs) for call in usable.values()],
+        "forecast": lambda: Inputs(lens).run.forecast,
+        **{probe: partial(_alone, call, lens) for probe, call in usable.items()},
+        "whole set": lambda: _together(list(usable.values()), lens),
     }
     # gradients are left on: some probes differentiate, and the others turn them off themselves
     found = ratios(list(works.values()), torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)), rounds=rounds)
-    note = f"{CONTEXT} steps, {HORIZON} ahead" + (f", {SAMPLES} samples" if inputs.options else "")
+    note = f"{CONTEXT} steps, {HORIZON} ahead" + (f", {SAMPLES} samples" if lens.adapter.readout == "token" else "")
     rows = []
     for work, (median, low, high) in zip(works, found, strict=True):
         what = f"(d) {name}: {work} / forward"
-        rows.append((what, f"{median:.1f}", f"{low:.1f}–{high:.1f}; {note}", "", None))
+        most = MOST_FORWARDS[name] if work == "whole set" else None
+        target, met = ("", None) if most is None else (f"≤ {most}", median <= most)
+        rows.append((what, f"{median:.1f}", f"{low:.1f}–{high:.1f}; {note}", target, met))
     return rows
+
+
+def _alone(call: Callable[[Inputs], object], lens: Lens) -> object:
+    """One probe on a run of its own."""
+    return call(Inputs(lens))
+
+
+def _together(calls: list[Callable[[Inputs], object]], lens: Lens) -> list[object]:
+    """All probes on one run."""
+    inputs = Inputs(lens)
+    return [call(inputs) for call in calls]
 
 
 def repeated_tokens_cost(rounds: int) -> list[Row]:
@@ -215,7 +226,7 @@ def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
         lens.forward(context, future=future[:, :64])
     options: dict[str, Any] = {"along": future} if along else {"num_samples": 1}
     before = restart_peak()
-    found = probes.rollout_maps(lens, context, 512, keys=keys, **options)
+    found = probes.rollout_maps(lens.run(context, 512, **options), keys=keys)
     return status("VmHWM") - before, found["attention"].nbytes
 
 
@@ -223,9 +234,9 @@ def _entropic_peak(count: int) -> int:
     lens = load("chronos-nano")
     steps = np.arange(CONTEXT)
     series = [np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.01 * i for i in range(count)]
-    probes.entropic_rank(lens, series[:8], HORIZON, num_samples=SAMPLES)
+    probes.entropic_rank(lens.run(series[:8], HORIZON, num_samples=SAMPLES))
     before = restart_peak()
-    probes.entropic_rank(lens, series, HORIZON, num_samples=SAMPLES)
+    probes.entropic_rank(lens.run(series, HORIZON, num_samples=SAMPLES))
     return status("VmHWM") - before
 
 

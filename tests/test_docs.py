@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "measurements.md").read_text()
 NAMED = set(re.findall(r"`(\w+)`", TEXT))
 # parts and helpers of probes, and what writes a figure to a file
-HELPERS = {"Trajectory", "bin_quantiles", "component_writes", "count_peaks", "row_entropy", "trace_lines", "trajectory"}
+HELPERS = {"bin_quantiles", "component_writes", "count_peaks", "row_entropy", "trace_lines"}
 WRITERS = {"for_print", "save", "forecast_fan"}
 
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "zoo": {"console", "errors", "data", "hooks", "models", "ablation", "probes"},
     "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
     "paper": {"errors", "data", "hooks", "models", "ablation", "probes", "viz", "zoo", "pipeline", "sweep"},
-    "pipeline": {"errors", "data", "hooks", "models", "probes"},
+    "pipeline": {"errors", "data", "hooks", "models", "probes", "report"},
     "doctor": {"console", "errors", "models", "testing", "zoo"},
     "cli": {
         *(
@@ -53,8 +53,8 @@ MAY_IMPORT = {
     },
     "__init__": {"data", "hooks", "models"},
 }
-# imports inside functions that would point upwards: opening a model by name, checking it on load, lens.explore
-DEFERRED = {("models", "zoo"), ("models", "testing"), ("models", "explore")}
+# imports inside functions that would point upwards: opening a model by name, checking it on load
+DEFERRED = {("models", "zoo"), ("models", "testing")}
 
 
 def room_of(file: Path) -> str:

@@ -20,6 +20,7 @@ _HOME = {
     "Noise": "tsfm_lens.hooks",
     "PatchFrom": "tsfm_lens.hooks",
     "Resample": "tsfm_lens.hooks",
+    "Run": "tsfm_lens.models",
     "SeriesBatch": "tsfm_lens.data",
     "Steer": "tsfm_lens.hooks",
     "Zero": "tsfm_lens.hooks",
@@ -40,6 +41,7 @@ __all__ = [
     "Noise",
     "PatchFrom",
     "Resample",
+    "Run",
     "SeriesBatch",
     "Steer",
     "Zero",
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
         Steer,
         Zero,
     )
-    from tsfm_lens.models import Forecast, Lens, load
+    from tsfm_lens.models import Forecast, Lens, Run, load
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tsfm_lens.errors import InputError
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
+    from tsfm_lens.models.run import Run
 
 Progress = Callable[[str, int, int], None]
 
@@ -23,60 +25,11 @@ _ATTENTION_SERIES = 0
 _BUNDLED = "bundled:"
 
 
-@dataclass(frozen=True)
-class Task:
-    """Series as a model is shown them.
-
-    Attributes:
-        context: at most the model's context length of each series.
-        truth: (series, step) held out, or None.
-        horizon: forecast steps.
-    """
-
-    context: SeriesBatch
-    truth: np.ndarray | None
-    horizon: int
-
-
-def prepare(lens: Lens, batch: SeriesBatch, horizon: int | None = None, *, holdout: bool = True) -> Task:
-    """Hold the end of every series out and crop what is left to the model's context.
-
-    Args:
-        lens: the model.
-        batch: whole series.
-        horizon: forecast steps; the model's own prediction length if None.
-        holdout: keep the last ``horizon`` steps as the truth; False forecasts beyond the end.
-
-    Raises:
-        InputError: the horizon is below 1, or a series is too short to hold it out.
-    """
-    steps = lens.adapter.prediction_length if horizon is None else horizon
-    if steps < 1:
-        raise InputError(f"horizon {steps} is not a number of steps; expected an integer from 1 on")
-    if not holdout:
-        return Task(batch.tail(lens.adapter.context_length), None, steps)
-    context, truth = batch.split(steps)
-    return Task(context.tail(lens.adapter.context_length), truth, steps)
-
-
-def analyse(
-    lens: Lens,
-    batch: SeriesBatch,
-    horizon: int | None = None,
-    *,
-    holdout: bool = True,
-    seed: int = 0,
-    ablation_samples: int | None = 4,
-    progress: Progress | None = None,
-) -> dict[str, xr.Dataset]:
+def analyse(run: Run, *, progress: Progress | None = None) -> dict[str, xr.Dataset]:
     """Forecast, logit lens, gain per layer, attribution, ablation, attention, and the heads one at a time.
 
     Args:
-        lens: the model.
-        batch: whole series.
-        horizon, holdout: see :func:`prepare`; at most the model's prediction length.
-        seed: of every sampling step.
-        ablation_samples: sample paths a variant of a sampling model; quantile models draw none.
+        run: what every chapter looks at; at most one pass of the model.
         progress: called as (name of the step, done, total) before, within and after each step.
 
     Returns:
@@ -84,52 +37,75 @@ def analyse(
         the model's own forecast.
 
     Raises:
-        InputError: series or horizon cannot be used.
+        InputError: one pass does not cover the horizon.
     """
     from tsfm_lens import probes
 
-    task = prepare(lens, batch, horizon, holdout=holdout)
-    series, truth, steps = task.context, task.truth, task.horizon
-    samples = ablation_samples if lens.adapter.readout == "token" else None
     results: dict[str, xr.Dataset] = {}
+    one = run.select([_ATTENTION_SERIES])
 
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress("ablation", done, total)
+    def told(name: str) -> Callable[[int, int], None]:
+        return lambda done, total: None if progress is None else progress(name, done, total)
 
+    reference = "model" if run.truth is None else "truth"
     work: dict[str, Callable[[], xr.Dataset]] = {
-        "forecast": lambda: lens.forecast(series, steps, seed=seed).to_dataset(truth),
-        "logit_lens": lambda: probes.logit_lens(lens, series, steps, truth=truth, seed=seed),
-        "layer_gain": lambda: probes.layer_gain(results["logit_lens"], reference="model" if truth is None else "truth"),
-        "attribution": lambda: probes.attribute(lens, series, steps, truth=truth, seed=seed),
-        "ablation": lambda: probes.ablation_effects(
-            lens, series, steps, truth=truth, num_samples=samples, seed=seed, progress=tell
-        ),
-        **{f"attention_{kind}": _attention(lens, series, steps, stack, kind, seed) for stack, kind in _maps(lens)},
+        "forecast": lambda: run.forecast.to_dataset(run.truth),
+        "logit_lens": lambda: probes.logit_lens(run),
+        "layer_gain": lambda: probes.layer_gain(results["logit_lens"], reference=reference),
+        "attribution": lambda: probes.attribute(run),
+        "ablation": lambda: probes.ablation_effects(run, progress=told("ablation")),
     }
-    if _maps(lens):
-        work["explore"] = lambda: probes.head_states(
-            lens,
-            series.select(_ATTENTION_SERIES),
-            steps,
-            truth=None if truth is None else truth[[_ATTENTION_SERIES]],
-            num_samples=samples,
-            seed=seed,
-        )
-    for name, run in work.items():
-        if progress is not None:
-            progress(name, 0, 1)
-        results[name] = run()
-        if progress is not None:
-            progress(name, 1, 1)
+    for stack, kind in _maps(run.lens):
+        work[f"attention_{kind}"] = partial(probes.attention_patterns, one, kind=kind, stack=stack)
+    if _maps(run.lens):
+        work["explore"] = lambda: probes.head_states(one, progress=told("explore"))
+    for name, compute in work.items():
+        told(name)(0, 1)
+        results[name] = compute()
+        told(name)(1, 1)
     return results
 
 
+def report(
+    run: Run,
+    out: str | Path,
+    *,
+    title: str | None = None,
+    sources: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Analyse a run and write one HTML file that opens offline.
+
+    Args:
+        run: what every chapter looks at; at most one pass of the model.
+        out: folder for index.html.
+        title: of the report; the model's and the series' names if None.
+        sources: where the series come from, in words or as ``bundled:NAME``.
+        progress: see :func:`analyse`.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: one pass does not cover the horizon.
+    """
+    from tsfm_lens.report import build_report
+
+    results = analyse(run, progress=progress)
+    ids = run.batch.ids
+    heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
+    told = progress or (lambda _name, _done, _total: None)
+    told("report", 0, 1)
+    path = build_report(results, out, title=heading, provenance=provenance(run, sources))
+    told("report", 1, 1)
+    return path
+
+
 def steps_of(lens: Lens) -> list[str]:
-    """Names of the steps of :func:`analyse`, in order."""
+    """Names of the steps of :func:`report`, in order."""
     fixed = ["forecast", "logit_lens", "layer_gain", "attribution", "ablation"]
     maps = [f"attention_{kind}" for _, kind in _maps(lens)]
-    return [*fixed, *maps, *(["explore"] if maps else [])]
+    return [*fixed, *maps, *(["explore"] if maps else []), "report"]
 
 
 def _maps(lens: Lens) -> list[tuple[str, str]]:
@@ -143,31 +119,20 @@ def _maps(lens: Lens) -> list[tuple[str, str]]:
     return [(name, kind) for name, kind in found if kind in in_time and not (single and kind == "self_attn")]
 
 
-def _attention(
-    lens: Lens, series: SeriesBatch, horizon: int, stack: str, kind: str, seed: int
-) -> Callable[[], xr.Dataset]:
-    from tsfm_lens import probes
-
-    one = series.select(_ATTENTION_SERIES)
-    return lambda: probes.attention_patterns(lens, one, horizon, kind=kind, stack=stack, seed=seed)
-
-
-def provenance(
-    lens: Lens, results: Mapping[str, xr.Dataset], sources: Sequence[str], *, holdout: bool
-) -> dict[str, str]:
+def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     """What the head of a report says about where its numbers come from, in the order shown."""
     from tsfm_lens.data import bundled_info
 
-    facts = results["forecast"]
-    lines = {key: str(value) for key, value in lens.provenance().items() if value}
+    lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
     known = [bundled_info(name) for name in bundled_in(sources)]
-    horizon = facts.sizes["step"]
     lines["data"] = "; ".join(sources)
     if known:
         lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in known)
-    lines["context"] = f"up to {facts.sizes['time']} steps of each series"
-    lines["horizon"] = f"{horizon} steps, " + ("held out as the truth" if holdout else "beyond the end of each series")
-    lines["seed"] = str(facts.attrs.get("seed", ""))
+    lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
+    lines["horizon"] = f"{run.horizon} steps, " + (
+        "beyond the end of each series" if run.truth is None else "held out as the truth"
+    )
+    lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return lines
 

@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from tsfm_lens.ablation import Variant, mae, relative_change, run_variants, seasonal_scale, spearman_distance
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks import Component, Zero, writers
+from tsfm_lens.hooks import Component, EditPattern, Zero, writers
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close, example_case
 
@@ -111,3 +111,17 @@ def test_variants_over_several_stacks_and_rows() -> None:
         assert_close(found[0], lens.forward(encoded), depth=100)
     with pytest.raises(InputError, match="max_rows is 0"):
         run_variants(lens, encoded, [both], max_rows=0)
+
+
+@pytest.mark.parametrize("rows", [None, [1]])
+def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(rows: list[int] | None) -> None:
+    """An edit of chosen rows, or of an attention's inside, acts on every variant as on a forward of its own."""
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    encoded = lens.encode(bundled("co2", "nile").tail(40))
+    halved = EditPattern("encoder.0.self_attn", lambda pattern: pattern / 2, rows=rows)
+    variants = [Variant.zero(component) for component in lens.components("*.1.mlp", "decoder.0.cross_attn.1")]
+    with lens.edit(halved), torch.no_grad():
+        found = run_variants(lens, encoded, variants)
+        for made, variant in zip(found, variants, strict=True):
+            with lens.edit(*variant.interventions):
+                assert_close(made, lens.forward(encoded), depth=100)

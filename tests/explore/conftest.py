@@ -25,7 +25,7 @@ from tsfm_lens.data import bundled
 
 torch.set_num_threads(1)
 context, truth = bundled("electricity").tail(120).split(12)
-view = load("bolt-nano", check=False).explore(context, 12, truth=truth)
+view = load("bolt-nano", check=False).run(context, 12, truth=truth).explore()
 view"""
 
 

@@ -27,7 +27,7 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 @pytest.fixture
 def view(lens: Lens) -> Explorer:
     samples = 9 if lens.adapter.readout == "token" else None
-    return lens.explore(CONTEXT, H, truth=TRUTH[0], num_samples=samples, seed=5)
+    return lens.run(CONTEXT, H, truth=TRUTH[:1], num_samples=samples, seed=5).explore()
 
 
 def trace(view: Explorer, name: str):
@@ -103,7 +103,7 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
 def test_a_set_is_forecast_once(view: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     view.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.0")
     both = view.forecast
-    monkeypatch.setattr(type(view.lens), "forecast", lambda *_: pytest.fail("a known set was forecast again"))
+    monkeypatch.setattr(type(view.run.lens), "forecast", lambda *_: pytest.fail("a known set was forecast again"))
     view.ablate("decoder.1.cross_attn.0", "decoder.0.cross_attn.0")
     assert view.forecast is both
     view.ablate("decoder.1.cross_attn.3")
@@ -128,7 +128,7 @@ def test_a_refused_forecast_is_said_and_nothing_changes(view: Explorer, monkeypa
 
     view.select("1", 2)
     view.toggle.value = True
-    monkeypatch.setattr(type(view.lens), "forecast", refuse)
+    monkeypatch.setattr(type(view.run.lens), "forecast", refuse)
     view.select("0", 0)
     view.toggle.value = True
     assert view.effect.value == "no number at step 3 &lt;b&gt;"
@@ -141,14 +141,14 @@ def test_a_view_says_how_its_forecasts_are_drawn(lens: Lens, view: Explorer) -> 
     assert ("every forecast from 9 sample paths" in view.effect.value) is sampled
 
 
-def test_a_token_model_draws_few_paths_unless_asked(lens: Lens) -> None:
-    view = lens.explore(CONTEXT, H)
+def test_a_view_draws_as_many_paths_as_its_run(lens: Lens) -> None:
+    view = lens.run(CONTEXT, H).explore()
     sampled = lens.adapter.readout == "token"
-    assert view.states.attrs["samples"] == (8 if sampled else 0)
-    assert ("every forecast from 8 sample paths" in view.effect.value) is sampled
+    assert view.states.attrs["samples"] == (20 if sampled else 0)
+    assert ("every forecast from 20 sample paths" in view.effect.value) is sampled
     view.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1")
     with lens.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1"):
-        expected = lens.forecast(CONTEXT, H, num_samples=8 if sampled else None).quantiles[0]
+        expected = lens.forecast(CONTEXT, H, num_samples=20 if sampled else None).quantiles[0]
     assert_close(view.forecast, expected, depth=16, dtype=np.float32)
 
 
@@ -173,4 +173,4 @@ def test_without_the_notebook_libraries(lens: Lens, monkeypatch: pytest.MonkeyPa
     real = opening.find_spec
     monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "anywidget" else real(name))
     with pytest.raises(MissingExtraError, match=r'needs anywidget.*"tsfm-lens-toolbox\[notebook\]"'):
-        lens.explore(CONTEXT, H)
+        lens.run(CONTEXT, H).explore()

@@ -31,7 +31,7 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 
 @pytest.fixture(scope="module")
 def ds(lens: Lens) -> xr.Dataset:
-    return head_states(lens, CONTEXT, H, truth=TRUTH)
+    return head_states(lens.run(CONTEXT, H, truth=TRUTH))
 
 
 def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
@@ -52,8 +52,12 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
             matrix.copy_(kept)
     assert not np.allclose(edited, plain)
     assert_close(ds["ablated_forecast"].sel(layer=layer, head=head), edited, depth=100, dtype=np.float32)
-    middle = list(ds["quantile"].values).index(0.5)
-    a, b = edited[0, middle], plain[0, middle]
+    run = lens.run(CONTEXT, H)
+    encoded, b = run.encoded, run.point[0]
+    with lens.ablate(str(ds["component"].sel(layer=layer, head=head).values)), torch.no_grad():
+        a = run.read(lens.forward(encoded), encoded)[0].double().numpy()
+    later = slice(1, None) if run.tokens_read else slice(None)
+    a, b = a[later], b[later]
     assert_close(ds["mean_shift"].sel(layer=layer, head=head), np.abs(a - b).mean(), depth=1000, dtype=np.float32)
     if np.ptp(a) and np.ptp(b):
         distance = float(ds["spearman_distance"].sel(layer=layer, head=head))
@@ -61,9 +65,9 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
 
 
 def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
-    parts = attribute(lens, CONTEXT, H)
-    own = parts["attribution"].sel({"method": ds.attrs["method"]}).isel(series=0)
-    total = parts["total"].sel({"method": ds.attrs["method"]}).isel(series=0)
+    parts = attribute(lens.run(CONTEXT, H))
+    own = parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
+    total = parts["total"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
     if "quantile" in own.dims:
         own, total = own.sel(quantile=0.5, method="nearest"), total.sel(quantile=0.5, method="nearest")
     heads = set(ds["component"].values.ravel())
@@ -74,7 +78,9 @@ def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dat
     np.testing.assert_allclose(ds["write_size"], np.abs(ds["write"]).mean("step"))
     whole = np.abs(own).mean("step").sum()
     np.testing.assert_allclose(ds["write_share"], ds["write_size"] / float(whole))
-    assert ds.attrs["method"] == ("lens_difference" if not lens.wiring.true_gradients else ds.attrs["method"])
+    assert ds.attrs["decomposition"] == (
+        "lens_difference" if not lens.wiring.true_gradients else ds.attrs["decomposition"]
+    )
 
 
 def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) -> None:
@@ -137,18 +143,18 @@ def test_attention_of_a_hand_built_pattern() -> None:
 
 def test_what_cannot_be_explored_is_refused() -> None:
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
-    with pytest.raises(InputError, match=r"one series at a time, got 2; use batch\.select"):
-        head_states(lens, bundled("co2", "nile"), H)
+    with pytest.raises(InputError, match=r"one series at a time, got 2; use run\.select"):
+        head_states(lens.run(bundled("co2", "nile"), H))
     with pytest.raises(UnknownNameError, match="cross_attn"):
-        head_states(lens, CONTEXT, H, kind="crossattn")
+        head_states(lens.run(CONTEXT, H), kind="crossattn")
     with pytest.raises(InputError, match="at most 16 steps"):
-        head_states(lens, CONTEXT, 17)
+        head_states(lens.run(CONTEXT, 17))
 
 
 def test_one_step_has_no_rank_correlation() -> None:
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     calls: list[tuple[int, int]] = []
-    ds = head_states(lens, CONTEXT, 1, kind="self_attn", progress=lambda *done: calls.append(done))
+    ds = head_states(lens.run(CONTEXT, 1), kind="self_attn", progress=lambda *done: calls.append(done))
     assert "spearman_distance" not in ds
     assert float(np.abs(ds["mean_shift"]).max()) > 0
     # the one token of the decoder can only attend to itself, a token of the forecast
@@ -159,5 +165,5 @@ def test_one_step_has_no_rank_correlation() -> None:
 def test_attention_between_variates_is_said_to_have_no_time() -> None:
     lens = load(architectures()["chronos-2"].tiny(), check=False)
     with pytest.raises(InputError, match="group_attn attends over variates, not over time"):
-        head_states(lens, CONTEXT, H, kind="group_attn")
-    assert head_states(lens, CONTEXT, H).attrs["attention"] == "time_attn"
+        head_states(lens.run(CONTEXT, H), kind="group_attn")
+    assert head_states(lens.run(CONTEXT, H)).attrs["attention"] == "time_attn"

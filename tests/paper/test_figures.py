@@ -136,7 +136,7 @@ def test_names_are_found_as_people_write_them() -> None:
 @pytest.mark.parametrize("name", ["1C", "1D", "23"])
 def test_what_is_defined_by_logits_is_refused_to_models_without(name: str) -> None:
     with pytest.raises(InputError, match=f"figure {name} is defined by logits over a vocabulary"):
-        make_figure(name, lens_of("chronos-bolt"), short(), 6)
+        make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_is_defined_by_logits_is_refused_to_models_without(name: str) -> No
 )
 def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> None:
     lens = lens_of(model)
-    made = make_figure(name, lens, short(), 6, seed=3)
+    made = make_figure(name, lens.run(short(), 6, holdout=True, seed=3))
     assert made.plates
     assert len({plate.suffix for plate in made.plates}) == len(made.plates)
     text = made.caption(["bundled:co2,sunspots"])
@@ -169,7 +169,7 @@ def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> 
 
 @pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])
 def test_plain_figures_draw_with_the_renderer_of_their_name(name: str) -> None:
-    made = make_figure(name, lens_of("chronos-bolt"), short(), 6)
+    made = make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
     expected = getattr(viz, name)(made.plates[0].results[0], **({"layer": -1} if name == "attention_map" else {}))
     assert made.plates[0].figure.to_json() == expected.to_json()
 
@@ -192,9 +192,9 @@ def test_windows_tile_the_series_without_overlap() -> None:
 
 def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> None:
     lens = lens_of("chronos-bolt")
-    made = make_figure("6B", lens, bundled("nile").tail(60))
+    made = make_figure("6B", lens.run(bundled("nile").tail(60), holdout=True))
     assert made.plates[0].results[0].sizes["step"] == max(60 - lens.adapter.context_length, 30)
-    without = make_figure("forecast_fan", lens, bundled("nile"), holdout=False)
+    without = make_figure("forecast_fan", lens.run(bundled("nile")))
     assert "truth" not in without.plates[0].results[0]
 
 
@@ -202,13 +202,13 @@ def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> No
 def test_attention_is_read_within_one_pass_where_it_cannot_be_followed_beyond(name: str) -> None:
     lens = lens_of("timesfm-2.5")
     steps = lens.adapter.longest_pass + 3
-    made = make_figure(name, lens, bundled("electricity").tail(2 * steps + 20), steps)
+    made = make_figure(name, lens.run(bundled("electricity").tail(2 * steps + 20), steps, holdout=True))
     assert made.plates[-1].results[0].sizes["step"] == steps
     assert all(result.attrs["horizon"] <= steps - 3 for plate in made.plates[:-1] for result in plate.results)
 
 
 def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
-    made = make_figure("21", lens_of("chronos-bolt"), short(), 6)
+    made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
     paths = write_figure(made, tmp_path, formats=["json"], model="amazon/chronos-bolt-tiny")
     stems = [f"21-{part}-amazon-chronos-bolt-tiny.json" for part in "ABC"]
     assert [path.name for path in paths] == [*stems, "21-amazon-chronos-bolt-tiny.txt"]
@@ -219,7 +219,7 @@ def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_figure("21", lens_of("chronos-bolt"), short(), 6)
+    made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
     with pytest.raises(UnknownNameError, match=r"format 'jpg'.*png"):
         write_figure(made, tmp_path / "new", formats=["json", "jpg"])
     # the matrices have as many panels as heads; one column is too narrow for them

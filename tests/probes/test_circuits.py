@@ -14,9 +14,8 @@ from tsfm_lens.data import bundled, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import ablation_effects, causal_effects, component_writes, minimal_circuit, trajectory
+from tsfm_lens.probes import ablation_effects, causal_effects, circuits, component_writes, minimal_circuit
 from tsfm_lens.probes.effects import self_repair
-from tsfm_lens.probes.runs import Runs, point_forecast
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -53,15 +52,15 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
     lens = lens_of(name)
     chosen = writers(lens.wiring)[::3]
-    run = trajectory(lens, series_for(name), 4)
-    found = causal_effects(lens, series_for(name), 4, components=chosen)
-    names, writes = component_writes(lens, run)
+    run = lens.run(series_for(name), 4)
+    found = causal_effects(run, components=chosen)
+    names, writes = component_writes(run)
     last = writes.sum(0)
     with torch.no_grad():
-        plain = point_forecast(lens, lens.readout(last, run.encoded), run.encoded, 4)
+        plain = run.read(lens.readout(last, run.encoded))
         for index, component in enumerate(chosen):
             without = lens.readout(last - writes[names.index(component)], run.encoded)
-            expected = (point_forecast(lens, without, run.encoded, 4) - plain).double().numpy()
+            expected = (run.read(without) - plain).double().numpy()
             size = float(plain.abs().max())
             assert_close(found["direct"].values[index], expected, depth=100, magnitude=size, dtype=np.float32)
     np.testing.assert_allclose(found["indirect"], found["total"] - found["direct"])
@@ -71,7 +70,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
 def test_nothing_repairs_the_last_branch(name: str) -> None:
     lens = lens_of(name)
     last = writers(lens.wiring)[-1]
-    found = causal_effects(lens, series_for(name), 4, components=[last]).isel(component=0)
+    found = causal_effects(lens.run(series_for(name), 4), components=[last]).isel(component=0)
     np.testing.assert_allclose(found["total"], found["direct"])
     # a share of one, in the float64 that effects are compared in
     assert_close(found["self_repair"], 0, depth=100, magnitude=1.0)
@@ -81,8 +80,8 @@ def test_nothing_repairs_the_last_branch(name: str) -> None:
 def test_the_total_effect_is_the_ablation(name: str) -> None:
     lens = lens_of(name)
     chosen = writers(lens.wiring)[:3]
-    found = causal_effects(lens, series_for(name), 4, components=chosen)
-    ablated = ablation_effects(lens, series_for(name), 4, components=chosen)
+    found = causal_effects(lens.run(series_for(name), 4), components=chosen)
+    ablated = ablation_effects(lens.run(series_for(name), 4), components=chosen)
     # a difference of two forecasts carries the rounding of their level
     level = float(np.abs(ablated["baseline_forecast"]).max())
     expected = ablated["forecast"] - ablated["baseline_forecast"]
@@ -91,7 +90,7 @@ def test_the_total_effect_is_the_ablation(name: str) -> None:
 
 def test_without_later_writes_there_is_no_indirect_effect() -> None:
     context = bundled("co2").tail(40)
-    found = causal_effects(sparse_lens(), context, 4, components=["decoder.1.mlp", "decoder.0.mlp"])
+    found = causal_effects(sparse_lens().run(context, 4), components=["decoder.1.mlp", "decoder.0.mlp"])
     assert np.abs(found["total"].sel(component="decoder.1.mlp")).max() > 0
     level = float(np.abs(context.values[0]).max())
     assert_close(found["indirect"], 0, depth=100, magnitude=level, dtype=np.float32)
@@ -103,7 +102,7 @@ def test_in_rollouts_too() -> None:
     lens = lens_of("chronos-bolt")
     series, horizon = bundled("co2").tail(40), lens_of("chronos-bolt").adapter.longest_pass + 3
     last = writers(lens.wiring)[-1]
-    found = causal_effects(lens, series, horizon, components=[last])
+    found = causal_effects(lens.run(series, horizon), components=[last])
     with lens.ablate(last):
         ablated = lens.forecast(series, horizon).median
     plain = lens.forecast(series, horizon).median
@@ -117,7 +116,9 @@ def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
     """Later branches are held in rollouts, too: direct and total effects differ there as in a forward."""
     lens = lens_of(name)
     early = writers(lens.wiring)[:: len(writers(lens.wiring)) // 3][:2]
-    forward, rollout = (causal_effects(lens, series_for(name), 4, components=early, rollout=r) for r in (False, True))
+    forward, rollout = (
+        causal_effects(lens.run(series_for(name), 4, rollout=r), components=early) for r in (False, True)
+    )
     assert np.abs(forward["indirect"]).max() > 1e-3 * np.abs(forward["total"]).max()
     # a difference of two forecasts carries the rounding of the level of its series
     for row, level in enumerate(np.abs(forward["plain_forecast"]).max("step").values):
@@ -129,7 +130,7 @@ def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
 def test_a_seed_is_used() -> None:
     lens, context = lens_of("chronos-bolt"), bundled("co2").tail(40)
     drawn = [
-        ablation_effects(lens, context, 4, components="decoder.0.mlp", how="noise", seed=seed) for seed in (0, 0, 1)
+        ablation_effects(lens.run(context, 4, seed=seed), components="decoder.0.mlp", how="noise") for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(drawn[0]["forecast"], drawn[1]["forecast"])
     assert np.abs(drawn[0]["forecast"] - drawn[2]["forecast"]).max() > 0
@@ -139,7 +140,7 @@ def test_reference_series_are_recorded_along_the_horizon_asked_for() -> None:
     lens = lens_of("chronos-bolt")
     context, reference = bundled("co2").tail(40), bundled("elnino", "sunspots").tail(40)
     horizon = lens.adapter.prediction_length + 9
-    found = causal_effects(lens, context, horizon, components=["decoder.2.mlp"], how="mean", reference=reference)
+    found = causal_effects(lens.run(context, horizon), components=["decoder.2.mlp"], how="mean", reference=reference)
     assert np.isfinite(found["total"]).all()
 
 
@@ -151,14 +152,16 @@ def test_self_repair_of_known_effects() -> None:
 
 def test_components_of_other_stacks_have_no_direct_effect() -> None:
     with pytest.raises(InputError, match="encoder's stream"):
-        causal_effects(lens_of("chronos-bolt"), bundled("co2").tail(40), 4, components=["encoder.0.mlp"])
+        causal_effects(lens_of("chronos-bolt").run(bundled("co2").tail(40), 4), components=["encoder.0.mlp"])
 
 
 @pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])
 def test_a_circuit_holds_nothing_that_writes_nothing(ranking: str) -> None:
     context = bundled("co2").tail(40)
     corrupted = shift_phase(context, 6, period=12)
-    found = minimal_circuit(sparse_lens(), context, corrupted, 4, ranking=ranking, tolerance=1e-6)
+    found = minimal_circuit(
+        sparse_lens().run(context, 4), sparse_lens().run(corrupted, 4), ranking=ranking, tolerance=1e-6
+    )
     circuit = [str(name) for name in found["component"].values[found["in_circuit"].values]]
     assert sorted(circuit) == sorted(KEPT)
     assert_close(found["faithfulness"], 1, depth=100, dtype=np.float32)
@@ -171,21 +174,24 @@ def test_a_circuit_holds_nothing_that_writes_nothing(ranking: str) -> None:
 @pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])
 def test_rounding_is_no_effect(ranking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on kernels that sum in another order for every place in a batch: each forecast is off by a few last digits."""
-    exact, chosen = Runs.forecasts, np.random.default_rng(3)
+    exact, chosen = circuits.point_forecasts, np.random.default_rng(3)
 
-    def rounded(runs: Runs, *given: Any) -> np.ndarray:
-        found = exact(runs, *given)
+    def rounded(*given: Any) -> np.ndarray:
+        found = exact(*given)
         return found + chosen.integers(-2, 3, found.shape) * np.spacing(np.float32(found))
 
-    monkeypatch.setattr(Runs, "forecasts", rounded)
+    monkeypatch.setattr(circuits, "point_forecasts", rounded)
     context = bundled("co2").tail(40)
     found = minimal_circuit(
-        sparse_lens(), context, shift_phase(context, 6, period=12), 4, ranking=ranking, tolerance=1e-6
+        sparse_lens().run(context, 4),
+        sparse_lens().run(shift_phase(context, 6, period=12), 4),
+        ranking=ranking,
+        tolerance=1e-6,
     )
     assert sorted(found["component"].values[found["in_circuit"].values]) == sorted(KEPT)
     order = found["taken"].values
     assert order[order >= 0].tolist() == list(range(len(order) - len(KEPT)))  # nothing to choose between them
-    effects = causal_effects(sparse_lens(), context, 4)
+    effects = causal_effects(sparse_lens().run(context, 4))
     silent = [name for name in effects["component"].values if name not in KEPT]
     assert np.isnan(effects["self_repair"].sel(component=silent)).all()
     assert np.isfinite(effects["self_repair"].sel(component="decoder.1.mlp")).all()
@@ -196,7 +202,7 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
     lens = lens_of("chronos-bolt")
     context = bundled("co2", "elnino").tail(40)
     reference = bundled("pedestrians", "electricity", "sunspots").tail(40) if how == "mean" else None
-    found = minimal_circuit(lens, context, horizon=4, how=how, reference=reference, tolerance=0.3)
+    found = minimal_circuit(lens.run(context, 4), how=how, reference=reference, tolerance=0.3)
     kept = [str(name) for name in found["component"].values[found["in_circuit"].values]]
     gone = [str(name) for name in found["component"].values[~found["in_circuit"].values]]
     assert kept
@@ -223,7 +229,7 @@ def test_a_behaviour_of_ones_own_and_several_at_once() -> None:
     def level(forecasts: np.ndarray) -> np.ndarray:
         return forecasts.mean(-1)
 
-    found = minimal_circuit(lens, context, horizon=4, behaviour=level, tolerance=0.3, per_round=4)
+    found = minimal_circuit(lens.run(context, 4), behaviour=level, tolerance=0.3, per_round=4)
     assert found.attrs["behaviour"] == "level"
     means = found["forecast"].mean("step")
     model, circuit, nothing = (means.sel(part=part).values for part in ("model", "circuit", "nothing"))
@@ -235,29 +241,29 @@ def test_a_behaviour_of_ones_own_and_several_at_once() -> None:
 def test_what_gives_no_circuit_is_refused() -> None:
     lens, context = lens_of("chronos-bolt"), bundled("co2").tail(40)
     with pytest.raises(InputError, match="ranking='best'"):
-        minimal_circuit(lens, context, horizon=4, ranking="best")
+        minimal_circuit(lens.run(context, 4), ranking="best")
     with pytest.raises(InputError, match="corrupted=…"):
-        minimal_circuit(lens, context, horizon=4, ranking="edges")
+        minimal_circuit(lens.run(context, 4), ranking="edges")
     for wrong in ({"tolerance": "a"}, {"tolerance": float("nan")}, {"per_round": 1.5}, {"per_round": 0}):
         with pytest.raises(InputError, match="expected a tolerance"):
-            minimal_circuit(lens, context, horizon=4, **wrong)
+            minimal_circuit(lens.run(context, 4), **wrong)
     with pytest.raises(InputError, match="expected a function"):
-        minimal_circuit(lens, context, horizon=4, behaviour="forecast")
+        minimal_circuit(lens.run(context, 4), behaviour="forecast")
     with pytest.raises(InputError, match="no numbers"):
-        minimal_circuit(lens, context, horizon=4, behaviour=lambda forecasts: forecasts * np.nan)
+        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts * np.nan)
     with pytest.raises(InputError, match="not both"):
-        minimal_circuit(lens, context, shift_phase(context, 6, period=12), 4, how="mean")
+        minimal_circuit(lens.run(context, 4), lens.run(shift_phase(context, 6, period=12), 4), how="mean")
     with pytest.raises(InputError, match="is part of"):
-        minimal_circuit(lens, context, horizon=4, nodes=["decoder.0.cross_attn", "decoder.0.cross_attn.1"])
+        minimal_circuit(lens.run(context, 4), nodes=["decoder.0.cross_attn", "decoder.0.cross_attn.1"])
     with pytest.raises(InputError, match="components is empty"):
-        ablation_effects(lens, context, 4, components=[])
+        ablation_effects(lens.run(context, 4), components=[])
     with pytest.raises(InputError, match="components is empty"):
-        causal_effects(lens, context, 4, components=[])
+        causal_effects(lens.run(context, 4), components=[])
     with pytest.raises(InputError, match="tolerance 1"):
-        minimal_circuit(lens, context, horizon=4, tolerance=1)
+        minimal_circuit(lens.run(context, 4), tolerance=1)
     with pytest.raises(InputError, match="does not change the behaviour"):
-        minimal_circuit(lens, context, horizon=4, behaviour=lambda forecasts: forecasts.mean(-1) * 0)
+        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts.mean(-1) * 0)
     with pytest.raises(InputError, match="the behaviour gives shape"):
-        minimal_circuit(lens, context, horizon=4, behaviour=lambda forecasts: forecasts.T)
+        minimal_circuit(lens.run(context, 4), behaviour=lambda forecasts: forecasts.T)
     with pytest.raises(InputError, match="residual streams cannot be nodes"):
-        minimal_circuit(lens, context, horizon=4, nodes=["decoder_blocks.0.hook_resid_pre"])
+        minimal_circuit(lens.run(context, 4), nodes=["decoder_blocks.0.hook_resid_pre"])

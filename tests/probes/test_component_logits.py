@@ -10,20 +10,19 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes.attribution import component_writes
 from tsfm_lens.probes.lens_logits import component_logits
-from tsfm_lens.probes.trajectory import trajectory
 from tsfm_lens.testing import assert_close
 
 
 def test_frozen_maps_sum_to_the_logits_and_own_ones_are_the_norm_by_hand() -> None:
     lens = load(architectures()["chronos"].tiny(), check=False)
     series, steps = bundled("co2").tail(40), 5
-    run = trajectory(lens, series, steps, num_samples=2, seed=1)
+    run = lens.run(series, steps, num_samples=2, seed=1)
     with torch.no_grad():
         native = lens.forward(run.encoded)
-    frozen = component_logits(lens, series, steps, num_samples=2, seed=1)
+    frozen = component_logits(run)
     assert_close(frozen["logit"].sum("component"), native[:, :steps], depth=100, dtype=torch.float32)
-    own = component_logits(lens, series, steps, components=["*cross_attn.1"], norm="own", num_samples=2, seed=1)
-    names, writes = component_writes(lens, run)
+    own = component_logits(run, components=["*cross_attn.1"], norm="own")
+    names, writes = component_writes(run)
     model = lens.adapter.model
     norm, head = model.decoder.final_layer_norm, model.lm_head.weight.detach()
     scale = model.config.d_model**-0.5 if model.config.tie_word_embeddings else 1.0
@@ -39,8 +38,8 @@ def test_frozen_maps_sum_to_the_logits_and_own_ones_are_the_norm_by_hand() -> No
 def test_what_has_no_maps_is_refused() -> None:
     lens, series = load(architectures()["chronos"].tiny(), check=False), bundled("co2").tail(40)
     with pytest.raises(InputError, match="norm='none' is not known"):
-        component_logits(lens, series, 4, norm="none")
+        component_logits(lens.run(series, 4), norm="none")
     with pytest.raises(UnknownNameError, match=r"decoder\.9"):
-        component_logits(lens, series, 4, components=["decoder.9.mlp"], num_samples=2)
+        component_logits(lens.run(series, 4, num_samples=2), components=["decoder.9.mlp"])
     with pytest.raises(InputError, match="no logits"):
-        component_logits(load(architectures()["chronos-bolt"].tiny(), check=False), series, 4)
+        component_logits(load(architectures()["chronos-bolt"].tiny(), check=False).run(series, 4))

@@ -30,11 +30,11 @@ def tiny(name: str) -> Lens:
 def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> None:
     lens = load("chronos-nano")
     context, truth = bundled("co2", "sunspots").tail(90).split(8)
-    found = lens_logits(lens, context, 8, truth=truth, num_samples=3)
-    p = logit_lens(lens, context, 8, truth=truth, num_samples=3)
+    run = lens.run(context, 8, truth=truth, num_samples=3)
+    found, p = lens_logits(run), logit_lens(run)
     first = lens.adapter.first_value_token  # type: ignore[attr-defined]
     with torch.no_grad():
-        native = lens.forward(context, future=lens.forecast(context, 8, num_samples=3).median)[..., first:]
+        native = lens.forward(context, future=run.path)[..., first:]
     assert_close(found["logit"].values[-1], native.numpy(), depth=100, dtype=np.float32)
     mine = torch.softmax(torch.tensor(found["logit"].values).double(), dim=-1).numpy()
     bins = p["probability"].values
@@ -42,17 +42,17 @@ def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabi
     np.testing.assert_array_equal(found["value"], p["value"])
     assert list(found["layer"].values) == list(p["layer"].values)
     with pytest.raises(InputError, match="emits quantiles, not tokens"):
-        lens_logits(load("bolt-nano"), context, 8)
+        lens_logits(load("bolt-nano").run(context, 8))
 
 
 @pytest.mark.parametrize("name", NANO)
 def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str) -> None:
     lens = load(name)
     context = bundled("co2", "sunspots").tail(90)
-    found = stream_shares(lens, context, 8, num_samples=3 if name == "chronos-nano" else None)
-    whole = attribute(lens, context, 8, num_samples=3 if name == "chronos-nano" else None, nodes=1)
-    method = found.attrs["method"]
-    parts = whole["attribution"].sel({"method": method})
+    found = stream_shares(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
+    whole = attribute(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None), nodes=1)
+    decomposition = found.attrs["decomposition"]
+    parts = whole["attribution"].sel(decomposition=decomposition)
     if "quantile" in parts.dims:
         parts = parts.sel({"quantile": 0.5})
     branch = [c for c in parts["component"].values if str(c).startswith("decoder.1.cross_attn.")]
@@ -67,7 +67,7 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str
     assert {w for w, source in sources.items() if source == "encoder"} == {w for w in rows if "cross" in w}
     assert np.isnan(found["head_size"].sel(writer="decoder.0.mlp")).all()
     with pytest.raises(UnknownNameError, match="'guess'"):
-        stream_shares(lens, context, 8, method="guess")
+        stream_shares(lens.run(context, 8), decomposition="guess")
 
 
 def test_a_writer_that_writes_nothing_has_no_share() -> None:
@@ -75,7 +75,7 @@ def test_a_writer_that_writes_nothing_has_no_share() -> None:
     stack = lens.wiring.output_stack
     with torch.no_grad():
         lens.adapter.model.get_submodule(f"{stack.block(1)}.{stack.writer('mlp').o}").weight.zero_()
-    found = stream_shares(lens, bundled("co2").tail(90), 8)
+    found = stream_shares(lens.run(bundled("co2").tail(90), 8))
     # a zero write leaves the readout as it is, to the last bit
     assert float(found["share"].sel(writer="decoder.1.mlp").max()) == 0.0
     assert float(found["share"].sel(writer="decoder.2.mlp").min()) > 0.0
@@ -86,8 +86,8 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     lens = tiny(model)
     context, truth = bundled("co2").tail(64 + horizon).split(horizon)
     draws = {"num_samples": 2} if lens.adapter.readout == "token" else {}
-    found = patch_attention(lens, context, horizon, truth=truth, **draws)
-    maps = rollout_maps(lens, context, horizon, keys="window", **draws)
+    found = patch_attention(lens.run(context, horizon, truth=truth, **draws))
+    maps = rollout_maps(lens.run(context, horizon, **draws), keys="window")
     np.testing.assert_array_equal(found["attention"], maps["attention"].transpose("layer", "head", "query", "key"))
     assert_close(found["attention"].sum("key"), 1.0, depth=100, dtype=np.float32)
     ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"].sel(product="QK")

@@ -35,7 +35,8 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     batch = as_series(series_for(lens))
     draws = {"num_samples": 2} if lens.adapter.readout == "token" else {}
     truth = np.tile(batch.values[0][:H], (len(batch), 1))
-    found = head_parroting(lens, batch, H, truth=truth, motif=5, **draws)
+    run = lens.run(batch, H, truth=truth, **draws)
+    found = head_parroting(run, motif=5)
     context = batch.values[0]
     assert found.sizes["layer"] * found.sizes["head"] > 1
     lag, spread = int(found["lag"][0]), context.std()
@@ -47,18 +48,21 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     layer, head = str(found["layer"].values[-1]), 1
     prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
     plain, without = found["forecast"].values[0], None
-    with lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"):
-        if lens.adapter.readout == "token":
-            without = lens.forecast(batch, H, seed=0, **draws).median[0]
-        else:
-            outputs = lens.forward(lens.encode(batch, horizon=H)).detach().double().numpy()[0]
-            without = outputs[np.argmin(np.abs(np.array(lens.adapter.levels) - 0.5)), :H]
+    with lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"), torch.no_grad():
+        outputs = lens.forward(run.encoded)
+    if run.tokens_read:
+        first = lens.adapter.first_value_token
+        mass = torch.softmax(outputs[..., first:], -1).double().numpy()[0]
+        values = lens.adapter.values(run.encoded)[0, first:].double().numpy()
+        without = (mass * values).sum(-1) / mass.sum(-1)
+    else:
+        without = outputs.double().numpy()[0][np.argmin(np.abs(np.array(lens.adapter.levels) - 0.5)), :H]
     for error, target in targets.items():
         before, after = (np.abs(one - target).mean() / spread for one in (plain, without))
         assert_close(float(found[error][0]), before, depth=100, dtype=np.float32)
         change = float(found[f"{error}_change"].sel(layer=layer, head=head)[0])
-        assert_close(change, after - before, depth=100, dtype=np.float32)
-    looked = lag_attention(lens, batch.select(0), lag, H, **draws)
+        assert_close(change, after - before, depth=100, magnitude=before, dtype=np.float32)
+    looked = lag_attention(lens.run(batch.select(0), H, **draws), lag)
     np.testing.assert_allclose(found["mass"].isel(series=0), looked["mass"])
     assert float(found["chance"][0]) == float(looked["chance"])
 
@@ -68,7 +72,7 @@ def test_a_head_that_writes_nothing_changes_nothing() -> None:
     width = lens.wiring.output_stack.d_head
     with torch.no_grad():
         lens.adapter.model.get_submodule("decoder.block.1.layer.1.EncDecAttention.o").weight[:, width : 2 * width] = 0
-    found = head_parroting(lens, bundled("co2", "elnino").tail(60), 8)
+    found = head_parroting(lens.run(bundled("co2", "elnino").tail(60), 8))
     change = found["copy_error_change"]
     assert_close(
         change.sel(layer="1", head=1), 0, depth=16, magnitude=float(found["copy_error"].max()), dtype=np.float32
@@ -78,13 +82,13 @@ def test_a_head_that_writes_nothing_changes_nothing() -> None:
 
 def test_the_lag_is_that_of_the_whole_forecast() -> None:
     lens, batch = lens_of("chronos-bolt"), bundled("co2", "elnino").tail(60)
-    found, whole = head_parroting(lens, batch, 8), context_parroting(lens, batch, 8)
+    found, whole = head_parroting(lens.run(batch, 8)), context_parroting(lens.run(batch, 8))
     np.testing.assert_array_equal(found["lag"], whole["best_lag"])
     np.testing.assert_allclose(found["parrot"], whole["parrot"])
     assert_close(found["parrot_error"], whole["parrot_error"], depth=100, dtype=np.float32)
     # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
     assert_close(found["copy_error"], whole["copy_error"], depth=100, dtype=np.float32)
-    given = head_parroting(lens, batch, 8, lag=12)
+    given = head_parroting(lens.run(batch, 8), lag=12)
     assert (given["lag"] == 12).all()
     np.testing.assert_allclose(given["copy"][0], batch.values[0][-12:][:8])
 
@@ -99,20 +103,20 @@ def test_attention_at_the_lag_is_seen() -> None:
         return out
 
     with lens.edit(EditPattern("decoder.0.cross_attn", moved)):
-        found = head_parroting(lens, bundled("co2").tail(40), H, lag=12, width=0, num_samples=1)
+        found = head_parroting(lens.run(bundled("co2").tail(40), H, num_samples=1), lag=12, width=0)
     np.testing.assert_allclose(found["mass"].sel(layer="0"), 1)
     assert (found["mass"].sel(layer="1") < 1).all()
 
 
 def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
     lens = lens_of("chronos-bolt")
-    flat = head_parroting(lens, [np.ones(40), bundled("co2").tail(40).values[0]], 8)
+    flat = head_parroting(lens.run([np.ones(40), bundled("co2").tail(40).values[0]], 8))
     for name in ("lag", "chance", "copy_error", "mass", "copy_error_change"):
         assert np.isnan(flat[name].isel(series=0)).all()
         assert np.isfinite(flat[name].isel(series=1)).all()
     with pytest.raises(InputError, match="lag is 40, expected 1 to 39"):
-        head_parroting(lens, bundled("co2").tail(40), 8, lag=40)
+        head_parroting(lens.run(bundled("co2").tail(40), 8), lag=40)
     with pytest.raises(InputError, match="motif is 1"):
-        head_parroting(lens, bundled("co2").tail(40), 8, motif=1)
+        head_parroting(lens.run(bundled("co2").tail(40), 8), motif=1)
     with pytest.raises(UnknownNameError, match="cross_attn"):
-        head_parroting(lens, bundled("co2").tail(40), 8, kind="time_attn")
+        head_parroting(lens.run(bundled("co2").tail(40), 8), kind="time_attn")

@@ -308,7 +308,7 @@ def test_both_sources_of_entropy_on_a_model() -> None:
     along = induction_overlap(test)
     spread = test["entropy"] - test["entropy"].min()
     np.testing.assert_allclose(along["normalised"], spread / spread.max())
-    entropy = head_entropy(lens, bundled("co2").tail(96), 12, kind="cross_attn")
+    entropy = head_entropy(lens.run(bundled("co2").tail(96), 12), kind="cross_attn")
     found = induction_overlap(test, entropy)
     np.testing.assert_array_equal(found["sharp"], entropy["sharp"])
     np.testing.assert_array_equal(found["induction"], test["induction"])

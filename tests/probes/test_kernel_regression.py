@@ -151,7 +151,7 @@ def test_one_aligned_key_of_a_rank_one_head() -> None:
 def test_heads_of_the_t5_family(name: str) -> None:
     lens = load(architectures()[name].tiny(), check=False)
     own = getattr(lens.adapter, "example", None)
-    found = kernel_regression(lens, own(0, 40) if own else bundled("co2").tail(40), 4)
+    found = kernel_regression(lens.run(own(0, 40) if own else bundled("co2").tail(40), 4))
     assert float(found["identity_error"].max()) < 1e-4
     applicable = found["applicable"].values
     assert (found["missing"].values[applicable] <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9).all()
@@ -164,7 +164,7 @@ def test_heads_of_the_t5_family(name: str) -> None:
 
 def test_other_models_and_inputs_are_refused() -> None:
     with pytest.raises(InputError, match="cross-attention"):
-        kernel_regression(load(architectures()["timesfm-2.5"].tiny(), check=False), bundled("co2").tail(40))
+        kernel_regression(load(architectures()["timesfm-2.5"].tiny(), check=False).run(bundled("co2").tail(40)))
     queries, keys, product = draw(0, 2, 3, 4, 4, 1.0)
     with pytest.raises(InputError, match="rank"):
         concentration_bound(queries, keys, product, 0)

@@ -148,7 +148,8 @@ def test_one_gone_in_between_begins_a_new_thread() -> None:
 
 def test_lines_of_a_model() -> None:
     lens, series = load("chronos-nano"), bundled("co2", "elnino").tail(96)
-    found = lines_of_thought(lens, series, 12)
+    run = lens.run(series, 12)
+    found = lines_of_thought(run)
     assert found.attrs["kind"] == "lines_of_thought"
     assert found.attrs["model"] == "chronos-nano"
     counted = found["count"].values
@@ -157,22 +158,22 @@ def test_lines_of_a_model() -> None:
     assert not found["spurious_count"].isel(layer=-1).any()
     inside = found["path_mass"].groupby("line_layer").sum()
     assert (inside <= found.sizes["series"] * (1 + 1e-5)).all()
-    xr.testing.assert_identical(found, trace_lines(logit_lens(lens, series, 12)))
+    xr.testing.assert_identical(found, trace_lines(logit_lens(run)))
     # the sharpest line of the last layer is the forecast
     last = found.isel(line=np.flatnonzero((found["line_layer"] == "2") & (found["line_series"] == "co2")))
     best = last.isel(line=int(last["mass"].values.argmax()))
-    gap = np.nanmedian(np.abs(best["path"] - found["native_median"].sel(series="co2")))
+    gap = np.nanmedian(np.abs(best["path"] - run.path[0]))
     assert gap < 2 * float(found["largest_step"].sel(series="co2"))
 
 
 def test_only_modes_over_values_are_followed() -> None:
     bolt, t5 = (load(architectures()[name].tiny(), check=False) for name in ("chronos-bolt", "t5"))
     with pytest.raises(InputError, match="reads out quantiles, which have no modes"):
-        lines_of_thought(bolt, bundled("co2").tail(40))
+        lines_of_thought(bolt.run(bundled("co2").tail(40)))
     with pytest.raises(InputError, match="token ids, whose neighbours mean nothing"):
-        lines_of_thought(t5, t5.adapter.example(0, 20))  # type: ignore[attr-defined]
+        lines_of_thought(t5.run(t5.adapter.example(0, 20)))  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="got kind 'logit_lens' without probabilities"):
-        trace_lines(logit_lens(bolt, bundled("co2").tail(40), 4))
+        trace_lines(logit_lens(bolt.run(bundled("co2").tail(40), 4)))
     maps = drawn([level(50)])
     for wrong in ({"height": 0.0}, {"smooth": -1.0}, {"jump": 0.0}, {"gap": -1}, {"min_steps": 0}, {"overlap": 2.0}):
         with pytest.raises(InputError, match=next(iter(wrong))):

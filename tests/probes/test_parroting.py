@@ -115,7 +115,7 @@ def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: p
 
     monkeypatch.setattr(lens, "forecast", repeating)
     draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
-    found = context_parroting(lens, values, 6, motif=7, **draws)
+    found = context_parroting(lens.run(values, 6, **draws), motif=7)
     assert float(found["best_lag"][0]) == 7
     assert float(found["copy_error"][0]) == pytest.approx(0)
     assert float(found["parrot_error"][0]) == pytest.approx(0)
@@ -123,12 +123,12 @@ def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: p
 
 def test_real_series_with_a_truth() -> None:
     context, truth = bundled("co2", "elnino").split(8)
-    found = context_parroting(lens_of("chronos-bolt"), context.tail(60), 8, truth=truth)
+    found = context_parroting(lens_of("chronos-bolt").run(context.tail(60), 8, truth=truth))
     assert np.isfinite(found["copy_error"]).all()
     chosen = found["lag_error"].sel(lag=found["best_lag"].astype(int))
     np.testing.assert_array_equal(found["copy_error"], chosen)
     with pytest.raises(InputError, match="motif"):
-        context_parroting(lens_of("chronos-bolt"), context, 8, motif=1)
+        context_parroting(lens_of("chronos-bolt").run(context, 8), motif=1)
 
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "toto-1"])
@@ -141,7 +141,7 @@ def test_an_even_spread_pays_chance(name: str) -> None:
         return seen / seen.sum(-1, keepdim=True)
 
     with lens.edit(EditPattern(f"*.{lens.wiring.output_stack.attention_kinds()[-1]}", even)):
-        found = lag_attention(lens, bundled("pedestrians").tail(60), 12, 8)
+        found = lag_attention(lens.run(bundled("pedestrians").tail(60), 8), 12)
     assert 0 < float(found["chance"]) < 1
     assert_close(found["mass"], float(found["chance"]), depth=100, dtype=np.float32)
 
@@ -149,15 +149,15 @@ def test_an_even_spread_pays_chance(name: str) -> None:
 def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() -> None:
     """One decoder token of Chronos-Bolt forecasts 16 steps: with a lag of 8 every token is a multiple of it back."""
     series, lens = bundled("co2").tail(60), lens_of("chronos-bolt")
-    within = lag_attention(lens, series, 8, 16)
+    within = lag_attention(lens.run(series, 16), 8)
     assert bool(within["vacuous"])
     assert_close(within["chance"], 1.0, depth=10)
     assert "this says nothing" in lag_attention_map(within).layout.meta["subtitle"]
     assert any("tells nothing" in words for words in read_lag(within))
-    beyond = lag_attention(lens, series, 40, 16)
+    beyond = lag_attention(lens.run(series, 16), 40)
     assert not bool(beyond["vacuous"])
     assert float(beyond["chance"]) < 1
-    assert not bool(lag_attention(lens_of("chronos"), series.tail(40), 12, 6)["vacuous"])
+    assert not bool(lag_attention(lens_of("chronos").run(series.tail(40), 6), 12)["vacuous"])
 
 
 def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
@@ -171,10 +171,10 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
         return moved
 
     with lens.edit(EditPattern("decoder.0.cross_attn", lag)):  # type: ignore[arg-type]
-        at = lag_attention(lens, bundled("co2").tail(40), 12, 6, width=0).sel(layer="0")
-        off = lag_attention(lens, bundled("co2").tail(40), 11, 6, width=0).sel(layer="0")
+        at = lag_attention(lens.run(bundled("co2").tail(40), 6), 12, width=0).sel(layer="0")
+        off = lag_attention(lens.run(bundled("co2").tail(40), 6), 11, width=0).sel(layer="0")
     np.testing.assert_allclose(at["mass"], 1)
     np.testing.assert_allclose(off["mass"], 0)
     assert 0 < float(at["chance"]) < 0.2
     with pytest.raises(InputError, match="lag 0"):
-        lag_attention(lens, bundled("co2").tail(40), 0)
+        lag_attention(lens.run(bundled("co2").tail(40)), 0)

@@ -32,31 +32,33 @@ Call = Callable[[Lens, SeriesBatch, dict[str, Any]], xr.Dataset]
 
 MLPS = ["decoder.0.mlp", "decoder.1.mlp"]
 CALLS: dict[str, Call] = {
-    "activation_patching": lambda m, x, _: probes.activation_patching(m, x, other(x), HORIZON, at=MLPS, rollout=False),
-    "ablation_effects": lambda m, x, o: probes.ablation_effects(m, x, HORIZON, components=MLPS, **o),
-    "ablation_recipes": lambda m, x, o: probes.ablation_recipes(m, x, HORIZON, {"first": MLPS[:1]}, **o),
-    "attribute": lambda m, x, o: probes.attribute(m, x, HORIZON, nodes=2, **o),
-    "causal_effects": lambda m, x, _: probes.causal_effects(m, x, HORIZON, components=MLPS, rollout=False),
-    "context_parroting": lambda m, x, o: probes.context_parroting(m, x, HORIZON, **o),
-    "entropic_rank": lambda m, x, o: probes.entropic_rank(m, x, HORIZON, **o),
-    "head_entropy": lambda m, x, o: probes.head_entropy(m, x, HORIZON, **o),
-    "head_similarity": lambda m, x, o: probes.head_similarity(m, x, HORIZON, **o),
-    "kernel_regression": lambda m, x, _: probes.kernel_regression(m, x.select([0]), HORIZON),
-    "layer_similarity": lambda m, x, o: probes.layer_similarity(m, x, HORIZON, **o),
-    "lens_logits": lambda m, x, o: probes.lens_logits(m, x, HORIZON, **o),
-    "lines_of_thought": lambda m, x, o: probes.lines_of_thought(m, x, HORIZON, **o),
-    "logit_lens": lambda m, x, o: probes.logit_lens(m, x, HORIZON, **o),
-    "minimal_circuit": lambda m, x, _: probes.minimal_circuit(m, x, None, HORIZON, nodes=MLPS, rollout=False),
+    "activation_patching": lambda m, x, _: probes.activation_patching(
+        m.run(x, HORIZON, rollout=False), m.run(other(x), HORIZON, rollout=False), at=MLPS
+    ),
+    "ablation_effects": lambda m, x, o: probes.ablation_effects(m.run(x, HORIZON, **o), components=MLPS),
+    "ablation_recipes": lambda m, x, o: probes.ablation_recipes(m.run(x, HORIZON, **o), {"first": MLPS[:1]}),
+    "attribute": lambda m, x, o: probes.attribute(m.run(x, HORIZON, **o), nodes=2),
+    "causal_effects": lambda m, x, _: probes.causal_effects(m.run(x, HORIZON, rollout=False), components=MLPS),
+    "context_parroting": lambda m, x, o: probes.context_parroting(m.run(x, HORIZON, **o)),
+    "entropic_rank": lambda m, x, o: probes.entropic_rank(m.run(x, HORIZON, **o)),
+    "head_entropy": lambda m, x, o: probes.head_entropy(m.run(x, HORIZON, **o)),
+    "head_similarity": lambda m, x, o: probes.head_similarity(m.run(x, HORIZON, **o)),
+    "kernel_regression": lambda m, x, _: probes.kernel_regression(m.run(x.select([0]), HORIZON)),
+    "layer_similarity": lambda m, x, o: probes.layer_similarity(m.run(x, HORIZON, **o)),
+    "lens_logits": lambda m, x, o: probes.lens_logits(m.run(x, HORIZON, **o)),
+    "lines_of_thought": lambda m, x, o: probes.lines_of_thought(m.run(x, HORIZON, **o)),
+    "logit_lens": lambda m, x, o: probes.logit_lens(m.run(x, HORIZON, **o)),
+    "minimal_circuit": lambda m, x, _: probes.minimal_circuit(m.run(x, HORIZON, rollout=False), None, nodes=MLPS),
     "repeated_motif": lambda m, _x, o: probes.repeated_motif(m, n_series=SERIES, **o),
     "repeated_tokens": lambda m, _x, _: probes.repeated_tokens(m, n_sequences=SERIES, motif=5, decoding="forced"),
-    "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m, x, HORIZON, **o),
-    "stream_shares": lambda m, x, o: probes.stream_shares(m, x, HORIZON, **o),
+    "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m.run(x, HORIZON, **o)),
+    "stream_shares": lambda m, x, o: probes.stream_shares(m.run(x, HORIZON, **o)),
 }
 TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
 # of one series, of weights alone, or made of the probes above
 OTHERS = {"attention_flow", "attention_patterns", "component_writes", "head_parroting", "head_spectra", "head_states"}
 OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
-OTHERS |= {"patch_attention", "random_heads", "rollout_maps", "trajectory"}
+OTHERS |= {"patch_attention", "random_heads", "rollout_maps"}
 # differences of equals, which are rounding and nothing else
 ROUNDING = {"completeness_error", "identity_error", "equal_norm_error"}
 # a gradient of all series together, and activations that are heard of all of them
@@ -74,8 +76,9 @@ def other(batch: SeriesBatch) -> SeriesBatch:
 
 def test_every_probe_of_a_model_is_tried() -> None:
     functions = {name: getattr(probes, name) for name in probes.__all__ if inspect.isfunction(getattr(probes, name))}
-    takes_lens = {name for name, one in functions.items() if "lens" in inspect.signature(one).parameters}
-    assert takes_lens == set(CALLS) | OTHERS | WHOLE
+    takes = {"lens", "run", "clean"}
+    of_model = {name for name, one in functions.items() if takes & set(inspect.signature(one).parameters)}
+    assert of_model == set(CALLS) | OTHERS | WHOLE
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,6 @@ from tsfm_lens.probes import (
     layer_gain,
     logit_lens,
     row_entropy,
-    trajectory,
 )
 from tsfm_lens.testing import assert_close
 
@@ -45,20 +44,20 @@ BATCH, FUTURE = bundled("co2", "leisure_jobs").tail(60).split(H)
 
 
 def test_last_layer_of_the_lens_is_the_model(token_lens: Lens, patch_lens: Lens) -> None:
-    token = logit_lens(token_lens, BATCH, H)
-    run = trajectory(token_lens, BATCH, H)
+    token = logit_lens(token_lens.run(BATCH, H))
+    run = token_lens.run(BATCH, H)
     with torch.no_grad():
         p = torch.softmax(token_lens.forward(run.encoded), dim=-1)
     assert_close(token.probability[-1].values, p[..., 3:].numpy(), depth=16, magnitude=1.0, dtype=np.float32)
-    patch = logit_lens(patch_lens, BATCH, H)
+    patch = logit_lens(patch_lens.run(BATCH, H))
     assert_close(
         patch.quantile_forecast[-1].values, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32
     )
 
 
 def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
-    run = trajectory(token_lens, BATCH, H)
-    result = logit_lens(token_lens, BATCH, H)
+    run = token_lens.run(BATCH, H)
+    result = logit_lens(token_lens.run(BATCH, H))
     with torch.no_grad():
         _, acts = token_lens.run_with_cache(run.encoded, names_filter="decoder_blocks.0.hook_resid_post")
         stream = acts["decoder_blocks.0.hook_resid_post"]
@@ -77,20 +76,20 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
 
 def test_teacher_forcing_follows_the_given_values(token_lens: Lens) -> None:
     along = np.stack([series[:H] for series in BATCH.values])
-    run = trajectory(token_lens, BATCH, H, along=along)
+    run = token_lens.run(BATCH, H, along=along)
     tokens, _, _ = token_lens.native.tokenizer._input_transform(torch.tensor(along), run.encoded.scale)
     assert torch.equal(run.encoded.inputs["decoder_input_ids"][:, 1:], tokens[:, :-1])
     with pytest.raises(InputError, match="along has shape"):
-        trajectory(token_lens, BATCH, H, along=along[:1])
+        token_lens.run(BATCH, H, along=along[:1])
 
 
 @pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
 def test_horizons_beyond_one_pass_are_refused(lens: str, request: pytest.FixtureRequest) -> None:
     with pytest.raises(InputError, match="horizon 999 cannot be explained in one pass"):
-        logit_lens(request.getfixturevalue(lens), BATCH, 999)
+        logit_lens(request.getfixturevalue(lens).run(BATCH, 999))
     for horizon in (0, -3, 2.7, "4", True, float("nan"), [4]):
         with pytest.raises(InputError, match="is not a number of steps"):
-            logit_lens(request.getfixturevalue(lens), BATCH, horizon)
+            logit_lens(request.getfixturevalue(lens).run(BATCH, horizon))
 
 
 def test_peaks_and_quantiles_of_known_distributions() -> None:
@@ -137,20 +136,20 @@ def test_gain_known_answers() -> None:
 
 
 def test_token_attributions_sum_to_the_models_own_logits(token_lens: Lens) -> None:
-    result = attribute(token_lens, BATCH, H)
+    result = attribute(token_lens.run(BATCH, H))
     assert float(result.completeness_error.max()) < 1e-5
-    run = trajectory(token_lens, BATCH, H)
+    run = token_lens.run(BATCH, H)
     with torch.no_grad():
         logits = token_lens.forward(run.encoded)
     assert run.tokens is not None
     emitted = logits.gather(-1, run.tokens[..., None])[..., 0] - logits.mean(-1)
-    parts = result.attribution.sel({"method": "logit"}).sum("component").values
+    parts = result.attribution.sel(decomposition="logit").sum("component").values
     assert_close(parts, emitted.numpy(), depth=100, dtype=np.float32)
 
 
 def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: Lens) -> None:
-    result = attribute(token_lens, BATCH, H)
-    run = trajectory(token_lens, BATCH, H)
+    result = attribute(token_lens.run(BATCH, H))
+    run = token_lens.run(BATCH, H)
     assert run.tokens is not None
     model = token_lens.adapter.model
     with torch.no_grad():
@@ -164,30 +163,34 @@ def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: L
         if model.config.scale_decoder_outputs:
             direction = direction * model.config.d_model**-0.5
         expected = ((write / rms) * direction).sum(-1)
-    found = result.attribution.sel({"method": "logit", "component": "decoder.1.cross_attn.2"}).values
+    found = result.attribution.sel(decomposition="logit", component="decoder.1.cross_attn.2").values
     assert_close(found, expected.numpy(), depth=100, dtype=np.float32)
 
 
 def test_patch_attributions(patch_lens: Lens) -> None:
-    result = attribute(patch_lens, BATCH, H)
+    result = attribute(patch_lens.run(BATCH, H))
     error = result.completeness_error.max("series")
-    assert float(error.sel({"method": "lens_difference"})) < 1e-5
-    assert float(error.sel({"method": "integrated"})) < 0.01
-    assert float(error.sel({"method": "linearised"})) > float(error.sel({"method": "integrated"}))
-    run = trajectory(patch_lens, BATCH, H)
+    assert float(error.sel(decomposition="lens_difference")) < 1e-5
+    assert float(error.sel(decomposition="integrated")) < 0.01
+    assert float(error.sel(decomposition="linearised")) > float(error.sel(decomposition="integrated"))
+    run = patch_lens.run(BATCH, H)
     stream = torch.zeros(2, 1, patch_lens.d_model)
     with torch.no_grad():
         empty = patch_lens.readout(stream, run.encoded)[..., :H]
-    whole = result.total.sel({"method": "lens_difference"}).values + empty.numpy()
+    whole = result.total.sel(decomposition="lens_difference").values + empty.numpy()
     assert_close(whole, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32)
 
 
 def test_quadrature_converges(patch_lens: Lens) -> None:
-    coarse = float(attribute(patch_lens, BATCH, H, nodes=4).completeness_error.sel({"method": "integrated"}).max())
-    fine = float(attribute(patch_lens, BATCH, H, nodes=256).completeness_error.sel({"method": "integrated"}).max())
+    coarse = float(
+        attribute(patch_lens.run(BATCH, H), nodes=4).completeness_error.sel(decomposition="integrated").max()
+    )
+    fine = float(
+        attribute(patch_lens.run(BATCH, H), nodes=256).completeness_error.sel(decomposition="integrated").max()
+    )
     assert fine < coarse / 4
     with pytest.raises(InputError, match="nodes is 0"):
-        attribute(patch_lens, BATCH, H, nodes=0)
+        attribute(patch_lens.run(BATCH, H), nodes=0)
 
 
 def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
@@ -195,27 +198,32 @@ def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
     lens = load(architectures()["chronos-bolt"].tiny())
     with torch.no_grad():
         lens.adapter.model.output_patch_embedding.output_layer.weight.zero_()
-    result = attribute(lens, BATCH, H, nodes=2)
-    linearised = result.attribution.sel({"method": "linearised"}).values
-    assert_close(linearised, result.attribution.sel({"method": "integrated"}).values, depth=100, dtype=np.float32)
+    result = attribute(lens.run(BATCH, H), nodes=2)
+    linearised = result.attribution.sel(decomposition="linearised").values
+    assert_close(linearised, result.attribution.sel(decomposition="integrated").values, depth=100, dtype=np.float32)
     assert float(result.completeness_error.max()) < 1e-5
 
 
 # --- ablation ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rollout", [True, False])
 @pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
-def test_effects_are_those_of_the_edited_forecast(lens: str, request: pytest.FixtureRequest) -> None:
+def test_effects_are_those_of_the_edited_forecast(lens: str, rollout: bool, request: pytest.FixtureRequest) -> None:
+    """In rollouts those of the forecast's median, in single forwards those of what is read out along the path."""
     model: Lens = request.getfixturevalue(lens)
-    result = ablation_effects(
-        model, BATCH, H, truth=FUTURE, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"]
-    )
+    run = model.run(BATCH, H, truth=FUTURE, rollout=rollout)
+    result = ablation_effects(run, components=["decoder.0.mlp", "decoder.*.cross_attn.1", "decoder.1"])
+    encoded = run.encoded
     for component in result.component.values:
-        with model.ablate(component):
-            expected = model.forecast(BATCH, H).median
+        with model.ablate(component), torch.no_grad():
+            edited = run.read(model.forward(encoded)).double().numpy()
+            expected = model.forecast(BATCH, H).median if rollout else edited
         found = result.forecast.sel(component=component).values
         assert_close(found, expected, depth=100, dtype=np.float32)
-        error = np.abs(expected - FUTURE).mean(axis=1)
+        # a decoder's first step reads no value
+        later = slice(1 if run.tokens_read else 0, None)
+        error = np.abs(expected - FUTURE)[:, later].mean(axis=1)
         assert_close(result.mae.sel(component=component), error, depth=100, dtype=np.float32)
     change = result.mae_change.sel(component="decoder.1").values
     np.testing.assert_allclose(change, (result.mae.sel(component="decoder.1") / result.mae_baseline - 1).values)
@@ -223,12 +231,12 @@ def test_effects_are_those_of_the_edited_forecast(lens: str, request: pytest.Fix
 
 def test_default_components_are_every_head_mlp_and_layer(patch_lens: Lens) -> None:
     seen: list = []
-    result = ablation_effects(patch_lens, BATCH, H, progress=lambda done, of: seen.append((done, of)))
+    result = ablation_effects(patch_lens.run(BATCH, H), progress=lambda done, of: seen.append((done, of)))
     assert result.sizes["component"] == 3 * (4 + 4 + 1 + 1)
     assert seen[-1] == (30, 30)
     assert "mae" not in result
     with pytest.raises(UnknownNameError, match="Closest"):
-        ablation_effects(patch_lens, BATCH, H, components=["decoder.0.mpl"])
+        ablation_effects(patch_lens.run(BATCH, H), components=["decoder.0.mpl"])
 
 
 # --- attention ---------------------------------------------------------------------------------------------
@@ -240,22 +248,22 @@ def test_row_entropy_known_answers() -> None:
 
 
 def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None:
-    patch = attention_patterns(patch_lens, BATCH.select(0), H)
+    patch = attention_patterns(patch_lens.run(BATCH.select(0), H))
     assert patch.key_special.values[-1] == "REG"
     assert (patch.key_stop - patch.key_start).values[:-1].tolist() == [4] * (patch.sizes["key"] - 1)
     assert patch.attrs["attention"] == "cross_attn"
-    token = attention_patterns(token_lens, BATCH.select(0), H, kind="self_attn")
+    token = attention_patterns(token_lens.run(BATCH.select(0), H), kind="self_attn")
     assert token.key_start.values.tolist() == list(range(H))
     assert_close(token.pattern.sum("key"), 1.0, depth=100, dtype=np.float32)
     with pytest.raises(InputError, match="one series at a time"):
-        attention_patterns(token_lens, BATCH, H)
+        attention_patterns(token_lens.run(BATCH, H))
     with pytest.raises(UnknownNameError, match="Closest: cross_attn"):
-        attention_patterns(token_lens, BATCH.select(0), H, kind="crossattn")
+        attention_patterns(token_lens.run(BATCH.select(0), H), kind="crossattn")
 
 
 def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
-    result = head_entropy(token_lens, BATCH, H)
+    result = head_entropy(token_lens.run(BATCH, H))
     assert float(result.normalised.min()) == 0.0
     assert float(result.normalised.max()) == 1.0
-    single = [attention_patterns(token_lens, BATCH.select(i), H).entropy for i in (0, 1)]
+    single = [attention_patterns(token_lens.run(BATCH.select(i), H)).entropy for i in (0, 1)]
     np.testing.assert_allclose(result.entropy, (single[0] + single[1]) / 2)

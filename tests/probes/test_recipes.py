@@ -54,7 +54,9 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name:
     lens = load(name)
     context, truth = bundled("co2", "electricity").tail(96).split(33)
     recipe = ["decoder.1.cross_attn.0", "decoder.2.cross_attn.3", "decoder.2.self_attn.1", "decoder.1.mlp"]
-    found = ablation_recipes(lens, context, 33, {"three heads": recipe}, truth=truth, num_samples=_draws(lens), seed=3)
+    found = ablation_recipes(
+        lens.run(context, 33, truth=truth, num_samples=_draws(lens), seed=3), {"three heads": recipe}
+    )
     expected = without(lens, lens.components(*recipe)).forecast(context, 33, num_samples=_draws(lens), seed=3)
     plain = lens.forecast(context, 33, num_samples=_draws(lens), seed=3)
     np.testing.assert_array_equal(found["quantile_forecast"].sel(recipe="original"), plain.quantiles)
@@ -78,7 +80,7 @@ def _draws(lens: Lens) -> int | None:
 def test_the_spread_ratio_compares_with_as_many_steps_of_the_context() -> None:
     lens = load("bolt-nano")
     context = bundled("electricity").tail(128)
-    found = ablation_recipes(lens, context, 32, {"empty": ["decoder.*", "encoder.*"]})
+    found = ablation_recipes(lens.run(context, 32), {"empty": ["decoder.*", "encoder.*"]})
     ratio = found["spread_ratio"].sel(series="electricity")
     past = np.std(context.values[0][-32:])
     expected = found["quantile_forecast"].sel(recipe="original", series="electricity", quantile=0.5).values.std() / past
@@ -96,9 +98,9 @@ def test_the_spread_ratio_compares_with_as_many_steps_of_the_context() -> None:
 )
 def test_recipes_that_cannot_be_run(recipes: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        ablation_recipes(load("bolt-nano"), bundled("co2").tail(64), 8, recipes)
+        ablation_recipes(load("bolt-nano").run(bundled("co2").tail(64), 8), recipes)
     with pytest.raises(UnknownNameError, match=r"decoder\.9\.mlp"):
-        ablation_recipes(load("bolt-nano"), bundled("co2").tail(64), 8, {"x": ["decoder.9.mlp"]})
+        ablation_recipes(load("bolt-nano").run(bundled("co2").tail(64), 8), {"x": ["decoder.9.mlp"]})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,8 +187,8 @@ def test_heads_at_1pp_counts_pairs() -> None:
     lens = load("bolt-nano")
     dead = without(lens, lens.components("decoder.1.cross_attn.*"))
     context = bundled("co2", "electricity").tail(96)
-    truth = dead.forecast(context, 8).median * (1 + 1e-7)
-    found = heads_at_1pp(dead, context, 8, truth=truth)
+    truth = dead.forecast(context, 8).median * (1 + 1e-6)
+    found = heads_at_1pp(dead.run(context, 8, truth=truth))
     assert found.attrs["paired"]
     with dead.ablate("decoder.1.self_attn.*"):
         moved = float(np.abs(dead.forecast(context, 8).median - truth).max())
@@ -199,11 +201,12 @@ def test_heads_at_1pp_of_dead_and_of_vital_layers() -> None:
     dead = without(lens, lens.components("decoder.1.cross_attn.*"))
     context = bundled("co2", "electricity").tail(96)
     # so near the model's own forecast that any change of it is a large error
-    truth = dead.forecast(context, 8).median * (1 + 1e-7)
-    found = heads_at_1pp(dead, context, 8, truth=truth, paired=False)
+    truth = dead.forecast(context, 8).median * (1 + 1e-4)
+    found = heads_at_1pp(dead.run(context, 8, truth=truth), paired=False)
     assert found["kept"].values.tolist() == [4, 0, 4]
-    assert_close(float(found["rise"].sel(layer="1")), 0, depth=100, magnitude=1.0)
+    # the error is a ten-thousandth of the level, whose rounding it feels
+    assert_close(float(found["rise"].sel(layer="1")), 0, depth=100, magnitude=1e4, dtype=np.float32)
     # a tolerance that lets all pass keeps none
-    assert (heads_at_1pp(lens, context, 8, truth=truth + 1.0, tolerance=np.inf)["kept"] == 0).all()
+    assert (heads_at_1pp(lens.run(context, 8, truth=truth + 1.0), tolerance=np.inf)["kept"] == 0).all()
     with pytest.raises(InputError, match="truth of every series"):
-        heads_at_1pp(lens, context, 8, truth=np.full((2, 8), np.nan))
+        heads_at_1pp(lens.run(context, 8, truth=np.full((2, 8), np.nan)))

@@ -14,7 +14,7 @@ from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import repeated_motif
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.repeated_motif import TARGETS, _draw, _encoded, _Plan, _targets
+from tsfm_lens.probes.repeated_motif import TARGETS, _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -62,7 +62,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     patch = repeated_motif(lens, **few(lens)).attrs["patch"]
     plan = _Plan(2, 4, patch, 3, 4, 0.0, min(lens.adapter.prediction_length, 4 * patch))
     drawn = _draw(lens, plan, seed=1)
-    encoded = _encoded(lens, drawn, plan.steps)
+    encoded = lens.run(drawn.context, plan.steps, along=drawn.future, rollout=False).encoded
     asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
     forecasting = any(0 <= start < plan.steps for start in asking.start)
     if (queries == "forecast" and not forecasting) or (queries == "context" and keys_from != row.name):

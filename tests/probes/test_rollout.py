@@ -14,7 +14,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import attention_flow, norm_weighted_attention, rollout_maps, trajectory
+from tsfm_lens.probes import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
 
@@ -34,7 +34,7 @@ def series_for(lens: Lens) -> object:
 @pytest.mark.parametrize("name", NAMES)
 def test_columns_of_the_maps_sum_to_one(name: str) -> None:
     lens = lens_of(name)
-    found = rollout_maps(lens, series_for(lens), 4)
+    found = rollout_maps(lens.run(series_for(lens), 4))
     columns = found["attention"].sum("key").values
     assert_close(columns[columns > 0], 1, depth=100, dtype=np.float32)
     assert sorted(found["sharpness_rank"].values.ravel()) == list(range(found["sharpness_rank"].size))
@@ -54,7 +54,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
         return moved
 
     with lens.edit(EditPattern("decoder.0.cross_attn", lag)):
-        found = rollout_maps(lens, series_for(lens), 6).sel(layer="0")
+        found = rollout_maps(lens.run(series_for(lens), 6)).sel(layer="0")
     for query in range(6):
         column = found["attention"].isel(head=0, query=query).values
         key = int(column.argmax())
@@ -71,8 +71,8 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     lens = lens_of(name)
     width = lens.adapter.longest_pass
     along = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
-    short = rollout_maps(lens, series_for(lens), width, along=along[:, :width])
-    found = rollout_maps(lens, series_for(lens), 2 * width + 3, along=along)
+    short = rollout_maps(lens.run(series_for(lens), width, along=along[:, :width]))
+    found = rollout_maps(lens.run(series_for(lens), 2 * width + 3, along=along))
     assert_close(found["attention"].sum("key"), 1, depth=100, dtype=np.float32)
     assert found.attrs["passes"] == 3
     first = found.isel(query=found["pass_start"].values == 0)
@@ -95,8 +95,8 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
     lens = load("chronos-nano")
     series, width = bundled("co2").tail(100), lens.adapter.prediction_length
     steps = width + 5
-    found = rollout_maps(lens, series, steps, num_samples=1, seed=4)
-    window = rollout_maps(lens, series, steps, num_samples=1, seed=4, keys="window")
+    found = rollout_maps(lens.run(series, steps, num_samples=1, seed=4))
+    window = rollout_maps(lens.run(series, steps, num_samples=1, seed=4), keys="window")
     point = "decoder_blocks.1.cross_attn.hook_pattern"
     _, acts = lens.run_with_cache(series, rollout=True, horizon=steps, num_samples=1, seed=4, names_filter=point)
     for step, call in enumerate(acts.calls(point)):
@@ -118,7 +118,7 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
 def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
     lens = lens_of("chronos-bolt")
     series, width = series_for(lens), lens.adapter.prediction_length
-    found = rollout_maps(lens, series, 2 * width)
+    found = rollout_maps(lens.run(series, 2 * width))
     point = "decoder_blocks.0.cross_attn.hook_pattern"
     _, acts = lens.run_with_cache(series, rollout=True, horizon=2 * width, names_filter=point)
     # the library goes on from every quantile; the fifth of nine is the median
@@ -131,10 +131,10 @@ def test_a_window_has_a_key_a_place() -> None:
     lens = lens_of("chronos")
     along = bundled("co2").values[0][None, -24:].copy()
     context = bundled("co2").tail(64)
-    window = rollout_maps(lens, context, 24, along=along, keys="window")
+    window = rollout_maps(lens.run(context, 24, along=along), keys="window")
     assert window["attention"].sizes == {"layer": 2, "head": 4, "key": 65, "query": 24}
     assert_close(window["attention"].sum("key"), 1, depth=100, dtype=np.float32)
-    time = rollout_maps(lens, context, 24, along=along)
+    time = rollout_maps(lens.run(context, 24, along=along))
     # the window of the last pass begins sixteen steps later
     for found, shift in ((window, 0), (time, 16)):
         last = found.isel(query=20).set_index(key=["key_special", "key_start"])["attention"]
@@ -147,13 +147,13 @@ def test_a_window_has_a_key_a_place() -> None:
 
 def test_maps_refuse_what_they_cannot_follow() -> None:
     with pytest.raises(InputError, match="one pass"):
-        rollout_maps(lens_of("timesfm-2.5"), series_for(lens_of("timesfm-2.5")), 100)
+        rollout_maps(lens_of("timesfm-2.5").run(series_for(lens_of("timesfm-2.5")), 100))
     with pytest.raises(InputError, match="choose 'time' or 'window'"):
-        rollout_maps(lens_of("chronos"), series_for(lens_of("chronos")), keys="steps")
+        rollout_maps(lens_of("chronos").run(series_for(lens_of("chronos"))), keys="steps")
     with pytest.raises(InputError, match=r"expected \(series, step\) = \(1, 20\)"):
-        rollout_maps(lens_of("chronos"), series_for(lens_of("chronos")), 20, along=np.zeros((1, 3)))
+        rollout_maps(lens_of("chronos").run(series_for(lens_of("chronos")), 20, along=np.zeros((1, 3))))
     with pytest.raises(InputError, match="one series at a time"):
-        rollout_maps(lens_of("chronos"), bundled("co2", "elnino").tail(40))
+        rollout_maps(lens_of("chronos").run(bundled("co2", "elnino").tail(40)))
 
 
 def test_flow_of_known_patterns() -> None:
@@ -171,24 +171,24 @@ def test_flow_of_known_patterns() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "chronos-bolt"])
 def test_rows_of_the_flow_sum_to_one(name: str) -> None:
     lens = lens_of(name)
-    flow = attention_flow(lens, series_for(lens), 4)["flow"]
+    flow = attention_flow(lens.run(series_for(lens), 4))["flow"]
     assert_close(flow.sum("key"), 1, depth=16, dtype=np.float32)
     assert (flow >= -1e-12).all()
 
 
 def test_flow_of_the_encoder_and_of_no_stack() -> None:
     lens = lens_of("chronos-bolt")
-    assert attention_flow(lens, series_for(lens), stack="encoder")["flow"].sizes["query"] == 11
+    assert attention_flow(lens.run(series_for(lens)), stack="encoder")["flow"].sizes["query"] == 11
     with pytest.raises(UnknownNameError, match="encoder"):
-        attention_flow(lens, series_for(lens), stack="encoders")
+        attention_flow(lens.run(series_for(lens)), stack="encoders")
     with pytest.raises(InputError, match="one series"):
-        attention_flow(lens, bundled("co2", "elnino").tail(40))
+        attention_flow(lens.run(bundled("co2", "elnino").tail(40)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     lens = lens_of(name)
-    found = norm_weighted_attention(lens, series_for(lens), 4)
+    found = norm_weighted_attention(lens.run(series_for(lens), 4))
     norms = found["norm"]
     assert np.isfinite(norms).all()
     stack = lens.wiring.output_stack
@@ -197,7 +197,7 @@ def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     if stack.attention(kind, layer).post_norm:
         return
     # the triangle inequality: a head's write is no longer than its parts together
-    run = trajectory(lens, series_for(lens), 4)
+    run = lens.run(series_for(lens), 4)
     with torch.no_grad():
         _, acts = lens.run_with_cache(run.encoded, names_filter=f"{stack.prefix}.{layer}.{kind}.hook_result")
     written = acts[f"{stack.prefix}.{layer}.{kind}.hook_result"][0].norm(dim=-1).T.numpy()
@@ -213,8 +213,8 @@ def test_one_hot_patterns_contribute_what_is_written() -> None:
         return moved
 
     with lens.edit(EditPattern("decoder.1.cross_attn", first_key)):
-        norms = norm_weighted_attention(lens, series_for(lens), 4, kind="cross_attn")["norm"].sel(layer="1")
-        run = trajectory(lens, series_for(lens), 4)
+        norms = norm_weighted_attention(lens.run(series_for(lens), 4), kind="cross_attn")["norm"].sel(layer="1")
+        run = lens.run(series_for(lens), 4)
         with torch.no_grad():
             _, acts = lens.run_with_cache(run.encoded, names_filter="decoder_blocks.1.cross_attn.hook_result")
     written = acts["decoder_blocks.1.cross_attn.hook_result"][0].norm(dim=-1).T.numpy()
@@ -224,10 +224,12 @@ def test_one_hot_patterns_contribute_what_is_written() -> None:
 def test_flow_takes_a_stack_where_something_flows() -> None:
     """Bolt's decoder is one token; Chronos's has one a step."""
     for name, stack in (("chronos-bolt", "encoder"), ("chronos", "decoder")):
-        found = attention_flow(lens_of(name), series_for(lens_of(name)), 4)
+        found = attention_flow(lens_of(name).run(series_for(lens_of(name)), 4))
         assert found.attrs["stack"] == stack
         assert found.sizes["key"] > 1
     assert (
-        attention_flow(lens_of("chronos-bolt"), series_for(lens_of("chronos-bolt")), 4, stack="decoder").sizes["key"]
+        attention_flow(lens_of("chronos-bolt").run(series_for(lens_of("chronos-bolt")), 4), stack="decoder").sizes[
+            "key"
+        ]
         == 1
     )

@@ -62,15 +62,15 @@ def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.Monk
         return found
 
     draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
-    plain = seasonality_bias(lens, season, 8, **draws)
+    plain = seasonality_bias(lens.run(season, 8, **draws))
     assert float(plain["period"][0]) == pytest.approx(6, rel=NEXT_PERIOD)
     monkeypatch.setattr(lens, "forecast", flat)
-    found = seasonality_bias(lens, season, 8, truth=season[None, :8], **draws)
+    found = seasonality_bias(lens.run(season, 8, truth=season[None, :8], **draws))
     assert_close(float(found["amplitude_ratio"][0]), 0, depth=100, magnitude=4.0)
     assert_close(float(found["spread_ratio"][0]), 0, depth=100, magnitude=4.0)
     assert float(found["truth_amplitude"][0]) > 2
     with pytest.raises(InputError, match="periods"):
-        seasonality_bias(lens, season, 8, periods=[1.0], **draws)
+        seasonality_bias(lens.run(season, 8, **draws), periods=[1.0])
 
 
 def test_too_few_known_values_have_no_season() -> None:
@@ -89,7 +89,7 @@ def test_amplitudes_over_periods_are_those_of_the_stretches(monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(lens, "forecast", halved)
-    found = seasonality_bias(lens, season[:120], 32, truth=season[None, 120:])
+    found = seasonality_bias(lens.run(season[:120], 32, truth=season[None, 120:]))
     spread = season[:120].std()
     amplitude = found["amplitude"].isel(series=0)
     assert found["trial_period"].min() == pytest.approx(3, abs=PERIOD_GRID)

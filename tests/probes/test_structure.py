@@ -17,7 +17,6 @@ from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, layer
 from tsfm_lens.probes.entropic_rank import head_entropy_of_writes
 from tsfm_lens.probes.similarity import linear_cka
 from tsfm_lens.probes.spectra import core_singular_values, stable_rank
-from tsfm_lens.probes.trajectory import trajectory
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -112,12 +111,12 @@ def test_entropic_rank_ignores_scale_and_rotation() -> None:
 def test_entropic_rank_of_a_model(name: str) -> None:
     lens = lens_of(name)
     series = series_for(lens)
-    together = entropic_rank(lens, series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
+    together = entropic_rank(lens.run(series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None))
     assert ((together["rank"] >= 1) & (together["rank"] <= lens.wiring.output_stack.n_heads)).all()
     weighted = (together["entropy"] * together["tokens"]).sum("series") / together["tokens"].sum()
     assert_close(together["rank"], np.exp(weighted), depth=100)
     with pytest.raises(InputError, match="batch_size"):
-        entropic_rank(lens, series, 6, batch_size=0)
+        entropic_rank(lens.run(series, 6), batch_size=0)
 
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "chronos-2"])
@@ -126,10 +125,10 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
     lens = lens_of(name)
     generator = np.random.default_rng(3)
     series = [generator.normal(size=size).cumsum() for size in (40, 100)]
-    found = entropic_rank(lens, series, 6)
+    found = entropic_rank(lens.run(series, 6))
     stack = lens.wiring.output_stack
     kind = str(found.attrs["attention"])
-    run = trajectory(lens, as_series(series), 6)
+    run = lens.run(as_series(series), 6)
     shown = run.encoded.shown(stack.name)
     np.testing.assert_array_equal(found["tokens"], shown.sum(1))
     assert len(set(found["tokens"].values.tolist())) == 2
@@ -147,7 +146,7 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
 
 def test_entropic_rank_streams_over_series() -> None:
     lens, series = lens_of("chronos-bolt"), bundled("co2", "elnino", "nile").tail(40)
-    whole, grouped = entropic_rank(lens, series), entropic_rank(lens, series, batch_size=1)
+    whole, grouped = entropic_rank(lens.run(series)), entropic_rank(lens.run(series), batch_size=1)
     assert_close(whole["rank"], grouped["rank"], depth=100, dtype=np.float32)
 
 
@@ -167,13 +166,13 @@ def test_cka_of_known_representations() -> None:
 def test_similarities_of_a_model(name: str) -> None:
     lens = lens_of(name)
     draws = {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
-    layers = layer_similarity(lens, series_for(lens), 6, **draws)
+    layers = layer_similarity(lens.run(series_for(lens), 6, **draws))
     own = np.diag(layers["cka"])
     # Chronos-Bolt's decoder begins with the same token for every series, which has nothing to align
     assert name == "chronos-bolt" or np.isfinite(own).all()
     np.testing.assert_allclose(own[np.isfinite(own)], 1)
     np.testing.assert_allclose(np.diag(layers["update_cosine"]), 1)
-    heads = head_similarity(lens, series_for(lens), 6, **draws)["cosine"].values
+    heads = head_similarity(lens.run(series_for(lens), 6, **draws))["cosine"].values
     np.testing.assert_allclose(np.diagonal(heads, axis1=1, axis2=2), 1)
     assert (np.abs(heads) <= 1 + 1e-9).all()
 
@@ -184,8 +183,8 @@ def test_the_length_of_another_series_changes_no_statistic(name: str) -> None:
     generator = np.random.default_rng(3)
     short, long = generator.normal(size=9).cumsum(), generator.normal(size=60).cumsum()
     lens = lens_of(name)
-    alone = entropic_rank(lens, [short])["entropy"].values[:, 0]
-    beside = entropic_rank(lens, [short, long])["entropy"].values[:, 0]
+    alone = entropic_rank(lens.run([short]))["entropy"].values[:, 0]
+    beside = entropic_rank(lens.run([short, long]))["entropy"].values[:, 0]
     assert_close(beside, alone, depth=100, dtype=np.float32)
 
 
@@ -193,6 +192,6 @@ def test_the_length_of_another_series_changes_no_statistic(name: str) -> None:
 def test_variates_pass_in_groups_of_whole_items(name: str) -> None:
     items = np.random.default_rng(4).normal(size=(3, 2, 40)).cumsum(axis=-1)
     lens = lens_of(name)
-    once, groups = (entropic_rank(lens, items, batch_size=size) for size in (3, 2))
+    once, groups = (entropic_rank(lens.run(items), batch_size=size) for size in (3, 2))
     assert list(groups["series"].values) == list(once["series"].values)
     assert_close(groups["entropy"], once["entropy"], depth=100, dtype=np.float32)

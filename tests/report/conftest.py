@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.report import build_report
 
 TIME, HORIZON = 24, 5
@@ -119,6 +120,9 @@ def make_ablation(ids=("a", "b", "c")) -> xr.Dataset:
     effect[names.index("decoder.0.mlp")], effect[names.index("decoder.1.mlp")] = 0.3, 0.2
     ds["spearman_distance"] = (("component", "series"), np.repeat(effect[:, None], len(ids), axis=1))
     ds["mase_change"] = (("component", "series"), ds["spearman_distance"].values - 0.15)
+    kinds = ["head" if head >= 0 else kind for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)]
+    for name, signed in (("spearman_distance", False), ("mase_change", True)):
+        ds = judge(ds, name, floor=0.05, signed=signed, groups=kinds)
     ds["baseline_forecast"] = (("series", "step"), ds["truth"].values.copy())
     ds["forecast"] = (
         ("component", "series", "step"),
@@ -130,13 +134,13 @@ def make_ablation(ids=("a", "b", "c")) -> xr.Dataset:
 def make_attribution(ids=("a", "b", "c")) -> xr.Dataset:
     """decoder.0.mlp adds 3 m at every step, decoder.1.cross_attn.0 takes 1 m, more and more; others nothing."""
     ds = with_components(base("attribution", ids))
-    ds = ds.assign_coords(method=["logit", "expected_value"], unit=("method", ["logit", "data units"]))
+    ds = ds.assign_coords(decomposition=["logit", "expected_value"], unit=("decomposition", ["logit", "data units"]))
     names = list(ds["component"].values)
     values = np.zeros((2, len(names), len(ids), HORIZON))
     values[:, names.index("decoder.0.mlp")] = 3.0
     values[:, names.index("decoder.1.cross_attn.0")] = -0.5 * np.arange(HORIZON)
-    ds["attribution"] = (("method", "component", "series", "step"), values)
-    ds["completeness_error"] = (("method", "series"), np.tile([[0.0], [0.25]], (1, len(ids))))
+    ds["attribution"] = (("decomposition", "component", "series", "step"), values)
+    ds["completeness_error"] = (("decomposition", "series"), np.tile([[0.0], [0.25]], (1, len(ids))))
     return ds
 
 
@@ -517,6 +521,8 @@ def make_explore(series: str = "a") -> xr.Dataset:
         "write_size": (("layer", "head"), size),
         "write_share": (("layer", "head"), size / 100),
         "mean_shift": (("layer", "head"), size),
+        "mean_shift_stands_out": (("layer", "head"), size > 0),
+        "mean_shift_leads": (("layer", "head"), size == size.max()),
         "entropy": (("layer", "head"), 1 + size / 10),
         "attention": (("layer", "head", "time"), attention),
         "attention_forecast": (("layer", "head"), np.zeros((2, 3))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.report import readings as read
 from tsfm_lens.report import readings_copying as copying
 from tsfm_lens.report import readings_heads as heads
@@ -70,13 +71,27 @@ def test_gain_names_the_best_layer_and_admits_none(results):
 
 def test_ablation_ranks_heads_and_mlps(results):
     words = " ".join(read.read_ablation(results["ablation"], "spearman_distance"))
-    assert "moves the forecast most is decoder.1.cross_attn.1 (Spearman distance 0.8 in the median, 0.8 to 0.8" in words
-    assert "The MLP whose removal moves the forecast most is decoder.0.mlp (Spearman distance 0.3" in words
+    assert "moves the forecast most is decoder.1.cross_attn.1 (Spearman distance 0.8)" in words
+    assert "The MLP whose removal moves the forecast most is decoder.0.mlp (Spearman distance 0.3)" in words
+    assert "6 of 6 heads stand out of the noise" in words
     # 0.8 of 0.8 + 5 * 0.1
     assert "1 of 6 heads make up half" in words
     change = " ".join(read.read_ablation(results["ablation"], "mase_change"))
     assert "raises the MASE most is decoder.1.cross_attn.1 (+65 %" in change
-    assert "For 5 of 6 heads, removing that head alone lowers the error." in change
+
+
+def test_where_no_component_stands_out_none_is_named(results):
+    ds = results["ablation"].drop_vars([name for name in results["ablation"] if "distance_" in str(name)])
+    n = ds.sizes["series"]
+    assert n >= 3
+    # every head is the largest on one series or other
+    noise = np.random.default_rng(0).normal(size=ds["spearman_distance"].shape)
+    ds["spearman_distance"] = (ds["spearman_distance"].dims, 0.5 + 0.2 * noise)
+    kinds = ["head" if head >= 0 else kind for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)]
+    words = " ".join(read.read_ablation(judge(ds, "spearman_distance", floor=0.01, groups=kinds), "spearman_distance"))
+    assert "No head stands out" in words
+    assert "No MLP stands out" in words
+    assert not any(name in words for name in ds["component"].values)
 
 
 def test_ablation_forecast_measures_the_move(results):

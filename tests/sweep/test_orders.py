@@ -15,7 +15,6 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import entropic_rank, heads_by_stable_rank
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.head_choice import attention_over_time
-from tsfm_lens.probes.runs import runs_of
 from tsfm_lens.sweep.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
 from tsfm_lens.testing import assert_close, rounding
 
@@ -44,7 +43,7 @@ def writes_of(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[np.ndarray
     gives before any norm; and which tokens show a series."""
     stack = lens.wiring.output_stack
     kind, layers = stack.layers_with(attention_over_time(stack))
-    runs = runs_of(lens, series, horizon, rollout=False, num_samples=options(lens)["num_samples"])
+    runs = lens.run(series, horizon, rollout=False, num_samples=options(lens)["num_samples"])
     result, z = (f"{stack.prefix}.{layers[-1]}.{kind}.{point}" for point in ("hook_result", "hook_z"))
     with torch.no_grad():
         _, acts = lens.run_with_cache(runs.encoded, names_filter=[result, z])
@@ -103,11 +102,11 @@ def test_a_head_contributes_what_its_layer_s_rank_loses_without_it(name: str) ->
     # one has four times the other's tokens, and counts four times as much
     series = SeriesBatch.concat([bundled("co2").tail(60), bundled("elnino").tail(9)])
     scores = head_scores(lens, "entropic_contribution", series, 1)
-    whole = entropic_rank(lens, series, 1, kind=kind)["rank"].values[-1]
+    whole = entropic_rank(lens.run(series, 1), kind=kind)["rank"].values[-1]
     for head in range(stack.n_heads):
         # a head that writes nothing takes no direction
         with lens.ablate(f"{layers[-1]}.{kind}.{head}"):
-            without = entropic_rank(lens, series, 1, kind=kind)["rank"].values[-1]
+            without = entropic_rank(lens.run(series, 1), kind=kind)["rank"].values[-1]
         lost = {"expected": whole - without, "magnitude": whole, "dtype": "float32", "what": f"head {head}"}
         assert_close(scores.values[-1, head], depth=10, **lost)
 
@@ -119,7 +118,8 @@ def test_the_gradient_score_is_the_slope_of_shrinking_a_head(name: str) -> None:
     kind, layers = stack.layers_with(attention_over_time(stack))
     series = series_for(lens)
     scores = head_scores(lens, "gradient", series, **options(lens))
-    runs = runs_of(lens, series, 6, rollout=False, num_samples=options(lens)["num_samples"])
+    run = lens.run(series, 6, rollout=False, num_samples=options(lens)["num_samples"])
+    encoded = run.encoded
     spread = np.array([np.nanstd(values) for values in series.values])
 
     def shrunk(layer: int, head: int, share: float) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_the_gradient_score_is_the_slope_of_shrinking_a_head(name: str) -> None:
             return value
 
         with torch.no_grad(), lens.hooks([(f"{stack.prefix}.{layer}.{kind}.hook_z", scale)]):
-            return runs.read(lens.forward(runs.encoded)).double().numpy()
+            return run.read(lens.forward(encoded), encoded).double().numpy()
 
     for layer in layers:
         for head in range(stack.n_heads):
@@ -145,7 +145,7 @@ def test_attribution_is_what_the_forecast_gains_when_the_head_writes() -> None:
     stack = lens.wiring.output_stack
     series = series_for(lens)
     scores = head_scores(lens, "attribution", series, 6)
-    runs = runs_of(lens, series, 6, rollout=False)
+    runs = lens.run(series, 6, rollout=False)
     names = [f"decoder_blocks.{layer}.{kind}.hook_result" for layer in range(3) for kind in ("self_attn", "cross_attn")]
     mlps = [f"decoder_blocks.{layer}.mlp.hook_out" for layer in range(3)]
     with torch.no_grad():

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
+from tsfm_lens.ablation.looks import log_change, plan_looks, spending_bounds
+from tsfm_lens.ablation.search import PairedErrors, better, bisection, run_search, scan, sequential
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.sweep.looks import log_change, plan_looks, spending_bounds
-from tsfm_lens.sweep.search import PairedErrors, better, bisection, run_search, scan, sequential
 from tsfm_lens.testing import assert_close
 
 # of the normal integral by which the bounds are checked, in several dimensions and at the tails

@@ -133,11 +133,11 @@ def attribution() -> xr.Dataset:
     """Component c adds (c - 5) * (h + 1) logits; "expected_value" ten times that, in data units."""
     rows = [("embed", "decoder", "embed", -1, -1), *components(2, 2)]
     ds = with_components(base("attribution"), rows)
-    ds = ds.assign_coords(method=["logit", "expected_value"], unit=("method", ["logit", "data units"]))
+    ds = ds.assign_coords(decomposition=["logit", "expected_value"], unit=("decomposition", ["logit", "data units"]))
     one = (np.arange(len(rows)) - 5.0)[:, None, None] * (np.arange(HORIZON) + 1.0)
     both = np.stack([one, 10 * one])
-    ds["attribution"] = (("method", "component", "series", "step"), np.tile(both, (1, 1, 2, 1)))
-    ds["completeness_error"] = (("method", "series"), np.array([[0.0, 0.0], [0.02, 0.03]]))
+    ds["attribution"] = (("decomposition", "component", "series", "step"), np.tile(both, (1, 1, 2, 1)))
+    ds["completeness_error"] = (("decomposition", "series"), np.array([[0.0, 0.0], [0.02, 0.03]]))
     return ds
 
 

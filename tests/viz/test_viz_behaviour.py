@@ -20,13 +20,13 @@ from tsfm_lens.viz.theme import PALE
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
     induction = probes.repeated_tokens(lens, n_sequences=8, prefix_from=0.25, offset=1, positions="all")
-    entropy = probes.head_entropy(lens, series, 12)
+    entropy = probes.head_entropy(lens.run(series, 12))
     return {
         "induction": induction,
         "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.25),
         "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
-        "parroting": probes.head_parroting(load("bolt-nano"), *parts(), truth=bundled("co2", "nile").split(8)[1]),
-        "thought": probes.lines_of_thought(lens, bundled("co2", "inflation").tail(96), 12),
+        "parroting": probes.head_parroting(load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])),
+        "thought": probes.lines_of_thought(lens.run(bundled("co2", "inflation").tail(96), 12)),
     }
 
 

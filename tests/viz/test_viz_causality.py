@@ -33,18 +33,21 @@ def results() -> dict[str, xr.Dataset]:
     nodes = [str(node) for glob in SENDERS for node in lens.components(glob)]
     two = bundled("co2", "elnino").tail(80)
     return {
-        "patching": probes.activation_patching(lens, series, motif, 12),
+        "patching": probes.activation_patching(lens.run(series, 12), lens.run(motif, 12)),
         "all": probes.activation_patching(
-            lens, series, other, 12, at="heads", stack="decoder", positions="all", direction="noise"
+            lens.run(series, 12), lens.run(other, 12), at="heads", stack="decoder", positions="all", direction="noise"
         ),
-        "attribution": probes.attribution_patching(lens, series, other, 12),
-        "estimate": probes.attribution_patching(lens, series, other, 12, exact=False),
+        "attribution": probes.attribution_patching(lens.run(series, 12), lens.run(other, 12)),
+        "estimate": probes.attribution_patching(lens.run(series, 12), lens.run(other, 12), exact=False),
         "paths": probes.path_patching(
-            lens, series, other, 12, senders=nodes[6:], receivers=["decoder.1.*.*", "decoder.2.mlp", "output"]
+            lens.run(series, 12),
+            lens.run(other, 12),
+            senders=nodes[6:],
+            receivers=["decoder.1.*.*", "decoder.2.mlp", "output"],
         ),
-        "edges": probes.edge_attribution(lens, series, other, 12, nodes=nodes),
-        "effects": probes.causal_effects(lens, two, 12),
-        "circuit": probes.minimal_circuit(lens, series, other, 12, nodes=nodes, ranking="effects"),
+        "edges": probes.edge_attribution(lens.run(series, 12), lens.run(other, 12), nodes=nodes),
+        "effects": probes.causal_effects(lens.run(two, 12)),
+        "circuit": probes.minimal_circuit(lens.run(series, 12), lens.run(other, 12), nodes=nodes, ranking="effects"),
     }
 
 
@@ -214,7 +217,9 @@ def test_edges_without_a_path_are_left_out() -> None:
 def test_names_without_a_stack_are_read() -> None:
     lens, series = load(architectures()["timesfm-2.5"].tiny(), check=False), bundled("co2").tail(64)
     nodes = ["0.attn.1", "1.mlp", "2.attn.0"]
-    ds = probes.path_patching(lens, series, shift_phase(series, 6), 4, senders=nodes, receivers=[*nodes, "output"])
+    ds = probes.path_patching(
+        lens.run(series, 4), lens.run(shift_phase(series, 6), 4), senders=nodes, receivers=[*nodes, "output"]
+    )
     fig = viz.path_map(ds)
     assert list(fig.layout.yaxis.ticktext) == nodes
     assert list(fig.layout.xaxis.ticktext) == [*nodes, "output"]

@@ -93,7 +93,7 @@ def test_bars_are_sorted_signed_and_complete(attribution):
     fig = viz.attribution_bars(attribution, top=4)
     bar = fig.data[0]
     fine = attribution.isel(component=attribution["kind"].values != "layer")
-    values = fine["attribution"].sel({"method": "logit", "series": "rivers"}).mean("step").to_series()
+    values = fine["attribution"].sel(decomposition="logit", series="rivers").mean("step").to_series()
     largest = values.abs().sort_values(ascending=False, kind="stable").index[:4]
     assert list(bar.y[:4]) == list(largest)
     np.testing.assert_allclose(bar.x[:4], values[largest])
@@ -105,7 +105,7 @@ def test_bars_are_sorted_signed_and_complete(attribution):
 
 
 def test_bars_of_one_step_method_and_series(attribution):
-    fig = viz.attribution_bars(attribution, method="expected_value", series="rivers", step=2, top=100)
+    fig = viz.attribution_bars(attribution, decomposition="expected_value", series="rivers", step=2, top=100)
     values = dict(zip(fig.data[0].y, fig.data[0].x, strict=True))
     assert values["embed"] == -5 * 3 * 10
     assert "decoder.0" not in values
@@ -114,7 +114,7 @@ def test_bars_of_one_step_method_and_series(attribution):
     with pytest.raises(UnknownNameError, match="no step '9'"):
         viz.attribution_bars(attribution, step=9)
     with pytest.raises(UnknownNameError, match="expected_value"):
-        viz.attribution_bars(attribution, method="expected")
+        viz.attribution_bars(attribution, decomposition="expected")
 
 
 def test_a_giant_bar_runs_off_the_axis_with_its_value_written_on(attribution):
@@ -136,14 +136,14 @@ def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
 
 
 def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
-    fig = viz.attribution_heatmap(attribution, method="expected_value", top=5)
+    fig = viz.attribution_heatmap(attribution, decomposition="expected_value", top=5)
     z, axis = np.asarray(fig.data[0].z), fig.layout.coloraxis
     fine = attribution.isel(component=attribution["kind"].values != "layer")
     order = [str(c) for c in fine["component"].values]
     shown = list(fig.data[0].y)
     assert shown == sorted(shown, key=order.index)
     assert len(shown) == 5
-    truth = fine["attribution"].sel({"method": "expected_value", "series": "rivers"})
+    truth = fine["attribution"].sel(decomposition="expected_value", series="rivers")
     np.testing.assert_allclose(z, truth.sel(component=shown).values)
     assert (axis.cmin, axis.cmid) == (-axis.cmax, 0)
     assert axis.cmax == np.abs(z).max()

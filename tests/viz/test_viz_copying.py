@@ -20,9 +20,9 @@ def results() -> dict[str, xr.Dataset]:
     context, truth = bundled("co2", "electricity").split(24)
     context = context.tail(120)
     return {
-        "parroting": probes.context_parroting(lens, context, 24, truth=truth),
-        "seasonality": probes.seasonality_bias(lens, context, 24, truth=truth),
-        "lag_attention": probes.lag_attention(load("chronos-nano"), context.select(0), 12, 8),
+        "parroting": probes.context_parroting(lens.run(context, 24, truth=truth)),
+        "seasonality": probes.seasonality_bias(lens.run(context, 24, truth=truth)),
+        "lag_attention": probes.lag_attention(load("chronos-nano").run(context.select(0), 8), 12),
     }
 
 

@@ -132,7 +132,7 @@ def test_the_scheme_shows_every_writer_with_its_share():
             "series": ["rivers"],
             "head": [0, 1],
         },
-        attrs={"kind": "stream_shares", "model": "toy", "method": "logit", "horizon": 6},
+        attrs={"kind": "stream_shares", "model": "toy", "decomposition": "logit", "horizon": 6},
     )
     fig = viz.stream_scheme(ds)
     bars, heads, numbers = fig.data

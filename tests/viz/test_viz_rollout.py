@@ -21,11 +21,11 @@ def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(60)
     causal = load(architectures()["timesfm-2.5"].tiny(), check=False)
     return {
-        "rollout": probes.rollout_maps(lens, series, 12),
-        "norm_weighted": probes.norm_weighted_attention(lens, series, 12),
-        "head_entropy": probes.head_entropy(lens, series, 12),
-        "attention_flow": probes.attention_flow(lens, series, 12, stack="encoder"),
-        "causal": probes.rollout_maps(causal, series),
+        "rollout": probes.rollout_maps(lens.run(series, 12)),
+        "norm_weighted": probes.norm_weighted_attention(lens.run(series, 12)),
+        "head_entropy": probes.head_entropy(lens.run(series, 12)),
+        "attention_flow": probes.attention_flow(lens.run(series, 12), stack="encoder"),
+        "causal": probes.rollout_maps(causal.run(series)),
     }
 
 

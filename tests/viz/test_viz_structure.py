@@ -21,9 +21,9 @@ def results() -> dict[str, xr.Dataset]:
     lens, series = load("bolt-nano"), bundled("co2").tail(96)
     return {
         "spectra": probes.head_spectra(lens),
-        "entropic_rank": probes.entropic_rank(lens, series),
-        "layer_similarity": probes.layer_similarity(lens, series),
-        "head_similarity": probes.head_similarity(lens, series),
+        "entropic_rank": probes.entropic_rank(lens.run(series)),
+        "layer_similarity": probes.layer_similarity(lens.run(series)),
+        "head_similarity": probes.head_similarity(lens.run(series)),
     }
 
 

@@ -2,6 +2,7 @@
 
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.ablation.rollouts import VariantForecasts, forecast_variants
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "VariantForecasts",
     "forecast_variants",
     "mae",
+    "point_forecasts",
     "relative_change",
     "run_variants",
     "seasonal_scale",

@@ -78,6 +78,8 @@ def run_variants(
 ) -> Tensor:
     """The single-forward output of every variant; in parts of the batch where the memory asks for it.
 
+    While hooks of the caller's own are set, variants run one by one.
+
     Args:
         lens: the model.
         encoded: the batch, from ``lens.encode``, or series.
@@ -100,6 +102,9 @@ def run_variants(
     if not isinstance(encoded, Encoded):
         encoded = lens.encode(encoded)
     unread = lens.wiring.unread
+    if lens.registry.in_use:
+        # hooks of the caller's own may act on chosen rows, and must see every pass
+        replay, max_rows = False, 1
     start = _starts(lens, variants, unread, replay=replay)
     with torch.no_grad():
         parts, rows = forward_parts(

@@ -186,10 +186,9 @@ def _fans_out(lens: Lens) -> bool:
 
     The adapter must declare it of its ``predict``, and a sampling model must say along which axis it draws.
     """
-    in_use = any(point.fwd_hooks or point.bwd_hooks for point in lens.registry.hooked.values())
     draws = lens.adapter.readout != "quantile"
     known = stands_apart(lens.adapter) and (not draws or getattr(lens.adapter, "draw_axis", None) is not None)
-    return known and not in_use
+    return known and not lens.registry.in_use
 
 
 def single_passes(

@@ -40,24 +40,21 @@ def report(
     series = read_data(data, reading)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=1)
-        from tsfm_lens.pipeline import analyse, provenance, steps_of
-        from tsfm_lens.report import build_report
+        from tsfm_lens.pipeline import report as write_report
+        from tsfm_lens.pipeline import steps_of
 
         lens = open_lens(model)
         bar.update(opening, completed=1)
         # one bar a step, all shown from the start, so that what is left to do can be seen
         bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens)}
-        writing = bar.add_task("write the report", total=1, start=False)
 
         def progress(name: str, done: int, total: int) -> None:
             bar.start_task(bars[name])
             bar.update(bars[name], completed=done, total=total)
 
-        results = analyse(lens, series, horizon, holdout=holdout, seed=seed, progress=progress)
-        bar.start_task(writing)
+        run = lens.run(series, horizon, holdout=holdout, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
-        path = build_report(results, out, title=title, provenance=provenance(lens, results, data, holdout=holdout))
-        bar.update(writing, completed=1)
+        path = write_report(run, out, title=title, sources=data, progress=progress)
     typer.echo(str(path))
 
 
@@ -114,22 +111,15 @@ def ablate(
 ) -> None:
     """Knock components out one at a time and measure what that does to the forecast."""
     series = read_data(data, reading)
-    from tsfm_lens.pipeline import prepare
     from tsfm_lens.probes import ablation_effects
 
-    lens = open_lens(model)
-    task = prepare(lens, series, horizon, holdout=holdout)
+    run = open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
     with progress_display() as bar:
         row = bar.add_task("ablation", total=None)
         result = ablation_effects(
-            lens,
-            task.context,
-            task.horizon,
+            run,
             components=component or None,
             how=how,
-            truth=task.truth,
-            num_samples=samples,
-            seed=seed,
             progress=lambda done, total: bar.update(row, completed=done, total=total),
         )
     if as_json:
@@ -160,23 +150,20 @@ def attribute(
 ) -> None:
     """Split the forecast among the components that wrote it."""
     series = read_data(data, reading)
-    from tsfm_lens.pipeline import prepare
     from tsfm_lens.probes import attribute as attribute_forecast
 
-    lens = open_lens(model)
-    task = prepare(lens, series, horizon, holdout=holdout)
-    result = attribute_forecast(lens, task.context, task.horizon, truth=task.truth, seed=seed)
+    result = attribute_forecast(open_lens(model).run(series, horizon, holdout=holdout, seed=seed))
     if as_json:
         emit(result)
         return
-    methods = [str(name) for name in result["method"].values]
+    decompositions = [str(name) for name in result["decomposition"].values]
     middle = result["attribution"]
     if "quantile" in middle.dims:
         middle = middle.sel({"quantile": 0.5}, method="nearest")
-    sizes = abs(middle).mean(["series", "step"]).transpose("component", "method")
+    sizes = abs(middle).mean(["series", "step"]).transpose("component", "decomposition")
     order = sizes.values[:, -1].argsort()[::-1][:top]
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
-    header = [f"{name} ({unit})" if unit else name for name, unit in zip(methods, units, strict=True)]
+    header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
     typer.echo("Mean size of each component's share, over series and steps.", err=True)
     show_rows(["component", *header], [[names[i], *map(float, sizes.values[i])] for i in order])

@@ -58,7 +58,7 @@ def figure(
         lens = open_lens(model)
         bar.update(opening, completed=1)
         computing = bar.add_task(f"compute figure {name}", total=1)
-        made = make_figure(name, lens, series, horizon, holdout=holdout, seed=seed)
+        made = make_figure(name, lens.run(series, horizon, holdout=holdout, seed=seed))
         bar.update(computing, completed=1)
         writing = bar.add_task("draw", total=len(made.plates) * len(wanted))
         paths = write_figure(

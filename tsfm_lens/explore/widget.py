@@ -15,9 +15,8 @@ from IPython import get_ipython
 from IPython.display import display
 
 from tsfm_lens.ablation.metrics import mae, spearman_distance
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import LensError
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.viz.explore import (
     Update,
     ablation_update,
@@ -41,26 +40,23 @@ Head = tuple[int, int]
 
 
 class Explorer(widgets.VBox):
-    """One linked view of a model's heads; made by :meth:`Lens.explore`.
+    """One linked view of a model's heads; made by :func:`tsfm_lens.explore.explore`.
 
     Clicks and controls call the methods below, which may be called from code as well.
 
     Args:
-        lens: the model, for forecasts without several heads.
-        batch: the one series that is shown.
-        states: of kind "explore".
-        num_samples: of every forecast, as for ``states``.
+        run: the forecast that is shown, of one series.
+        states: of kind "explore", of that run.
 
     Attributes:
-        states: what was computed before the view opened.
+        run, states: what was computed before the view opened.
         figure: the plotly FigureWidget.
         chosen: position (layer, head) of the head that the panels show.
         ablated: positions of the heads that the second forecast is made without, in the order of ablation.
     """
 
-    def __init__(self, lens: Lens, batch: SeriesBatch, states: xr.Dataset, *, num_samples: int | None = None) -> None:
-        self.lens, self.states = lens, states
-        self._batch, self._num_samples = batch, num_samples
+    def __init__(self, run: Run, states: xr.Dataset) -> None:
+        self.run, self.states = run, states
         self.chosen: Head = start(states)
         self.ablated: tuple[Head, ...] = ()
         self._names = [[str(name) for name in row] for row in states["component"].values]
@@ -171,9 +167,9 @@ class Explorer(widgets.VBox):
         """The forecast without some heads, (quantile, step); made once a set."""
         key = frozenset(heads)
         if key not in self._forecasts:
-            horizon, seed = self.states.sizes["step"], int(self.states.attrs["seed"])
-            with self.lens.ablate(*(self._names[layer][head] for layer, head in heads)):
-                found = self.lens.forecast(self._batch, horizon, num_samples=self._num_samples, seed=seed)
+            run = self.run
+            with run.lens.ablate(*(self._names[layer][head] for layer, head in heads)):
+                found = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
             self._forecasts[key] = found.quantiles[0]
         return self._forecasts[key]
 

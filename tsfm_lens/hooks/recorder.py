@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,12 +40,15 @@ def resolve_filter(names: Iterable[str], names_filter: NamesFilter) -> list[str]
     return [name for name in known if name in wanted]
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
 def last_query(tensor: Tensor) -> Tensor:
     """Reducer: keep the last position (of residual, heads) or the last query row (of patterns)."""
     return tensor[..., -1:, :] if tensor.ndim < 4 else tensor[:, :, -1:]
 
 
-def by_row(function: Reducer) -> Reducer:
+def by_row(function: _Function) -> _Function:
     """Say of a hook or reducer that it treats every row of a batch by itself, so that a batch may run in parts.
 
     What a reducer so marked returns has the rows of its argument along its first axis. It may be called more often

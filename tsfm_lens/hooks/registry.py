@@ -86,6 +86,11 @@ class HookRegistry:
         return any(session.connected for session in list(self._sessions))
 
     @property
+    def in_use(self) -> bool:
+        """Whether any hook point has a hook."""
+        return any(point.fwd_hooks or point.bwd_hooks for point in self.hooked.values())
+
+    @property
     def state(self) -> RunState:
         """Where the run of this thread stands."""
         return self.session.state

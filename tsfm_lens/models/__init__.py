@@ -4,5 +4,6 @@ from tsfm_lens.models.architecture import Adapter, Architecture, Encoded, archit
 from tsfm_lens.models.forecast import Forecast
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
+from tsfm_lens.models.run import Run
 
-__all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "architectures", "load"]
+__all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "Run", "architectures", "load"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,11 @@ class Forecast:
             data["sample"] = (("series", "draw", "step"), self.samples)
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
         return data
+
+    def _repr_html_(self) -> str:
+        # the room above, opened by name, so that imports run downwards only
+        drawn: str = import_module("tsfm_lens.viz.notebook").as_html(self)
+        return drawn
 
     def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """The dataset of a multivariate batch with dims ``series``, its groups, and ``variate``.

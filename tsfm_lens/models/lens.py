@@ -31,6 +31,7 @@ from tsfm_lens.models.batching import forecast_part, plan, request_of
 from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
 from tsfm_lens.models.joining import joined_forecast
+from tsfm_lens.models.making import make_run
 from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
 
 
@@ -133,6 +134,8 @@ class Lens(HookedRootModule):
         }
 
     # --- running -------------------------------------------------------------------------------------
+
+    run = make_run
 
     def encode(
         self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
@@ -392,9 +395,3 @@ class Lens(HookedRootModule):
         if resid.shape[-1] != self.d_model:
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         return self.adapter.head(self.adapter.final_norm(resid, like), encoded)
-
-    def explore(self, series: Any, horizon: int | None = None, **options: Any) -> Any:
-        """One linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore` for the arguments."""
-        from tsfm_lens.explore import explore
-
-        return explore(self, series, horizon, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,6 +140,26 @@ def _forward(
     acts = _together(kept, empty)
     acts.spans = encoded.spans
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
+
+
+def read_forward(lens: Lens, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
+    """What is read of one forward; in parts of the batch where the memory asks for it.
+
+    Args:
+        lens: the model.
+        encoded: the batch.
+        read: output of a part, and that part -> (series of the part, …).
+    """
+    nothing = Keeping(lens, (), {})
+    with torch.no_grad():
+        fit = _items_of_forward(
+            nothing, lambda _into: nullcontext(Activations({})), lambda: Activations({}), encoded, None
+        )
+        each = -(-len(encoded.batch) // encoded.n_items)
+        if fit >= encoded.n_items:
+            return read(lens.forward(encoded), encoded)
+        parts = [encoded.part(*place) for place in cut(encoded.batch, fit * each)]
+        return torch.cat([read(lens.forward(part), part) for part in parts])
 
 
 def _items_of_forward(

@@ -8,20 +8,21 @@ from textwrap import fill
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.models.run import Run
+from tsfm_lens.paper.registry import Entry, Plate
 
 _WIDTH = 100
 _PROVENANCE = ("model", "revision", "architecture", "versions")
 _TOLD = {"kind", "title", "source", *_PROVENANCE}
 
 
-def caption(entry: Entry, plates: Sequence[Plate], request: Request, sources: Sequence[str] = ()) -> str:
+def caption(entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[str] = ()) -> str:
     """The text that stands beside a figure's files.
 
     Args:
         entry: the figure.
         plates: its files.
-        request: what they were made for.
+        run: what they were made of.
         sources: where the series come from, as the caller named them.
 
     Returns:
@@ -40,8 +41,8 @@ def caption(entry: Entry, plates: Sequence[Plate], request: Request, sources: Se
         lines += ["", "Ablated", *dict.fromkeys(recipes)]
     cited = list(dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source")))
     lines += ["", "Definitions", *(f"  {each}" for each in cited)]
-    lines += ["", "Provenance", *_provenance(request)]
-    lines += ["", "Data", *_data(request, sources)]
+    lines += ["", "Provenance", *_provenance(run)]
+    lines += ["", "Data", *_data(run, sources)]
     return "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
 
 
@@ -76,17 +77,17 @@ def _recipes(result: xr.Dataset) -> list[str]:
     return [f"  {name} ({100 * share:.3g} % of heads): {what}." for name, what, share in rows if str(what)]
 
 
-def _provenance(request: Request) -> list[str]:
-    facts = request.lens.provenance()
+def _provenance(run: Run) -> list[str]:
+    facts = run.lens.provenance()
     lines = [f"  {key}: {facts[key]}." for key in _PROVENANCE if facts.get(key)]
-    return [*lines, f"  seed: {request.seed}."]
+    return [*lines, f"  seed: {run.seed}."]
 
 
-def _data(request: Request, sources: Sequence[str]) -> list[str]:
+def _data(run: Run, sources: Sequence[str]) -> list[str]:
     """The series as they were given, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
-    batch = request.series
+    batch = run.batch if run.whole is None else run.whole
     lines = [f"  from: {'; '.join(sources)}."] if sources else []
     asked = set(bundled_names()) if any(source.startswith("bundled:") for source in sources) else set()
     for name, unit, freq, length in zip(batch.ids, batch.units, batch.freqs, batch.lengths, strict=True):
@@ -96,5 +97,5 @@ def _data(request: Request, sources: Sequence[str]) -> list[str]:
             info = bundled_info(name)
             origin = f"; {info.title} ({info.source}; {info.licence})"
         lines.append(f"  {name}: {told}{origin}.")
-    end = "the last steps of each series are held out as the truth" if request.holdout else "no step is held out"
-    return [*lines, f"  {end}; models see at most {request.lens.adapter.context_length} steps before them."]
+    end = "the last steps of each series are held out as the truth" if run.whole is not None else "no step is held out"
+    return [*lines, f"  {end}; models see at most {run.lens.adapter.context_length} steps before them."]

@@ -13,22 +13,23 @@ import xarray as xr
 from tsfm_lens import probes, viz
 from tsfm_lens.data import SeriesBatch, shift_phase
 from tsfm_lens.errors import InputError
-from tsfm_lens.paper.plain import Compute, of_all, of_one, plain
-from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.models.run import Run
+from tsfm_lens.paper.plain import Compute, of_one, plain
+from tsfm_lens.paper.registry import Entry, Plate, first_item
 
 
 def contrasted(probe: Callable[..., xr.Dataset], **options: Any) -> Compute:
     """A probe between the first series and itself with its season half a period later."""
 
-    def compute(request: Request) -> xr.Dataset:
-        one = request.one()
-        task = one.task()
-        season = task.context.seasonalities[0]
+    def compute(run: Run) -> xr.Dataset:
+        one = first_item(run)
+        season = one.batch.seasonalities[0]
         if season < 2:
-            raise InputError(f"series {task.context.ids[0]!r} has no season that could be shifted")
-        clean, missing = _filled(task.context)
-        corrupted = shift_phase(clean, season // 2)
-        ds = probe(one.lens, clean, corrupted, task.horizon, seed=one.seed, **options)
+            raise InputError(f"series {one.batch.ids[0]!r} has no season that could be shifted")
+        clean, missing = _filled(one.batch)
+        how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
+        pair = [one.lens.run(each, one.horizon, **how) for each in (clean, shift_phase(clean, season // 2))]
+        ds = probe(*pair, **options)
         return ds.assign_attrs(shifted_by=season // 2, season=season, missing_steps_filled=missing)
 
     return compute
@@ -40,14 +41,14 @@ def _filled(batch: SeriesBatch) -> tuple[SeriesBatch, int]:
     return replace(batch, values=whole), int(sum(np.isnan(values).sum() for values in batch.values))
 
 
-def _motif(request: Request) -> xr.Dataset:
-    return probes.repeated_motif(request.lens, seed=request.seed)
+def _motif(run: Run) -> xr.Dataset:
+    return probes.repeated_motif(run.lens, seed=run.seed)
 
 
-def _circuit_graph(request: Request) -> list[Plate]:
-    circuit = _CIRCUIT[1](request)
+def _circuit_graph(run: Run) -> list[Plate]:
+    circuit = _CIRCUIT[1](run)
     nodes = [str(name) for name in circuit["component"].values]
-    edges = contrasted(probes.edge_attribution, nodes=nodes)(request)
+    edges = contrasted(probes.edge_attribution, nodes=nodes)(run)
     return [Plate("", viz.circuit_graph(circuit, edges), (circuit, edges))]
 
 
@@ -55,9 +56,9 @@ _SHIFTED = "the first series against itself with its season half a period later"
 _EXACT = (f"activation_patching of the stream, {_SHIFTED}", contrasted(probes.activation_patching))
 _GRADIENT = (f"attribution_patching of the stream, {_SHIFTED}", contrasted(probes.attribution_patching))
 _PATHS = (f"path_patching between all heads and MLPs, {_SHIFTED}", contrasted(probes.path_patching))
-_EFFECTS = ("causal_effects on all series", of_all(probes.causal_effects, truth=True))
+_EFFECTS = ("causal_effects on all series", probes.causal_effects)
 _CIRCUIT = (f"minimal_circuit, {_SHIFTED}", contrasted(probes.minimal_circuit))
-_THOUGHT = ("lines_of_thought on the first series", of_one(probes.lines_of_thought, truth=True))
+_THOUGHT = ("lines_of_thought on the first series", of_one(probes.lines_of_thought))
 
 ENTRIES = [
     plain("patching_map", *_EXACT, "Where the season is: what a patched stream brings back."),
@@ -78,7 +79,7 @@ ENTRIES = [
     plain(
         "head_parroting_map",
         "head_parroting on all series",
-        of_all(probes.head_parroting, truth=True),
+        probes.head_parroting,
         "What every head adds to the copy of the context.",
     ),
     plain("repeated_motif_map", "repeated_motif", _motif, "Attention to the last instance of a repeated motif."),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import xarray as xr
 
 from tsfm_lens import probes, viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.paper.registry import Entry, Plate, Request, need_tokens
+from tsfm_lens.models.run import Run
+from tsfm_lens.paper.registry import Entry, Plate, first_item, need_tokens
 
 MOST_WINDOWS = 12  # a series
 
@@ -52,43 +52,40 @@ def _groups(batch: SeriesBatch, left: int) -> tuple[str, ...]:
     return tuple(f"{group} −{left}" for group in batch.groups)
 
 
-def _lens_over_windows(request: Request) -> xr.Dataset:
-    horizon = request.task().horizon
-    context, truth = windows(request.lens, request.series, horizon)
-    return probes.logit_lens(request.lens, context, horizon, truth=truth, seed=request.seed)
+def _over_windows(run: Run) -> Run:
+    """The run of windows of every series."""
+    if run.whole is None:
+        return run
+    context, truth = windows(run.lens, run.whole, run.horizon)
+    return run.lens.run(context, run.horizon, truth=truth, num_samples=run.num_samples, seed=run.seed)
 
 
-def _scheme(request: Request) -> list[Plate]:
-    task = request.task()
-    ds = probes.stream_shares(request.lens, task.context, task.horizon, truth=task.truth, seed=request.seed)
+def _scheme(run: Run) -> list[Plate]:
+    ds = probes.stream_shares(run)
     return [Plate("", viz.stream_scheme(ds), (ds,))]
 
 
-def _logits(request: Request) -> list[Plate]:
-    need_tokens(request, "1C", "lens_forecast")
-    one = request.one()
-    task = one.task()
-    ds = probes.lens_logits(one.lens, task.context, task.horizon, truth=task.truth, seed=one.seed)
+def _logits(run: Run) -> list[Plate]:
+    need_tokens(run, "1C", "lens_forecast")
+    ds = probes.lens_logits(first_item(run))
     return [Plate("", viz.lens_logit_map(ds), (ds,))]
 
 
-def _entropy(request: Request) -> list[Plate]:
-    need_tokens(request, "1D", "lens_forecast")
-    ds = _lens_over_windows(request)
+def _entropy(run: Run) -> list[Plate]:
+    need_tokens(run, "1D", "lens_forecast")
+    ds = probes.logit_lens(_over_windows(run))
     note = f"{ds.sizes['series']} windows, at most {MOST_WINDOWS} a series, cut without overlap of their horizons."
     return [Plate("", viz.layer_entropy(ds), (ds,), note)]
 
 
-def _rank(request: Request) -> list[Plate]:
-    horizon = request.task().horizon
-    context, _ = windows(request.lens, request.series, horizon)
-    ds = probes.entropic_rank(request.lens, context, horizon, seed=request.seed)
-    return [Plate("", viz.entropic_rank_line(ds), (ds,), f"{len(context)} windows.")]
+def _rank(run: Run) -> list[Plate]:
+    seen = _over_windows(run)
+    ds = probes.entropic_rank(seen)
+    return [Plate("", viz.entropic_rank_line(ds), (ds,), f"{len(seen.batch)} windows.")]
 
 
-def _gain(request: Request) -> list[Plate]:
-    found = _lens_over_windows(request)
-    ds = probes.layer_gain(found)
+def _gain(run: Run) -> list[Plate]:
+    ds = probes.layer_gain(probes.logit_lens(_over_windows(run)))
     note = f"{ds.sizes['series']} windows; gains against the truth, negative is better."
     return [Plate("", viz.layer_gain(ds), (ds,), note)]
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from tsfm_lens import viz
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import UnknownNameError, unknown_name
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.paper import causal, depth, heads, heavy, plain
 from tsfm_lens.paper.captions import caption
-from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.paper.registry import Entry, Plate, within_pass
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 
@@ -67,38 +66,33 @@ class Made:
     Attributes:
         entry: which one.
         plates: its parts, one file each.
-        request: what it was made for.
+        run: what it was made of.
     """
 
     entry: Entry
     plates: tuple[Plate, ...]
-    request: Request
+    run: Run
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Title, what is shown, all parameters and provenance; ``sources`` is where the series come from."""
-        return caption(self.entry, self.plates, self.request, sources)
+        return caption(self.entry, self.plates, self.run, sources)
 
 
-def make_figure(
-    name: str, lens: Lens, series: SeriesBatch, horizon: int | None = None, *, holdout: bool = True, seed: int = 0
-) -> Made:
+def make_figure(name: str, run: Run) -> Made:
     """Compute a figure.
 
     Args:
         name: as in :func:`figures`.
-        lens: the model.
-        series: whole series; figures of a single series take the first.
-        horizon: forecast steps; unless given, those of the paper as far as model and series allow.
-        holdout: keep the last ``horizon`` steps as the truth.
-        seed: of every sampling step.
+        run: what it shows; figures of a single series take the first. Unless its horizon was chosen, those that roll
+            out take the paper's, as far as model and series allow, and all others at most one pass.
 
     Raises:
         InputError: the figure's definition forbids this model, or series and horizon do not fit it.
         UnknownNameError: no such figure.
     """
     entry = find_figure(name)
-    request = Request(lens, series, horizon, holdout, seed)
-    return Made(entry, tuple(entry.draw(request)), request)
+    shown = run if run.chosen else within_pass(run)
+    return Made(entry, tuple(entry.draw(shown)), run)
 
 
 def write_figure(
@@ -131,7 +125,7 @@ def write_figure(
         UnknownNameError: no such format.
     """
     wanted = checked_formats(formats)
-    slug = file_word(model or made.request.lens.model_id)
+    slug = file_word(model or made.run.lens.model_id)
     printed = {plate.suffix: viz.for_print(plate.figure, column) for plate in made.plates if set(wanted) & set(STATIC)}
     contents: dict[Path, bytes] = {}
     for plate in made.plates:

@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens import probes, viz
-from tsfm_lens.paper.registry import Entry, Plate, Request, need_tokens
-from tsfm_lens.pipeline import Task
+from tsfm_lens.models.run import Run
+from tsfm_lens.paper.registry import Entry, Plate, first_item, long_run, need_tokens, within_pass
 
 SHARE_SHARP = 6 / 144  # of all heads, in figure 20D
 SHARE_DIFFUSE = 0.25
@@ -16,14 +16,14 @@ ROWS = 128  # forecast tokens of the matrices in figure 21
 SHOWN = 4
 
 
-def _attention_task(request: Request, paper: int) -> Task:
+def _attention_run(run: Run, paper: int) -> Run:
     """One pass where the model's attention cannot be followed beyond, else the paper's horizon."""
-    return request.long_task(paper, within_pass=not _followed(request))
+    return long_run(run, paper, within_pass=not _followed(run))
 
 
-def _followed(request: Request) -> bool:
+def _followed(run: Run) -> bool:
     """Whether roll-out maps go on beyond one pass."""
-    return request.lens.adapter.rollout in ("tokens", "refeed")
+    return run.lens.adapter.rollout in ("tokens", "refeed")
 
 
 def _counts(entropy: xr.Dataset) -> tuple[int, int]:
@@ -32,16 +32,14 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
     return max(2, round(SHARE_SHARP * total)), max(1, round(SHARE_DIFFUSE * total))
 
 
-def _rollouts(request: Request) -> list[Plate]:
-    one = request.one()
-    seen = one if _followed(one) else one.within_pass()
-    task = _attention_task(seen, 2 * one.lens.adapter.longest_pass)
-    maps = probes.rollout_maps(one.lens, task.context, task.horizon, seed=one.seed)
+def _rollouts(run: Run) -> list[Plate]:
+    one = first_item(run)
+    seen = _attention_run(one if _followed(one) else within_pass(one), 2 * one.lens.adapter.longest_pass)
+    maps = probes.rollout_maps(seen)
     _, diffuse = _counts(maps)
-    few = request.series.select(list(range(min(2, len(request.series))))) if not request.series.multivariate else None
-    wide = Request(one.lens, few or one.series, request.horizon, request.holdout, request.seed).long_task(task.horizon)
+    wide = one if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
     recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
-    found = probes.ablation_recipes(one.lens, wide.context, wide.horizon, recipes, truth=wide.truth, seed=one.seed)
+    found = probes.ablation_recipes(long_run(wide, seen.horizon).rolled_out(), recipes)
     return [
         Plate("A", viz.rollout_panels(maps, heads="sharp"), (maps,), "The heads of lowest attention entropy."),
         Plate("B", viz.rollout_panels(maps, heads="diffuse"), (maps,), "The heads of highest attention entropy."),
@@ -49,18 +47,16 @@ def _rollouts(request: Request) -> list[Plate]:
     ]
 
 
-def _sharp(request: Request) -> list[Plate]:
-    few = request if request.series.multivariate else _few(request)
-    short = few.within_pass().task()
-    entropy = probes.head_entropy(few.lens, short.context, short.horizon, seed=few.seed)
-    task = few.long_task(ROLLOUT)
+def _sharp(run: Run) -> list[Plate]:
+    few = run if run.batch.multivariate else run.select(list(range(min(SHOWN, len(run.batch)))))
+    entropy = probes.head_entropy(within_pass(few))
     sharp, diffuse = _counts(entropy)
     recipes = {
         "sharpest head": probes.sharp_heads(entropy, 1),
         f"{sharp} sharpest heads": probes.sharp_heads(entropy, sharp),
         f"{diffuse} most diffuse heads": probes.diffuse_heads(entropy, diffuse),
     }
-    ds = probes.ablation_recipes(few.lens, task.context, task.horizon, recipes, truth=task.truth, seed=few.seed)
+    ds = probes.ablation_recipes(long_run(few, ROLLOUT).rolled_out(), recipes)
     # degenerate originals, which hardly move, come last
     spread = ds["spread_ratio"].sel(recipe="original").values
     order = [str(ds["series"].values[i]) for i in np.argsort(-spread, kind="stable")]
@@ -72,17 +68,11 @@ def _sharp(request: Request) -> list[Plate]:
     return [Plate("", viz.recipe_forecasts(ds, series=order[:SHOWN]), (ds,), note)]
 
 
-def _few(request: Request) -> Request:
-    chosen = request.series.select(list(range(min(SHOWN, len(request.series)))))
-    return Request(request.lens, chosen, request.horizon, request.holdout, request.seed)
-
-
-def _selected(request: Request) -> list[Plate]:
-    one = request.one()
+def _selected(run: Run) -> list[Plate]:
+    one = first_item(run)
     # a token model has a row of the matrix for every step, the others one for every pass
     each = 1 if one.lens.adapter.readout == "token" else one.lens.adapter.longest_pass
-    task = _attention_task(one, ROWS * each)
-    ds = probes.patch_attention(one.lens, task.context, task.horizon, truth=task.truth, seed=one.seed)
+    ds = probes.patch_attention(_attention_run(one, ROWS * each))
     layer = min(3, ds.sizes["layer"] - 1)
     return [
         Plate("A", viz.selected_patch(ds, layer=str(ds["layer"].values[layer])), (ds,)),
@@ -91,11 +81,10 @@ def _selected(request: Request) -> list[Plate]:
     ]
 
 
-def _overlap(request: Request) -> list[Plate]:
-    need_tokens(request, "23", "head_entropy_map")
-    task = request.task()
-    entropy = probes.head_entropy(request.lens, task.context, task.horizon, seed=request.seed)
-    induction = probes.repeated_tokens(request.lens, seed=request.seed)
+def _overlap(run: Run) -> list[Plate]:
+    need_tokens(run, "23", "head_entropy_map")
+    entropy = probes.head_entropy(run)
+    induction = probes.repeated_tokens(run.lens, seed=run.seed)
     overlap = probes.induction_overlap(induction, entropy)
     return [
         Plate("A", viz.induction_corner(overlap), (overlap,)),

@@ -8,7 +8,8 @@ from tsfm_lens import probes, viz
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.paper.registry import Entry, Plate, Request
+from tsfm_lens.models.run import Run
+from tsfm_lens.paper.registry import Entry, Plate, long_run
 from tsfm_lens.sweep.parts import order_words
 from tsfm_lens.sweep.recipes import is_for, read_recipe, to_entries
 
@@ -48,15 +49,14 @@ def _source(lens: Lens, name: str) -> str:
     )
 
 
-def _drawing(name: str, *, original: bool, informed: bool, random: bool) -> Callable[[Request], list[Plate]]:
-    def draw(request: Request) -> list[Plate]:
-        few = _first(request)
-        lens, task = few.lens, few.long_task(HORIZON)
+def _drawing(name: str, *, original: bool, informed: bool, random: bool) -> Callable[[Run], list[Plate]]:
+    def draw(run: Run) -> list[Plate]:
+        few, lens = _first(run), run.lens
         wanted = {CHOSEN: informed, RANDOM: random}
         recipes = {key: each for key, each in recipe_components(lens, name, few.seed).items() if wanted[key]}
         if not recipes:
             raise InputError(f"this figure draws heads at random, and recipe {name} takes none from {lens.model_id}")
-        ds = probes.ablation_recipes(lens, task.context, task.horizon, recipes, truth=task.truth, seed=few.seed)
+        ds = probes.ablation_recipes(long_run(few, HORIZON).rolled_out(), recipes)
         ds.attrs["recipe"] = name
         names = [str(each) for each in ds["recipe"].values]
         chosen = names if original else names[1:]
@@ -66,28 +66,26 @@ def _drawing(name: str, *, original: bool, informed: bool, random: bool) -> Call
     return draw
 
 
-def _originals(request: Request) -> list[Plate]:
-    few = _first(request)
-    task = few.long_task(HORIZON)
+def _originals(run: Run) -> list[Plate]:
+    few = long_run(_first(run), HORIZON)
     # one branch alone, so that the plain forecasts come from the same road as those of 6C
     stack = few.lens.wiring.output_stack
     some = Component(stack.name, 0, stack.rows(0)[-1].kind)
-    ds = probes.ablation_recipes(few.lens, task.context, task.horizon, {"-": [some]}, truth=task.truth, seed=few.seed)
+    ds = probes.ablation_recipes(few.rolled_out(), {"-": [some]})
     ds = ds.isel(recipe=[0])
-    return [Plate("", viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * task.horizon)), (ds,))]
+    return [Plate("", viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), (ds,))]
 
 
-def _first(request: Request) -> Request:
-    """The same request for the first series that a figure has room for, whole items."""
-    groups = list(dict.fromkeys(request.series.groups))
+def _first(run: Run) -> Run:
+    """The same run of the first series that a figure has room for, whole items."""
+    groups = list(dict.fromkeys(run.batch.groups))
     kept: list[int] = []
     for group in groups:
-        members = [i for i, each in enumerate(request.series.groups) if each == group]
+        members = [i for i, each in enumerate(run.batch.groups) if each == group]
         if kept and len(kept) + len(members) > SHOWN:
             break
         kept += members
-    series = request.series.select(kept)
-    return Request(request.lens, series, request.horizon, request.holdout, request.seed)
+    return run.select(kept)
 
 
 _COMPUTES = "ablation_recipes of the sweep recipe {}"

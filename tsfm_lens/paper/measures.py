@@ -14,7 +14,7 @@ from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures_heads
-from tsfm_lens.paper.runs import Found, Run, as_numbers, each_layer
+from tsfm_lens.paper.measuring import Asked, Found, as_numbers, per_layer
 from tsfm_lens.probes import ablation_recipes, entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
 from tsfm_lens.sweep.recipes import read_recipe
 from tsfm_lens.sweep.released import middle_third
@@ -27,7 +27,7 @@ def _by_layer(data: xr.DataArray) -> tuple[np.ndarray, list[int], list[int]]:
     return values, middle, [layer for layer in range(len(values)) if layer not in middle]
 
 
-def _sizes(run: Run) -> Found:
+def _sizes(asked: Asked) -> Found:
     named = {
         "timesfm-2.5": ("TimesFM 2.5", "200m"),
         "chronos": ("Chronos", "base"),
@@ -35,9 +35,9 @@ def _sizes(run: Run) -> Found:
         "toto-1": ("Toto 1.0", "Open-Base-1.0"),
         "moirai-1.1": ("Moirai 1.1", "base"),
     }
-    if run.lens is not None:
-        architecture = run.lens.wiring.architecture
-        return Found(_size(named[architecture][0], run.lens) if architecture in named else {})
+    if asked.lens is not None:
+        architecture = asked.lens.wiring.architecture
+        return Found(_size(named[architecture][0], asked.lens) if architecture in named else {})
     values, missing = {}, []
     for architecture, (name, size) in named.items():
         try:
@@ -71,10 +71,10 @@ def _millions(lens: Lens) -> float:
     return sum(part.numel() for part in lens.parameters()) / 1e6
 
 
-def _logit_entropy(run: Run) -> Found:
-    result = logit_lens(run.model, run.context, run.horizon, **run.options)
+def _logit_entropy(asked: Asked) -> Found:
+    result = logit_lens(asked.run)
     if "entropy" not in result:
-        raise InputError(f"{run.model.model_id} has no logits; the entropy after each layer is of token models")
+        raise InputError(f"{asked.model.model_id} has no logits; the entropy after each layer is of token models")
     entropy, middle, others = _by_layer(result["entropy"].mean("step").median("series"))
     inside = float(np.mean(entropy[middle]))
     statements = {
@@ -82,20 +82,20 @@ def _logit_entropy(run: Run) -> Found:
         > float(np.mean(entropy[others])),
         "the last layer's median logit entropy lies below the middle layers'": float(entropy[-1]) < inside,
     }
-    more = each_layer("median entropy", entropy)
-    return Found({**as_numbers(statements), **more}, run.settings(), dict.fromkeys(more, "nats"))
+    more = per_layer("median entropy", entropy)
+    return Found({**as_numbers(statements), **more}, asked.settings(), dict.fromkeys(more, "nats"))
 
 
-def _entropic_rank(run: Run) -> Found:
-    rank, middle, others = _by_layer(entropic_rank(run.model, run.context, run.horizon, **run.options)["rank"])
+def _entropic_rank(asked: Asked) -> Found:
+    rank, middle, others = _by_layer(entropic_rank(asked.run)["rank"])
     holds = float(np.mean(rank[middle])) > float(np.mean(rank[others]))
     statement = {"the middle layers' entropic rank lies above that of the other layers": holds}
-    return Found({**as_numbers(statement), **each_layer("entropic rank", rank)}, run.settings())
+    return Found({**as_numbers(statement), **per_layer("entropic rank", rank)}, asked.settings())
 
 
-def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Run], Found]:
-    def measure(run: Run) -> Found:
-        stack = run.model.wiring.output_stack
+def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Asked], Found]:
+    def measure(asked: Asked) -> Found:
+        stack = asked.model.wiring.output_stack
         middle = middle_third(stack.n_layers)
         recipes = {
             str(layer): [
@@ -105,13 +105,13 @@ def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Run]
             ]
             for layer in range(stack.n_layers)
         }
-        told = partial(run.tell, "forecasts without layers")
-        result = ablation_recipes(run.model, run.context, run.horizon, recipes, progress=told, **run.options)
+        told = partial(asked.tell, "forecasts without layers")
+        result = ablation_recipes(asked.run, recipes, progress=told)
         distance = result["spearman_distance"].sel(recipe=list(recipes)).mean("series").values
         ends = float(np.mean(distance[[0, -1]]))
         words = f"ablating {what} of a middle layer moves the forecast less than that of the first and last layers"
         statement = {words: float(np.mean(distance[middle])) < ends}
-        return Found({**as_numbers(statement), **each_layer("mean Spearman distance", distance)}, run.settings())
+        return Found({**as_numbers(statement), **per_layer("mean Spearman distance", distance)}, asked.settings())
 
     return measure
 
@@ -129,26 +129,27 @@ def released_share(name: str) -> tuple[float, int]:
     return 100 * going / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
-def _released(quantity: str, recipe: str) -> Callable[[Run], Found]:
-    def measure(run: Run) -> Found:
+def _released(quantity: str, recipe: str) -> Callable[[Asked], Found]:
+    def measure(asked: Asked) -> Found:
         share, mlps = released_share(recipe)
         return Found({quantity: share, "MLPs ablated": float(mlps)})
 
     return measure
 
 
-def _patches(run: Run) -> Found:
-    assert run.context is not None
-    stack = run.model.wiring.output_stack
-    if "cross_attn" not in stack.attention_kinds() or run.model.adapter.readout == "token":
-        raise InputError(f"{run.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt")
+def _patches(asked: Asked) -> Found:
+    stack = asked.model.wiring.output_stack
+    if "cross_attn" not in stack.attention_kinds() or asked.model.adapter.readout == "token":
+        raise InputError(
+            f"{asked.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt"
+        )
     layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
-    maps = rollout_maps(run.model, run.context.select([0]), run.horizon, keys="window", **run.options)
+    maps = rollout_maps(asked.run.select([0]), keys="window")
     ordinary = np.flatnonzero(maps["key_special"].values == "")
     mass = maps["attention"].sel(layer=str(layer), head=head).values[ordinary].sum(axis=1)
     patch = int(mass.argmax())
     width = int(maps["key_stop"].values[ordinary[0]] - maps["key_start"].values[ordinary[0]])
-    ranks = head_spectra(run.model, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
+    ranks = head_spectra(asked.model, kind="cross_attn", products=["QK"])["stable_rank"].sel(product="QK")
     values = {
         "context patches": float(len(ordinary)),
         "context tokens with the register": float(maps.sizes["key"]),
@@ -163,11 +164,11 @@ def _patches(run: Run) -> Found:
     for row in dict.fromkeys((0, layer)):
         each = ranks.sel(layer=str(row)).values
         values |= {f"stable rank of layer {row}, head {index}": float(rank) for index, rank in enumerate(each)}
-    return Found(values, {**run.settings(), "windows": "1", "head": f"layer {layer}, head {head}"})
+    return Found(values, {**asked.settings(), "windows": "1", "head": f"layer {layer}, head {head}"})
 
 
-def _gains(run: Run) -> Found:
-    result = logit_lens(run.model, run.context, run.horizon, truth=run.truth, **run.options)
+def _gains(asked: Asked) -> Found:
+    result = logit_lens(asked.run)
     gain = layer_gain(result)["gain"]
     statements: dict[str, bool] = {}
     more: dict[str, float] = {}
@@ -175,11 +176,11 @@ def _gains(run: Run) -> Found:
         median, middle, _ = _by_layer(gain.sel(metric=metric).median("series"))
         words = f"the median gain of the middle layers is no improvement: {metric}"
         statements[words] = bool(np.median(median[middle]) >= 0)
-        more |= each_layer(f"median gain, {metric}", median)
-    return Found({**as_numbers(statements), **more}, run.settings(), dict.fromkeys(more, "%"))
+        more |= per_layer(f"median gain, {metric}", median)
+    return Found({**as_numbers(statements), **more}, asked.settings(), dict.fromkeys(more, "%"))
 
 
-MEASURES: dict[str, Callable[[Run], Found]] = {
+MEASURES: dict[str, Callable[[Asked], Found]] = {
     "S3-SYS": _sizes,
     "S3-F1D": _logit_entropy,
     "S3-F1E": _entropic_rank,

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.paper.runs import Found, Run, as_numbers
+from tsfm_lens.paper.measuring import Asked, Found, as_numbers
 from tsfm_lens.probes import (
     ablation_recipes,
     diffuse_heads,
@@ -21,21 +21,19 @@ MOTIF, REPEATS = 32, 4
 COMPARED = 64  # first steps of a forecast that the paper measures Spearman distances on
 
 
-def without_sharp_heads(run: Run) -> Found:
+def without_sharp_heads(asked: Asked) -> Found:
     """How far forecasts move without sharp and without diffuse heads (S3-F20)."""
-    assert run.context is not None
-    steps = min(run.horizon, COMPARED)
-    within = min(steps, run.model.adapter.longest_pass)
-    windows = len(run.context)
-    of = windows + 5
+    run = asked.run.shortened(COMPARED)
+    windows = len(run.batch)
+    of = windows + 4
 
     def forecast_done(done: int, _: int) -> None:
-        run.tell("forecasts without heads", windows + done, of)
+        asked.tell("forecasts without heads", windows + done, of)
 
     def attention_read(done: int, _: int) -> None:
-        run.tell("attention of every window", done, of)
+        asked.tell("attention of every window", done, of)
 
-    entropy = head_entropy(run.model, run.context, within, progress=attention_read, **run.options)
+    entropy = head_entropy(run.shortened(asked.model.adapter.longest_pass), progress=attention_read)
     count = min(6, entropy["entropy"].size // 2)
     recipes = {
         "sharpest": sharp_heads(entropy),
@@ -43,7 +41,7 @@ def without_sharp_heads(run: Run) -> Found:
         "sharpest six": sharp_heads(entropy, count),
         "most diffuse six": diffuse_heads(entropy, count),
     }
-    result = ablation_recipes(run.model, run.context, steps, recipes, progress=forecast_done, **run.options)
+    result = ablation_recipes(run, recipes, progress=forecast_done)
     moved = {name: float(result["spearman_distance"].sel(recipe=name).mean()) for name in recipes}
     statements = {
         "the sharpest head moves the forecast more than the most diffuse one": moved["sharpest"]
@@ -53,24 +51,24 @@ def without_sharp_heads(run: Run) -> Found:
     }
     share = {"six heads of all": 100 * count / entropy["entropy"].size}
     more = {f"mean Spearman distance without the {name}": value for name, value in moved.items()}
-    return Found({**share, **as_numbers(statements), **more}, {**run.settings(), "steps compared": str(steps)})
+    return Found({**share, **as_numbers(statements), **more}, {**asked.settings(), "steps compared": str(run.horizon)})
 
 
-def sharp_share(run: Run) -> Found:
+def sharp_share(asked: Asked) -> Found:
     """Sharp heads (S3-HENT)."""
-    found = head_entropy(run.model, run.context, run.horizon, **run.options)
+    found = head_entropy(asked.run)
     values = {
         "normalised entropy below which a head is sharp": float(found.attrs["sharp_below"]),
         "sharp heads of all": 100 * float(found["sharp"].mean()),
         "heads of the decoder's cross-attention": float(found["sharp"].size),
         "sharp heads": float(found["sharp"].sum()),
     }
-    return Found(values, run.settings())
+    return Found(values, asked.settings())
 
 
-def induction_share(run: Run) -> Found:
+def induction_share(asked: Asked) -> Found:
     """Induction heads (S3-PREF)."""
-    found = _repeated(run)
+    found = _repeated(asked)
     values = {
         "prefix-matching score from which a head matches": float(found.attrs["prefix_from"]),
         "copy score from which a head copies": float(found.attrs["copy_from"]),
@@ -81,8 +79,8 @@ def induction_share(run: Run) -> Found:
     return Found(values, _repeated_settings(found), {"tokens copied rightly": "%"})
 
 
-def _repeated(run: Run) -> xr.Dataset:
-    return repeated_tokens(run.model, motif=MOTIF, repeats=REPEATS, n_sequences=run.n_sequences, seed=run.seed)
+def _repeated(asked: Asked) -> xr.Dataset:
+    return repeated_tokens(asked.model, motif=MOTIF, repeats=REPEATS, n_sequences=asked.n_sequences, seed=asked.seed)
 
 
 def _repeated_settings(found: xr.Dataset) -> dict[str, str]:
@@ -93,25 +91,25 @@ def _repeated_settings(found: xr.Dataset) -> dict[str, str]:
     return {**{word: str(found.attrs[key]) for key, word in words.items()}, **chosen}
 
 
-def motif_tokens(run: Run) -> Found:
+def motif_tokens(asked: Asked) -> Found:
     """Tokens of the repeated-random-tokens test (S3-RRT)."""
-    if not hasattr(run.model.adapter, "encode_tokens"):
-        raise InputError(f"{run.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos")
-    ids = frequent_tokens(run.model)
+    if not hasattr(asked.model.adapter, "encode_tokens"):
+        raise InputError(f"{asked.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos")
+    ids = frequent_tokens(asked.model)
     values = {
         "lowest token id": float(ids.min()),
         "highest token id": float(ids.max()),
         "tokens in a motif": float(MOTIF),
         "times it is shown": float(REPEATS),
     }
-    return Found(values, {"tokens of the vocabulary": str(run.model.adapter.settings.n_tokens)})  # type: ignore[attr-defined]
+    return Found(values, {"tokens of the vocabulary": str(asked.model.adapter.settings.n_tokens)})  # type: ignore[attr-defined]
 
 
-def _overlap_of(run: Run) -> tuple[xr.Dataset, dict[str, str]]:
-    found = _repeated(run)
-    entropy = head_entropy(run.model, run.context, run.horizon, **run.options)
+def _overlap_of(asked: Asked) -> tuple[xr.Dataset, dict[str, str]]:
+    found = _repeated(asked)
+    entropy = head_entropy(asked.run)
     overlap = induction_overlap(found, entropy)
-    return overlap, {**_repeated_settings(found), **run.settings()}
+    return overlap, {**_repeated_settings(found), **asked.settings()}
 
 
 def overlap_values(overlap: xr.Dataset) -> dict[str, float]:
@@ -135,17 +133,17 @@ def overlap_values(overlap: xr.Dataset) -> dict[str, float]:
     }
 
 
-def table_5(run: Run) -> Found:
+def table_5(asked: Asked) -> Found:
     """Overlap of induction and sharp heads (S3-T5)."""
-    overlap, settings = _overlap_of(run)
+    overlap, settings = _overlap_of(asked)
     names = {"sharp below": "sharp_below", "prefix from": "prefix_from", "copy from": "copy_from"}
     used = {word: f"{overlap.attrs[key]:g}" for word, key in names.items()}
     return Found(overlap_values(overlap), {**settings, **used})
 
 
-def thresholds(run: Run) -> Found:
+def thresholds(asked: Asked) -> Found:
     """The same over thresholds, and correlations of the scores (S3-F23)."""
-    overlap, settings = _overlap_of(run)
+    overlap, settings = _overlap_of(asked)
     rises = overlap["correlation"]
 
     def correlation(one: str, other: str) -> float:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper.items import TABLE_3, Evaluated
-from tsfm_lens.paper.runs import Found
+from tsfm_lens.paper.measuring import Found
 from tsfm_lens.paper.values_sweeps import (
     HALF_MLPS,
     HEAVY,

@@ -9,104 +9,79 @@ import xarray as xr
 
 from tsfm_lens import probes, viz
 from tsfm_lens.errors import InputError
-from tsfm_lens.paper.registry import Entry, Plate, Request, need_tokens
+from tsfm_lens.models.run import Run
+from tsfm_lens.paper.registry import Entry, Plate, first_item, need_tokens
 
-Compute = Callable[[Request], xr.Dataset]
-
-
-def of_all(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
-    """A probe on all series over one pass."""
-
-    def compute(request: Request) -> xr.Dataset:
-        task = request.task()
-        known = {"truth": task.truth} if truth else {}
-        return probe(request.lens, task.context, task.horizon, seed=request.seed, **known)
-
-    return compute
+Compute = Callable[[Run], xr.Dataset]
 
 
-def of_one(probe: Callable[..., xr.Dataset], *, truth: bool = False) -> Compute:
-    """A probe on the first series over one pass."""
-    compute = of_all(probe, truth=truth)
-    return lambda request: compute(request.one())
+def of_one(probe: Compute) -> Compute:
+    """A probe on the first series."""
+    return lambda run: probe(first_item(run))
 
 
-def _forecast(request: Request) -> xr.Dataset:
-    task = request.task()
-    return request.lens.forecast(task.context, task.horizon, seed=request.seed).to_dataset(task.truth)
+def _token_lens(run: Run) -> xr.Dataset:
+    need_tokens(run, "of probabilities", "lens_forecast")
+    return probes.logit_lens(run)
 
 
-def _token_lens(request: Request) -> xr.Dataset:
-    need_tokens(request, "of probabilities", "lens_forecast")
-    return of_all(probes.logit_lens, truth=True)(request)
-
-
-def _gain(request: Request) -> xr.Dataset:
-    found = of_all(probes.logit_lens, truth=True)(request)
+def _gain(run: Run) -> xr.Dataset:
+    found = probes.logit_lens(run)
     return probes.layer_gain(found, reference="truth" if "truth" in found else "model")
 
 
-def _ablation(request: Request) -> xr.Dataset:
-    task = request.task()
-    draws = 4 if request.lens.adapter.readout == "token" else None
-    options: dict[str, Any] = {"truth": task.truth, "num_samples": draws, "seed": request.seed}
-    return probes.ablation_effects(request.lens, task.context, task.horizon, **options)
-
-
-def _recipes(request: Request) -> xr.Dataset:
-    task = request.task()
-    entropy = probes.head_entropy(request.lens, task.context, task.horizon, seed=request.seed)
+def _recipes(run: Run) -> xr.Dataset:
+    entropy = probes.head_entropy(run)
     count = max(1, entropy["entropy"].size // 10)
     recipes = {
         "sharp heads": probes.sharp_heads(entropy, count),
         "diffuse heads": probes.diffuse_heads(entropy, count),
     }
-    return probes.ablation_recipes(
-        request.lens, task.context, task.horizon, recipes, truth=task.truth, seed=request.seed
-    )
+    return probes.ablation_recipes(run, recipes)
 
 
-def _lag(request: Request) -> xr.Dataset:
-    one = request.one()
-    task = one.task()
-    season = task.context.seasonalities[0]
+def _lag(run: Run) -> xr.Dataset:
+    one = first_item(run)
+    season = one.batch.seasonalities[0]
     if season < 2:
-        raise InputError(f"series {task.context.ids[0]!r} has no season, at whose lag attention could be counted")
-    return probes.lag_attention(one.lens, task.context, season, task.horizon, seed=one.seed)
+        raise InputError(f"series {one.batch.ids[0]!r} has no season, at whose lag attention could be counted")
+    return probes.lag_attention(one, season)
 
 
-def _overlap(request: Request) -> xr.Dataset:
-    return probes.induction_overlap(_repeated(request), of_all(probes.head_entropy)(request))
+def _overlap(run: Run) -> xr.Dataset:
+    return probes.induction_overlap(_repeated(run), probes.head_entropy(run))
 
 
-def _repeated(request: Request) -> xr.Dataset:
-    return probes.repeated_tokens(request.lens, seed=request.seed)
+def _repeated(run: Run) -> xr.Dataset:
+    return probes.repeated_tokens(run.lens, seed=run.seed)
 
 
 def plain(name: str, computes: str, compute: Compute, title: str, **options: Any) -> Entry:
     """A figure that is one renderer on one result."""
 
-    def draw(request: Request) -> list[Plate]:
-        ds = compute(request)
+    def draw(run: Run) -> list[Plate]:
+        ds = compute(run)
         return [Plate("", getattr(viz, name)(ds, **options), (ds,))]
 
     return Entry(name, title, computes, (name,), draw)
 
 
-_LENS = ("logit_lens on all series, of which the first is drawn", of_all(probes.logit_lens, truth=True))
+_LENS = ("logit_lens on all series, of which the first is drawn", probes.logit_lens)
 _TOKENS = (_LENS[0], _token_lens)
-_ATTRIBUTION = ("attribute on all series, of which the first is drawn", of_all(probes.attribute, truth=True))
-_EFFECTS = ("ablation_effects: every head, MLP and layer by itself", _ablation)
+_ATTRIBUTION = ("attribute on all series, of which the first is drawn", probes.attribute)
+_EFFECTS = ("ablation_effects: every head, MLP and layer by itself", probes.ablation_effects)
 _PATTERNS = ("attention_patterns on the first series", of_one(probes.attention_patterns))
 _KERNEL = ("kernel_regression on the first series", of_one(probes.kernel_regression))
 _ROLLOUT = ("rollout_maps on the first series", of_one(probes.rollout_maps))
-_SPECTRA = ("head_spectra, from the weights alone", lambda request: probes.head_spectra(request.lens))
+_SPECTRA = ("head_spectra, from the weights alone", lambda run: probes.head_spectra(run.lens))
 _INDUCTION = ("repeated_tokens", _repeated)
 _OVERLAP = ("repeated_tokens, head_entropy, induction_overlap", _overlap)
-_SELECTED = ("patch_attention on the first series", of_one(probes.patch_attention, truth=True))
+_SELECTED = ("patch_attention on the first series", of_one(probes.patch_attention))
 
 ENTRIES = [
-    plain("forecast_fan", "forecast", _forecast, "A forecast over context and truth."),
+    plain(
+        "forecast_fan", "forecast", lambda run: run.forecast.to_dataset(run.truth), "A forecast over context and truth."
+    ),
     plain("logit_map", *_TOKENS, "Probabilities of values, read after each layer."),
     plain("lens_forecast", *_LENS, "The forecast that each layer holds."),
     plain("layer_entropy", *_TOKENS, "Uncertainty of the next value after each layer."),
@@ -145,55 +120,55 @@ ENTRIES = [
     plain(
         "entropic_rank_line",
         "entropic_rank on all series",
-        of_all(probes.entropic_rank),
+        probes.entropic_rank,
         "Directions that the heads of a layer write in.",
     ),
     plain(
         "similarity_map",
         "layer_similarity on all series",
-        of_all(probes.layer_similarity),
+        probes.layer_similarity,
         "How alike the layers' streams are.",
     ),
     plain(
         "head_similarity_map",
         "head_similarity on all series",
-        of_all(probes.head_similarity),
+        probes.head_similarity,
         "How alike the heads of a layer write.",
     ),
     plain(
         "head_entropy_map",
         "head_entropy on all series",
-        of_all(probes.head_entropy),
+        probes.head_entropy,
         "How widely every head spreads its attention.",
     ),
     plain(
         "parroting_forecast",
         "context_parroting",
-        of_all(probes.context_parroting, truth=True),
+        probes.context_parroting,
         "The forecast beside the best shifted copy of its context.",
     ),
     plain(
         "season_amplitudes",
         "seasonality_bias",
-        of_all(probes.seasonality_bias, truth=True),
+        probes.seasonality_bias,
         "Seasonal amplitude of the forecast against that of context and truth.",
     ),
     plain(
         "explore_figure",
         "head_states on the first series",
-        of_one(probes.head_states, truth=True),
+        of_one(probes.head_states),
         "One head: what it reads, what it writes, and the forecast without it.",
     ),
     plain(
         "lens_logit_map",
         "lens_logits on the first series",
-        of_one(probes.lens_logits, truth=True),
+        of_one(probes.lens_logits),
         "Logits of values, read after each layer.",
     ),
     plain(
         "stream_scheme",
         "stream_shares on all series",
-        of_all(probes.stream_shares, truth=True),
+        probes.stream_shares,
         "Who writes to the residual stream.",
     ),
 ]

@@ -12,12 +12,12 @@ import xarray as xr
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
+from tsfm_lens.models.run import Run
 from tsfm_lens.paper.items import Item
 from tsfm_lens.paper.measures import MEASURES
-from tsfm_lens.paper.runs import Found, Run
+from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.sweeps import Where, sweep_item
 from tsfm_lens.paper.values import ITEMS
-from tsfm_lens.pipeline import prepare
 from tsfm_lens.sweep.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
 from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
@@ -112,9 +112,9 @@ def reproduce(
         first = several[0] if several else item.model
         lens = first if isinstance(first, Lens) else load(first)
     count = 8 if windows is None else windows
-    series = _windows(item, lens, data, count, horizon, seed)
-    run = Run(lens, data is None, *series, num_samples, n_sequences, seed, progress)
-    return compare(item, MEASURES[item.id](run), lens)
+    run = None if lens is None else _run_of(item, lens, data, count, horizon, num_samples=num_samples, seed=seed)
+    asked = Asked(run, lens, data is None, n_sequences, seed, progress)
+    return compare(item, MEASURES[item.id](asked), lens)
 
 
 def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
@@ -188,12 +188,10 @@ def _other_models(item: Item, models: Sequence[str]) -> str:
     return f"not the paper's model; {whose}"
 
 
-def _windows(
-    item: Item, lens: Lens | None, data: Any, windows: int, horizon: int | None, seed: int
-) -> tuple[SeriesBatch | None, np.ndarray | None, int]:
-    """Contexts, truths and the horizon; none without a model."""
-    if lens is None:
-        return None, None, 0
+def _run_of(
+    item: Item, lens: Lens, data: Any, windows: int, horizon: int | None, *, num_samples: int | None, seed: int
+) -> Run:
+    """The run of the windows that an item is measured on."""
     if windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     own = lens.adapter.prediction_length
@@ -206,8 +204,8 @@ def _windows(
         )
     else:
         batch = as_series(data)
-    task = prepare(lens, batch, steps)
-    return task.context, task.truth, steps
+    samples = num_samples if lens.adapter.readout == "token" else None
+    return lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed)
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:

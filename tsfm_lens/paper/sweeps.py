@@ -11,7 +11,7 @@ from tsfm_lens.data import bundled_names
 from tsfm_lens.errors import InputError, SweepFailedError, unknown_name
 from tsfm_lens.paper.items import TABLE_3, Item
 from tsfm_lens.paper.measures_sweeps import DESIGNS, Subject
-from tsfm_lens.paper.runs import Found
+from tsfm_lens.paper.measuring import Found
 from tsfm_lens.paper.values_sweeps import GIFT
 from tsfm_lens.pipeline import bundled_in
 from tsfm_lens.sweep.cells import open_model

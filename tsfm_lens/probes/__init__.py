@@ -1,4 +1,4 @@
-"""Probes: one measurement a file; a lens and series in, a labelled dataset out."""
+"""Probes: one measurement per file; a run in, a labelled dataset out."""
 
 from tsfm_lens.probes.attention import attention_patterns, head_entropy, row_entropy
 from tsfm_lens.probes.attribution import attribute, component_writes
@@ -28,11 +28,9 @@ from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.stream_shares import stream_shares
-from tsfm_lens.probes.trajectory import Trajectory, trajectory
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = [
-    "Trajectory",
     "ablated_share",
     "ablation_effects",
     "ablation_recipes",
@@ -78,5 +76,4 @@ __all__ = [
     "stable_rank",
     "stream_shares",
     "trace_lines",
-    "trajectory",
 ]

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
-from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import describe, trajectory
+from tsfm_lens.models.run import Run
 
 SHARP_BELOW = 0.38
 
 
-def attention_patterns(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    kind: str | None = None,
-    stack: str | None = None,
-    along: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
     """Attention of every head on one series, each token placed at the time steps that it covers.
 
     Args:
-        lens: the model.
-        series: exactly one series.
-        horizon, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
         stack: "encoder", "decoder"; the one that is read out if None.
 
@@ -43,28 +29,31 @@ def attention_patterns(
         Dataset of kind "attention": ``pattern`` (layer, head, query, key) and ``entropy`` (layer, head), the
         mean over queries in nats. Coordinates ``key_start``, ``key_stop``, ``key_special`` (and for queries)
         give the steps that each token covers, counted from the forecast start; special tokens cover none.
+        ``native_median`` (series, step) is the median of the library's own forecast.
 
     Raises:
-        InputError: more than one series.
+        InputError: more than one series, several variates, the horizon is longer than one pass, or attention of this
+            kind is between variates.
         UnknownNameError: the model has no such stack or kind of attention.
     """
-    batch = as_series(series)
-    refuse_variates(batch)
-    if len(batch) != 1:
+    refuse_variates(run.batch)
+    if len(run.batch) != 1:
         raise InputError(
-            f"attention patterns are drawn for one series at a time, got {len(batch)}; use batch.select(…)"
+            f"attention patterns are drawn for one series at a time, got {len(run.batch)}; use run.select(…)"
         )
-    row, chosen, layers = pick_attention(lens, stack, kind)
-    wanted = row.name
-    run = trajectory(lens, batch, horizon, along=along, num_samples=num_samples, seed=seed)
+    data = _patterns(run, *pick_attention(run.lens, stack, kind))
+    data["native_median"] = (("series", "step"), run.forecast.median)
+    return data
+
+
+def _patterns(run: Run, row: Stack, chosen: str, layers: list[int]) -> xr.Dataset:
+    """What :func:`attention_patterns` gives, without the forecast."""
     points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=points)
+    acts = run.in_one_pass().record(points)
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
-    keys = row.attention(chosen, layers[0]).keys_from or wanted
-    data = context_dataset(run.batch, run.horizon)
-    data = data.assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
-    for axis, spans in (("query", run.encoded.spans[wanted]), ("key", run.encoded.spans[keys])):
+    keys = row.attention(chosen, layers[0]).keys_from or row.name
+    data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
+    for axis, spans in (("query", run.encoded.spans[row.name]), ("key", run.encoded.spans[keys])):
         data = data.assign_coords(
             {
                 f"{axis}_start": (axis, list(spans.start)),
@@ -74,18 +63,14 @@ def attention_patterns(
         )
     data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
     data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
-    data["native_median"] = (("series", "step"), run.forecast.median)
-    data.attrs = describe(
-        lens,
+    data.attrs = run.describe(
         "attention",
-        f"{chosen} of the {wanted or 'model'}",
+        f"{chosen} of the {row.name or 'model'}",
         "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
-        stack=wanted,
+        stack=row.name,
         attention=chosen,
-        series=batch.ids[0],
-        units=batch.units[0],
-        seed=seed,
-        horizon=run.horizon,
+        series=run.batch.ids[0],
+        units=run.batch.units[0],
     )
     return data
 
@@ -146,22 +131,16 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
 
 
 def head_entropy(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     *,
     kind: str | None = None,
     sharp_below: float = SHARP_BELOW,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
     """How widely each head of the output stack spreads its attention along a forecast.
 
     Args:
-        lens: the model.
-        series: one or more series.
-        horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain.
         kind: kind of attention; the stack's last kind if None.
         sharp_below: heads below this normalised entropy are sharp.
         progress: called with (done, of) after each series.
@@ -172,18 +151,30 @@ def head_entropy(
 
     Source:
         tsfm-lens paper, section 4 (S3-HENT).
+
+    Raises:
+        InputError: several variates, the horizon is longer than one pass, or attention of this kind is between
+            variates.
+        UnknownNameError: no such kind of attention.
     """
-    batch = as_series(series)
-    refuse_variates(batch)
-    single = []
-    for i in range(len(batch)):
-        single.append(attention_patterns(lens, batch.select(i), horizon, kind=kind, num_samples=num_samples, seed=seed))
+    refuse_variates(run.batch)
+    row, chosen, layers = pick_attention(run.lens, None, kind)
+    entropies = []
+    for i in range(len(run.batch)):
+        # the patterns of one series at a time are held
+        entropies.append(_patterns(run.select(i), row, chosen, layers)["entropy"])
         if progress is not None:
-            progress(i + 1, len(batch))
-    entropy = xr.concat([one["entropy"] for one in single], dim="series").mean("series")
+            progress(i + 1, len(run.batch))
+    entropy = xr.concat(entropies, dim="series").mean("series")
     spread = float(entropy.max() - entropy.min())
     normalised = (entropy - entropy.min()) / (spread or 1.0)
     data = xr.Dataset({"entropy": entropy, "normalised": normalised, "sharp": normalised < sharp_below})
-    keep = {key: value for key, value in single[0].attrs.items() if key not in ("series", "units")}
-    data.attrs = {**keep, "kind": "head_entropy", "title": "Head entropy", "sharp_below": sharp_below}
+    data.attrs = run.describe(
+        "head_entropy",
+        "Head entropy",
+        "tsfm-lens paper, section 4 (S3-HENT)",
+        stack=row.name,
+        attention=chosen,
+        sharp_below=sharp_below,
+    )
     return data

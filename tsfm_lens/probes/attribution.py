@@ -13,45 +13,34 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.stream import Place, carry_factors
-from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
+from tsfm_lens.models.run import Run
 
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
-METHODS = {
+DECOMPOSITIONS = {
     "token": ("logit", "probability", "expected_value"),
     "quantile": ("lens_difference", "linearised", "integrated"),
     "distribution": ("lens_difference", "linearised", "integrated"),
 }
 
 
-def methods_of(lens: Lens) -> tuple[str, ...]:
-    """Attribution methods that a model allows.
+def decompositions_of(lens: Lens) -> tuple[str, ...]:
+    """Attribution decompositions that a model allows.
 
     Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is left.
     """
-    methods = METHODS[lens.adapter.readout]
-    return methods if lens.wiring.true_gradients else methods[:1]
+    decompositions = DECOMPOSITIONS[lens.adapter.readout]
+    return decompositions if lens.wiring.true_gradients else decompositions[:1]
 
 
-def attribute(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    truth: Any = None,
-    along: Any = None,
-    nodes: int = 128,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
 
     The parts are measured from the readout of an empty residual stream (``baseline``) to that of the full
     one. Methods for token models:
 
-    - ``logit``: the emitted token's logit less the mean over the vocabulary, with the final norm's scale
-      frozen; linear, so the parts sum exactly to the whole.
+    - ``logit``: the logit of the token that the run's path takes, less the mean over the vocabulary, with the final
+      norm's scale frozen; linear, so the parts sum exactly to the whole.
     - ``probability``, ``expected_value``: the readout after a component has written less the readout
       before, in the order of writing (heads of one branch by index); telescopes exactly. The expected value
       is that of the lens distribution over value bins, in data units.
@@ -65,53 +54,52 @@ def attribute(
       (integrated gradients); complete up to the quadrature.
 
     Args:
-        lens: the model.
-        series, horizon, truth, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain.
         nodes: points of the midpoint rule along the path.
 
     Returns:
-        Dataset of kind "attribution": ``attribution`` and ``total`` over ``method``, ``component`` (not
-        total), ``series``, (``quantile``), ``step``; ``completeness_error`` (method, series): the largest
-        deviation of the parts' sum from the whole, relative to the largest whole. Use
-        ``ds.sel({"method": …})``: xarray's ``sel`` has a keyword of that name.
+        Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not
+        total), ``series``, (``quantile``), ``step``; ``completeness_error`` (decomposition, series): the largest
+        deviation of the parts' sum from the whole, relative to the largest whole.
 
     Raises:
         InputError: the horizon is longer than one pass of the model, or nodes is below 1.
     """
     if nodes < 1:
         raise InputError(f"nodes is {nodes}, expected 1 or more")
-    run = trajectory(lens, series, horizon, truth=truth, along=along, num_samples=num_samples, seed=seed)
-    names, writes = component_writes(lens, run)
+    names, writes = component_writes(run)
     with torch.no_grad():
-        parts = _token(lens, run, writes) if run.tokens is not None else _quantile(lens, run, writes, nodes)
-    methods = methods_of(lens)
-    attribution = np.stack([parts[method][0] for method in methods])
-    total = np.stack([parts[method][1] for method in methods])
+        parts = _token(run, writes) if run.tokens is not None else _quantile(run, writes, nodes)
+    decompositions = decompositions_of(run.lens)
+    attribution = np.stack([parts[decomposition][0] for decomposition in decompositions])
+    total = np.stack([parts[decomposition][1] for decomposition in decompositions])
     axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
-    data = context_dataset(run.batch, run.horizon, run.truth)
-    data = data.assign_coords(method=list(methods), unit=("method", [parts[method][2] for method in methods]))
-    if run.tokens is None:
-        data = data.assign_coords(quantile=list(lens.adapter.levels))  # type: ignore[attr-defined]
-    data = data.assign_coords(component_coords(names))
-    data["attribution"] = (("method", "component", *axes), attribution)
-    data["total"] = (("method", *axes), total)
-    data["completeness_error"] = (("method", "series"), completeness(attribution, total))
-    data["native_median"] = (("series", "step"), run.forecast.median)
-    data.attrs = describe(
-        lens, "attribution", "Direct attribution", _SOURCE, seed=seed, nodes=nodes, horizon=run.horizon
+    data = run.dataset()
+    data = data.assign_coords(
+        decomposition=list(decompositions),
+        unit=("decomposition", [parts[decomposition][2] for decomposition in decompositions]),
     )
+    if run.tokens is None:
+        data = data.assign_coords(quantile=list(run.lens.adapter.levels))  # type: ignore[attr-defined]
+    data = data.assign_coords(component_coords(names))
+    data["attribution"] = (("decomposition", "component", *axes), attribution)
+    data["total"] = (("decomposition", *axes), total)
+    data["completeness_error"] = (("decomposition", "series"), completeness(attribution, total))
+    data["native_median"] = (("series", "step"), run.forecast.median)
+    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes)
     return data
 
 
-def component_writes(lens: Lens, run: Trajectory) -> tuple[list[Component | str], Tensor]:
+def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
     """What the embedding, every head and every MLP write to the stream: names and (component, series, pos, d_model)."""
+    lens = run.lens
     stack = lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
     chosen = writers(lens.wiring)
     heads = sorted({f"{stack.prefix}.{c.layer}.{c.kind}.hook_result" for c in chosen if c.head is not None})
     branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in chosen if c.head is None]
+    acts = run.in_one_pass().record([f"{dot}hook_embed", *heads, *branches])
     with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=[f"{dot}hook_embed", *heads, *branches])
         # where blocks rescale the stream, every later scale is part of a write
         carried = carry_factors(lens.adapter.model, stack)
         parts = [acts[f"{dot}hook_embed"] * carried["embed"]]
@@ -157,7 +145,7 @@ def component_coords(names: list[Component | str]) -> dict[str, Any]:
 
 
 def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Largest |sum of parts - whole| of each method and series, relative to the largest |whole|."""
+    """Largest |sum of parts - whole| of each decomposition and series, relative to the largest |whole|."""
     gap = np.abs(attribution.sum(axis=1) - total)
     axes = tuple(range(2, gap.ndim))
     size = np.abs(total).max(axis=axes)
@@ -165,11 +153,12 @@ def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 
 Parts = dict[str, tuple[np.ndarray, np.ndarray, str]]
-"""method -> attribution (component, …), total (…), unit."""
+"""decomposition -> attribution (component, …), total (…), unit."""
 
 
-def _token(lens: Lens, run: Trajectory, writes: Tensor) -> Parts:
+def _token(run: Run, writes: Tensor) -> Parts:
     assert run.tokens is not None
+    lens = run.lens
     last = writes.sum(dim=0)
     tokens = run.tokens.to(last.device)[..., None]
 
@@ -198,7 +187,8 @@ def _token(lens: Lens, run: Trajectory, writes: Tensor) -> Parts:
     }
 
 
-def _quantile(lens: Lens, run: Trajectory, writes: Tensor, nodes: int) -> Parts:
+def _quantile(run: Run, writes: Tensor, nodes: int) -> Parts:
+    lens = run.lens
     last = writes.sum(dim=0)
 
     def native(stream: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,41 +10,36 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.ablation.metrics import spearman_distance
+from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.patching import grid_of, patches
 from tsfm_lens.probes.places import Place, place_coords, places_of
-from tsfm_lens.probes.runs import Progress
-from tsfm_lens.probes.trajectory import describe
 
 _SOURCE = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
 
 
 def attribution_patching(
-    lens: Lens,
-    clean: Any,
-    corrupted: Any,
-    horizon: int | None = None,
+    clean: Run,
+    corrupted: Run,
     *,
     at: str | Sequence[str | Component] = "stream",
     stack: str | None = None,
     positions: str | int | None = None,
     direction: Direction = "denoise",
     exact: bool = True,
-    along: Any = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Estimate what patching each place would recover, from the gradient at the unpatched run.
 
     Args:
-        lens: the model.
-        clean, corrupted, horizon, at, stack, positions, direction, along, seed: see
-            :func:`tsfm_lens.probes.patching.activation_patching`; one pass must cover the horizon.
+        clean, corrupted, at, stack, positions, direction: see
+            :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are taken in single forwards, which
+            have the gradients.
         exact: also patch, to tell the estimate's error.
         progress: of the exact patching.
 
@@ -61,12 +55,11 @@ def attribution_patching(
         InputError: the library's gradients are no derivatives, the batch is multivariate, or the horizon is longer
             than one pass.
     """
+    lens = clean.lens
     refuse_gradients(lens.wiring)
     places = places_of(lens, at, stack)
     names = sorted({place.point for place in places})
-    pair = contrast(
-        lens, clean, corrupted, horizon, names=names, direction=direction, rollout=False, along=along, seed=seed
-    )
+    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
     own = slopes(pair, names)
     groups, where = grid_of(pair, places, positions)
     estimate = np.array([[_products(place, pair.source_acts, own, group) for group in groups] for place in places])
@@ -75,12 +68,12 @@ def attribution_patching(
     data["estimate"] = (axes, estimate)
     parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
     if exact:
-        forecasts = pair.base.forecasts(patches(pair, places, groups), progress)
+        forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
         recovered = pair.recovered(forecasts).reshape(estimate.shape)
         data["recovered"], data["error"] = (axes, recovered), (axes, estimate - recovered)
         parameters["mean_absolute_error"] = float(np.abs(estimate - recovered).mean())
         parameters["rank_correlation"] = rank_correlation(estimate, recovered)
-    data.attrs = describe(lens, "attribution_patching", "Attribution patching", _SOURCE, **parameters)
+    data.attrs = pair.base.describe("attribution_patching", "Attribution patching", _SOURCE, **parameters)
     return data
 
 
@@ -91,23 +84,23 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
         InputError: a multivariate batch, whose series' gradients would run into each other; or a gradient that is no
             number, as some models have it at the padding of shorter series.
     """
-    runs = pair.base
-    if runs.batch.multivariate:
+    run, encoded = pair.base, pair.base.encoded
+    if run.batch.multivariate:
         raise InputError("gradients of variates that see each other cannot be told apart; patch them exactly instead")
     way = torch.as_tensor(pair.source_forecast - pair.base_forecast)
     weight = way / way.square().sum(-1, keepdim=True)
 
     def recovered(output: Tensor) -> Tensor:
-        forecast = runs.read(output)
+        forecast = run.read(output, encoded)
         return (forecast * weight.to(forecast)).sum()
 
-    _, acts = runs.lens.run_with_cache(runs.encoded, names_filter=list(names), incl_bwd=True, loss=recovered)
+    _, acts = run.lens.run_with_cache(encoded, names_filter=list(names), incl_bwd=True, loss=recovered)
     for name in names:
         finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
         if not finite.all():
-            series = runs.encoded.rows[int(finite.int().argmin())]
+            series = encoded.rows[int(finite.int().argmin())]
             raise InputError(
-                f"{runs.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
+                f"{run.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
                 "padding is divided by its zero norm; take series of one length, or one at a time, or patch exactly"
             )
     return acts

@@ -10,18 +10,19 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.ablating import ablated_variants
-from tsfm_lens.models.forecast import context_dataset, is_count
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.noise import rounding, told_apart
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.places import listed, places_of
-from tsfm_lens.probes.runs import Progress, Runs, runs_of
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.zero_ablation import reference_of
 
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
@@ -32,10 +33,8 @@ RANKINGS = ("greedy", "effects", "edges")
 
 
 def minimal_circuit(
-    lens: Lens,
-    clean: Any,
-    corrupted: Any = None,
-    horizon: int | None = None,
+    clean: Run,
+    corrupted: Run | None = None,
     *,
     ranking: str = "greedy",
     tolerance: float = 0.1,
@@ -44,10 +43,6 @@ def minimal_circuit(
     how: str = "zero",
     reference: Any = None,
     per_round: int = 1,
-    rollout: bool | None = None,
-    along: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Take components away as long as the behaviour stays within a tolerance.
@@ -56,20 +51,18 @@ def minimal_circuit(
     difference of the behaviour and everything outside the set is ablated: 1 for the whole model, 0 for none of it.
 
     Args:
-        lens: the model.
-        clean: the series on which the behaviour shows.
-        corrupted: series of equal lengths without what the circuit is for: components outside get their activations
-            from there. If None, ``how`` says what they get.
-        horizon: forecast steps.
+        clean: the run in which the behaviour shows.
+        corrupted: a run, made alike, of series of equal lengths without what the circuit is for: components outside get
+            their activations from there. If None, ``how`` says what they get.
         ranking: "greedy" takes away, round by round, what is missed least given what is gone already, until nothing
             more can go; "effects" orders components by what ablating each alone does, "edges" by the size of their
-            outgoing edges (edge attribution), and both take the shortest such list that is faithful enough.
+            outgoing edges (edge attribution, in single forwards), and both take the shortest such list that is faithful
+            enough.
         tolerance: allowed loss of faithfulness, averaged over series.
         behaviour: what must be kept of a forecast; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
-        how, reference: see :meth:`Lens.ablate`; only without ``corrupted``.
+        how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
         per_round: components that greedy takes away at once, as long as that is faithful enough.
-        rollout, along, num_samples, seed: see :func:`tsfm_lens.probes.runs.runs_of`.
         progress: called with (taken away, of).
 
     Returns:
@@ -101,6 +94,7 @@ def minimal_circuit(
         raise InputError("give either corrupted=… or how=… with its reference, not both: each says what nodes get")
     if ranking == "edges" and corrupted is None:
         raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
+    lens = clean.lens
     places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
     chosen = [place.target for place in places if isinstance(place.target, Component)]
     if len(chosen) < len(places):
@@ -108,25 +102,22 @@ def minimal_circuit(
     for node in chosen:
         if node.head is not None and replace(node, head=None) in chosen:
             raise InputError(f"{node} is part of {replace(node, head=None)}; name either the branch or its heads")
-    options: dict[str, Any] = {"rollout": rollout, "along": along, "num_samples": num_samples, "seed": seed}
     if corrupted is not None:
         names = sorted({place.point for place in places})
-        pair = contrast(lens, clean, corrupted, horizon, names=names, direction="noise", **options)
-        runs = pair.base
+        pair = contrast(clean, corrupted, names=names, direction="noise")
         ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in chosen}
     else:
-        runs = runs_of(lens, clean, horizon, **options)
-        made = ablated_variants(lens, chosen, how, reference, horizon=runs.horizon, seed=seed)
+        known = reference_of(clean, how, reference)
+        made = ablated_variants(lens, chosen, how, known, horizon=clean.horizon, seed=clean.seed)
         ablations = dict(zip(chosen, made, strict=True))
-    bench = _Bench.of(runs, ablations, behaviour)
+    bench = _Bench.of(clean, ablations, behaviour)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
     else:
-        order, curve = _ranked(bench, _scores(lens, bench, clean, corrupted, ranking, seed), tolerance)
+        order, curve = _ranked(bench, _scores(bench, corrupted, ranking), tolerance)
     data = _dataset(bench, chosen, order, curve)
     label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
-    data.attrs = describe(
-        lens,
+    data.attrs = clean.describe(
         "circuit",
         "Minimal circuit",
         _SOURCE,
@@ -134,33 +125,30 @@ def minimal_circuit(
         tolerance=tolerance,
         behaviour=label,
         how="corrupted" if corrupted is not None else how,
-        seed=seed,
-        horizon=runs.horizon,
-        rollout=int(runs.rollout),
+        rollout=int(clean.rollout),
+        statistic=clean.statistic,
     )
-    data.attrs["statistic"] = runs.statistic
     return data
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """Runs with sets of nodes ablated, and how faithful they are."""
+    """A run with sets of nodes ablated, and how faithful they are."""
 
-    runs: Runs
+    run: Run
     ablations: Ablations
     behaviour: Behaviour
     whole: np.ndarray
     nothing: np.ndarray
 
     @classmethod
-    def of(
-        cls, runs: Runs, ablations: dict[Component, tuple[Intervention, ...]], behaviour: Behaviour | None
-    ) -> _Bench:
+    def of(cls, run: Run, ablations: dict[Component, tuple[Intervention, ...]], behaviour: Behaviour | None) -> _Bench:
         kept: Behaviour = behaviour or (lambda forecasts: forecasts)
-        bench = cls(runs, ablations, kept, np.empty(0), np.empty(0))
+        bench = cls(run, ablations, kept, np.empty(0), np.empty(0))
+        # side by side, so that both have the same rounding
         whole, nothing = bench.forecasts([set(), set(ablations)])
-        nothing = runs.told_apart(nothing, whole)
-        found = cls(runs, ablations, kept, whole, nothing)
+        nothing = told_apart(run, nothing, whole)
+        found = cls(run, ablations, kept, whole, nothing)
         if not found._distance(nothing).all():
             raise InputError(
                 "ablating every node does not change the behaviour of every series, so no circuit can be told apart; "
@@ -171,10 +159,10 @@ class _Bench:
     def forecasts(self, ablated: Sequence[set[Component]]) -> np.ndarray:
         """(set, series, step)."""
         together = [[i for node in self.ablations if node in gone for i in self.ablations[node]] for gone in ablated]
-        found = self.runs.forecasts([Variant("ablated", tuple(interventions)) for interventions in together])
+        found = point_forecasts(self.run, [Variant("ablated", tuple(interventions)) for interventions in together])
         # neither faithfulness nor a ranking by it is to hang on rounding
         for plain in (self.nothing, self.whole):
-            found = self.runs.told_apart(found, plain) if plain.size else found
+            found = told_apart(self.run, found, plain) if plain.size else found
         return found
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
@@ -236,23 +224,22 @@ def _ranked(
     return order[: max(passing, default=0)], curve
 
 
-def _scores(lens: Lens, bench: _Bench, clean: Any, corrupted: Any, ranking: str, seed: int) -> dict[Component, float]:
+def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Component, float]:
     nodes = list(bench.ablations)
-    if ranking == "effects":
+    if ranking == "effects" or corrupted is None:
         alone = bench.forecasts([{node} for node in nodes])
         return dict(zip(nodes, 1.0 - bench.faithfulness(alone).mean(-1), strict=True))
-    along = bench.runs.values  # the same decoder tokens as the bench's
-    edges = edge_attribution(lens, clean, corrupted, bench.runs.horizon, nodes=nodes, along=along, seed=seed)
+    edges = edge_attribution(bench.run, corrupted, nodes=nodes)
     moved = abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
     found = np.abs(edges["score"].values)
-    told = np.where(found * moved > bench.runs.rounding(bench.whole), found, 0.0)
+    told = np.where(found * moved > rounding(bench.run, bench.whole), found, 0.0)
     return dict(zip(nodes, told.sum(1).mean(-1), strict=True))
 
 
 def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curve: dict[int, float]) -> xr.Dataset:
     gone, kept = set(order), set(nodes) - set(order)
     circuit, complement = bench.forecasts([gone, kept])
-    data = context_dataset(bench.runs.batch, bench.runs.horizon)
+    data = bench.run.dataset()
     data = data.assign_coords(component_coords(list(nodes))).assign_coords(
         size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )

@@ -1,38 +1,36 @@
-"""A clean and a corrupted batch that are run alike, so that activations of one can be put into the other."""
+"""A clean and a corrupted run, made alike, so that activations of one can be put into the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.models.forecast import context_dataset
-from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.runs import Runs, runs_of
+from tsfm_lens.models.noise import told_apart
+from tsfm_lens.models.run import Run
 
 Direction = Literal["denoise", "noise"]
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two batches of equal shape.
+    """Two runs, of batches of equal shape.
 
     Attributes:
-        base: runs of the batch into which activations are put.
-        source: runs of the batch that they come from.
+        base: the run into which activations are put.
+        source: the run that they come from.
         base_forecast, source_forecast: (series, step), unpatched.
         direction: "denoise" puts clean activations into the corrupted run, "noise" corrupted ones into the clean.
         base_acts, source_acts: what was recorded of both.
     """
 
-    base: Runs
-    source: Runs
+    base: Run
+    source: Run
     base_forecast: np.ndarray
     source_forecast: np.ndarray
     direction: Direction
@@ -54,12 +52,10 @@ class Contrast:
     def dataset(self) -> xr.Dataset:
         """Context, both contexts' forecasts, and their coordinates."""
         clean, corrupted = (self.source, self.base) if self.direction == "denoise" else (self.base, self.source)
-        data = context_dataset(clean.batch, clean.horizon)
-        data["corrupted_context"] = context_dataset(corrupted.batch, clean.horizon)["context"]
-        forecasts = {"source": self.source_forecast, "base": self.base_forecast}
-        names = ("source", "base") if self.direction == "denoise" else ("base", "source")
-        data["clean_forecast"] = (("series", "step"), forecasts[names[0]])
-        data["corrupted_forecast"] = (("series", "step"), forecasts[names[1]])
+        data = clean.dataset()
+        data["corrupted_context"] = corrupted.dataset()["context"]
+        data["clean_forecast"] = (("series", "step"), clean.point)
+        data["corrupted_forecast"] = (("series", "step"), corrupted.point)
         return data
 
     def parameters(self) -> dict[str, object]:
@@ -68,66 +64,75 @@ class Contrast:
             "direction": self.direction,
             "rollout": int(self.base.rollout),
             "statistic": self.base.statistic,
-            "seed": self.base.seed,
-            "horizon": self.base.horizon,
         }
 
 
 def contrast(
-    lens: Lens,
-    clean: Any,
-    corrupted: Any,
-    horizon: int | None = None,
+    clean: Run,
+    corrupted: Run,
     *,
     names: Sequence[str],
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
-    rollout: bool | None = None,
-    along: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
 ) -> Contrast:
-    """Run both batches once.
+    """Record both runs.
 
     Args:
-        lens: the model.
-        clean, corrupted: series of equal number and length.
-        horizon, rollout, along, num_samples, seed: see :func:`tsfm_lens.probes.runs.runs_of`. In single forwards of a
-            token model both decoders are forced along the same values: those of the base.
+        clean, corrupted: runs of series of equal number and length, made alike. In single forwards of a token model the
+            source follows the base's path, so that both decoders read the same values; a source with an ``along`` of
+            its own keeps it.
         names, base_names: hook points to record of the source and of the base.
         direction: see :class:`Contrast`.
 
     Raises:
-        InputError: the batches differ in shape, the corruption does not change a forecast, or no such direction.
+        InputError: the runs are not made alike, the batches differ in shape, the corruption does not change a forecast,
+            or no such direction.
     """
     if direction not in ("denoise", "noise"):
         raise InputError(f"direction={direction!r} is not known, choose 'denoise' or 'noise'")
-    pair = (as_series(clean), as_series(corrupted))
-    if pair[0].lengths != pair[1].lengths:
-        raise InputError(
-            f"the clean series have lengths {pair[0].lengths}, the corrupted {pair[1].lengths}: their tokens must "
-            "stand at the same positions, so corrupt values without adding or removing steps"
-        )
-    if not np.array_equal(pair[0].group_index, pair[1].group_index):
-        raise InputError(
-            "clean and corrupted series are grouped into items differently, so other variates would see each other"
-        )
-    if pair[0].ids != pair[1].ids and set(pair[0].ids) == set(pair[1].ids):
-        raise InputError(
-            f"clean series are in the order {', '.join(pair[0].ids)}, corrupted in {', '.join(pair[1].ids)}; "
-            "corrupted.select(clean.ids) puts them in order"
-        )
-    source_batch, base_batch = pair if direction == "denoise" else pair[::-1]
-    how: dict[str, Any] = {"rollout": rollout, "num_samples": num_samples, "seed": seed}
-    base = runs_of(lens, base_batch, horizon, along=along, **how)
-    source = runs_of(lens, source_batch, base.horizon, along=base.values if along is None else along, **how)
-    base_forecast, base_acts = base.record(base_names or ["unembed.hook_out"])
-    source_forecast, source_acts = source.record(names or ["unembed.hook_out"])
-    same = (base.told_apart(source_forecast, base_forecast) == base_forecast).all(-1)
+    _refuse_unlike(clean, corrupted)
+    source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
+    if base.tokens_read and not base.rollout and source.along is None:
+        source = source.following(base.path)
+    base_acts, source_acts = _recorded(base, base_names), _recorded(source, names)
+    same = (told_apart(base, source.point, base.point) == base.point).all(-1)
     if same.any():
-        name = pair[0].ids[int(np.argmax(same))]
+        name = clean.batch.ids[int(np.argmax(same))]
         raise InputError(
             f"clean and corrupted forecasts of series {name!r} are the same, so there is nothing to recover: corrupt "
             "more, or what the model reads"
         )
-    return Contrast(base, source, base_forecast, source_forecast, direction, base_acts, source_acts)
+    return Contrast(base, source, base.point, source.point, direction, base_acts, source_acts)
+
+
+def _recorded(run: Run, names: Sequence[str]) -> Activations:
+    return run.record(names) if names else Activations(run.lens.registry.points, run.rollout, run.batch.ids)
+
+
+def _refuse_unlike(clean: Run, corrupted: Run) -> None:
+    if clean.lens is not corrupted.lens:
+        raise InputError(
+            f"the clean run is of {clean.lens.model_id}, the corrupted of {corrupted.lens.model_id} as another lens; "
+            "make both with the same lens"
+        )
+    for what in ("horizon", "rollout", "num_samples", "seed"):
+        of_clean, of_corrupted = getattr(clean, what), getattr(corrupted, what)
+        if of_clean != of_corrupted:
+            raise InputError(
+                f"the clean run has {what} {of_clean}, the corrupted {of_corrupted}; make both with the same {what}"
+            )
+    batch, other = clean.batch, corrupted.batch
+    if batch.lengths != other.lengths:
+        raise InputError(
+            f"the clean series have lengths {batch.lengths}, the corrupted {other.lengths}: their tokens must "
+            "stand at the same positions, so corrupt values without adding or removing steps"
+        )
+    if not np.array_equal(batch.group_index, other.group_index):
+        raise InputError(
+            "clean and corrupted series are grouped into items differently, so other variates would see each other"
+        )
+    if batch.ids != other.ids and set(batch.ids) == set(other.ids):
+        raise InputError(
+            f"clean series are in the order {', '.join(batch.ids)}, corrupted in {', '.join(other.ids)}; "
+            "corrupted.select(clean.batch.ids) puts them in order"
+        )

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import Contrast, Direction
 from tsfm_lens.probes.path_patching import OUTPUT, heard_by, sender_contrast
 from tsfm_lens.probes.places import Place, listed, place_coords, places_of
-from tsfm_lens.probes.trajectory import describe
 
 _SOURCE = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
 
 
 def edge_attribution(
-    lens: Lens,
-    clean: Any,
-    corrupted: Any,
-    horizon: int | None = None,
+    clean: Run,
+    corrupted: Run,
     *,
     nodes: Sequence[str | Component] | None = None,
     direction: Direction = "noise",
-    along: Any = None,
-    seed: int = 0,
 ) -> xr.Dataset:
     """Score the edge from every component to every later one.
 
@@ -37,9 +31,8 @@ def edge_attribution(
     what the forecast makes of that is taken from the gradient at the receiver. Edges to the output are exact.
 
     Args:
-        lens: the model.
-        clean, corrupted, horizon, direction, along, seed: see
-            :func:`tsfm_lens.probes.patching.activation_patching`; one pass must cover the horizon.
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are
+            taken in single forwards, which have the gradients.
         nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
 
     Returns:
@@ -50,17 +43,17 @@ def edge_attribution(
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
 
     Raises:
-        InputError: the library's gradients are no derivatives, a multivariate batch, or as in activation patching.
+        InputError: the library's gradients are no derivatives, a multivariate batch, a horizon longer than one pass, or
+            as in activation patching.
     """
+    lens = clean.lens
     refuse_gradients(lens.wiring)
     places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
-    pair = sender_contrast(
-        lens, clean, corrupted, horizon, places, direction=direction, rollout=False, along=along, seed=seed
-    )
+    pair = sender_contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
     data = pair.dataset().assign_coords(place_coords(places, "sender"))
     data = data.assign_coords(receiver=[*(str(place.target) for place in places), OUTPUT])
     data["score"] = (("sender", "receiver", "series"), edge_scores(pair, places))
-    data.attrs = describe(lens, "edges", "Edge attribution", _SOURCE, **pair.parameters())
+    data.attrs = pair.base.describe("edges", "Edge attribution", _SOURCE, **pair.parameters())
     return data
 
 

@@ -9,33 +9,27 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.ablating import ablated_variants
-from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import rounding
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.places import later_branches, listed
-from tsfm_lens.probes.runs import Progress, runs_of
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.zero_ablation import reference_of
 
 _SOURCE = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
 
 
 def causal_effects(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     *,
     components: Sequence[str | Component] | None = None,
     how: str = "zero",
     reference: Any = None,
-    truth: Any = None,
-    rollout: bool | None = None,
-    along: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
@@ -46,22 +40,18 @@ def causal_effects(
     effect, the model repairs itself.
 
     Args:
-        lens: the model.
-        series: the context.
-        horizon: forecast steps; the model's prediction length if None.
+        run: the forecast to explain. In rollouts, "held" means at what the branch wrote in the same pass of the plain
+            rollout.
         components: heads, branches or layers of the stack that is read out, by name or glob; its heads and MLPs if
             None.
-        how, reference: what takes a component's place; see :meth:`Lens.ablate`.
-        truth: (series, step), kept in the result.
-        rollout, along, num_samples, seed: see :func:`tsfm_lens.probes.runs.runs_of`. In rollouts, "held" means at what
-            the branch wrote in the same pass of the plain rollout.
+        how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
         progress: called with (done, of).
 
     Returns:
         Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
         ``self_repair`` (component, series) = 1 - <total, direct> / <direct, direct>: 0 none, 1 all of the direct
         effect is undone, negative where later components add to it, and NaN where the direct effect is within
-        rounding (:meth:`tsfm_lens.probes.runs.Runs.rounding`); ``plain_forecast`` (series, step).
+        rounding (:func:`tsfm_lens.models.noise.rounding`); ``plain_forecast`` (series, step).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
@@ -70,6 +60,7 @@ def causal_effects(
         InputError: a component of another stack: with the stack that is read out held, it has no direct effect.
         UnknownNameError: no such component.
     """
+    lens = run.lens
     out = lens.wiring.output_stack.name
     chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
     for component in chosen:
@@ -78,33 +69,24 @@ def causal_effects(
                 f"{component} writes to the {component.stack}'s stream; direct effects are of what writes to the "
                 f"stream that is read out, that of the {out}"
             )
-    runs = runs_of(lens, series, horizon, rollout=rollout, along=along, num_samples=num_samples, seed=seed)
-    data = context_dataset(runs.batch, runs.horizon, truth).assign_coords(component_coords(list(chosen)))
+    data = run.dataset().assign_coords(component_coords(list(chosen)))
     branches = sorted({_point(lens, each) for c in chosen for each in later_branches(lens.wiring, _last(lens, c))})
-    plain, acts = runs.record(branches or ["unembed.hook_out"])
+    acts = run.record(branches or ["unembed.hook_out"])
     free, held = [], []
-    made = ablated_variants(lens, chosen, how, reference, horizon=runs.horizon, seed=seed)
+    known = reference_of(run, how, reference)
+    made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
     for component, ablations in zip(chosen, made, strict=True):
         later = later_branches(lens.wiring, _last(lens, component))
         free.append(Variant(f"total {component}", ablations))
         held.append(Variant(f"direct {component}", (*ablations, *(PatchFrom(each, acts) for each in later))))
-    forecasts = runs.forecasts([*free, *held], progress)
+    forecasts, plain = point_forecasts(run, [*free, *held], progress), run.point
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")
     data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
-    data["self_repair"] = (axes[:2], self_repair(total, direct, runs.rounding(plain)))
+    data["self_repair"] = (axes[:2], self_repair(total, direct, rounding(run, plain)))
     data["plain_forecast"] = (axes[1:], plain)
-    data.attrs = describe(
-        lens,
-        "effects",
-        "Direct and total effects",
-        _SOURCE,
-        how=how,
-        seed=seed,
-        horizon=runs.horizon,
-        rollout=int(runs.rollout),
-    )
-    data.attrs["statistic"] = runs.statistic
+    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)
     return data
 
 

@@ -5,32 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import describe, trajectory
+from tsfm_lens.models.run import Run
 
 EPSILON = 1e-8
 
 
-def entropic_rank(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    kind: str | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-    batch_size: int = 8,
-) -> xr.Dataset:
+def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
     """Entropic rank of the head outputs of every layer of the stack that is read out.
 
     The writes of a layer's heads at one token are scaled to length 1 and put side by side; the entropy of
@@ -39,9 +28,7 @@ def entropic_rank(
     makes of a head; a norm between the projection and the stream (TimesFM) is not part of it.
 
     Args:
-        lens: the model.
-        series: any number of series; they pass through in groups, and only sums are kept.
-        horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain; its series pass through the model in groups, and only sums are kept.
         kind: kind of attention; the stack's last kind if None.
         batch_size: series in a group, or items where they have several variates.
 
@@ -54,19 +41,10 @@ def entropic_rank(
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
 
     Raises:
-        InputError: batch_size below 1.
+        InputError: batch_size below 1, or the horizon is longer than one pass.
         UnknownNameError: no such kind of attention.
     """
-    found = mean_over_tokens(
-        lens,
-        series,
-        horizon,
-        reduce=head_entropy_of_writes,
-        kind=kind,
-        num_samples=num_samples,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    found = mean_over_tokens(run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size)
     data = xr.Dataset(
         {
             "entropy": (("layer", "series"), found.values, {"units": "nats"}),
@@ -75,15 +53,12 @@ def entropic_rank(
         },
         coords={"layer": list(map(str, found.layers)), "series": found.rows},
     )
-    data.attrs = describe(
-        lens,
+    data.attrs = run.describe(
         "entropic_rank",
         f"Entropic rank of {found.kind}",
         "tsfm-lens paper, appendix E (S3-ERANK)",
         attention=found.kind,
-        heads=lens.wiring.output_stack.n_heads,
-        seed=seed,
-        horizon=found.horizon,
+        heads=run.lens.wiring.output_stack.n_heads,
     )
     return data
 
@@ -98,7 +73,6 @@ class TokenMeans:
         layers: that have it.
         rows: names of the series, or of the items whose variates share a sequence.
         tokens: (series,), how many tokens each mean is over.
-        horizon: forecast steps.
     """
 
     values: np.ndarray
@@ -106,7 +80,6 @@ class TokenMeans:
     layers: list[int]
     rows: list[str]
     tokens: np.ndarray
-    horizon: int
 
     def over_all(self) -> np.ndarray:
         """(layer, …), means over all tokens of all series, so that a series counts by its tokens."""
@@ -114,53 +87,47 @@ class TokenMeans:
 
 
 def mean_over_tokens(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     *,
     reduce: Callable[[Tensor], Tensor],
     kind: str | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     batch_size: int = 8,
     normed: bool = False,
 ) -> TokenMeans:
     """What a function makes of the head writes of every layer, averaged over the tokens that show a series.
 
     Args:
-        lens, series, horizon, kind, num_samples, seed, batch_size: see :func:`entropic_rank`.
+        run, kind, batch_size: see :func:`entropic_rank`.
         reduce: head writes (batch, pos, head, d_model) to (batch, pos, …), token by token; applied while the model
             runs.
         normed: whether a write is what reaches the stream, after a norm behind the output projection if there is one;
             else what the projection gives.
 
     Raises:
-        InputError: batch_size below 1.
+        InputError: batch_size below 1, or the horizon is longer than one pass.
         UnknownNameError: no such kind of attention.
     """
+    lens = run.lens
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
     stack = lens.wiring.output_stack
     chosen, layers = stack.layers_with(kind)
     reducers = dict(_reducer(lens, layer, chosen, reduce, normed=normed) for layer in layers)
-    batch = as_series(series)
     found = []
     rows: list[str] = []
     tokens: list[np.ndarray] = []
-    steps = 0
-    for group in item_groups(batch, batch_size):
-        run = trajectory(lens, group, horizon, num_samples=num_samples, seed=seed)
-        steps = run.horizon
-        rows += run.encoded.rows
+    for group in item_groups(run, batch_size):
+        encoded = group.encoded
+        rows += encoded.rows
         with torch.no_grad():
             # reduced while the model runs: the writes of all heads are never kept
-            _, acts = lens.run_with_cache(run.encoded, names_filter=list(reducers), reduce=reducers)
+            _, acts = lens.run_with_cache(encoded, names_filter=list(reducers), reduce=reducers)
         each = torch.stack([acts[point] for point in reducers]).cpu()
-        shown = run.encoded.shown(stack.name)
+        shown = encoded.shown(stack.name)
         weights = shown.reshape(*shown.shape, *[1] * (each.ndim - 3))
         tokens.append(shown.sum(dim=1).numpy())
         found.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
-    return TokenMeans(np.concatenate(found, axis=1), chosen, layers, rows, np.concatenate(tokens), steps)
+    return TokenMeans(np.concatenate(found, axis=1), chosen, layers, rows, np.concatenate(tokens))
 
 
 def _reducer(
@@ -179,11 +146,11 @@ def _reducer(
     return f"{at}.hook_z", by_row(projected)
 
 
-def item_groups(batch: SeriesBatch, size: int) -> Iterator[SeriesBatch]:
-    """A batch in groups of so many items; the variates of an item stay together."""
-    item = batch.group_index
+def item_groups(run: Run, size: int) -> Iterator[Run]:
+    """A run in groups of so many items; the variates of an item stay together."""
+    item = run.batch.group_index
     for first in range(0, int(item.max()) + 1, size):
-        yield batch.select(np.flatnonzero((item >= first) & (item < first + size)).tolist())
+        yield run.select(np.flatnonzero((item >= first) & (item < first + size)).tolist())
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.data import as_series
+from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.ablation.search import TOLERANCE, better, run_search, scan
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import told_apart
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.spectra import head_spectra
-from tsfm_lens.probes.trajectory import describe
 
 ORDERS = ("low", "high")
-TOLERANCE = 0.01
 
 
 def attention_over_time(stack: Stack) -> str:
@@ -55,12 +57,11 @@ def heads_by_stable_rank(
     if order not in ORDERS:
         raise InputError(f"order={order!r} is not known, choose 'low' or 'high'")
     chosen, _ = _checked(lens, keep, kind)
-    ranks = head_spectra(lens, kind=chosen, products=["QK"])["order"].sel(product="QK")
+    ranks = _stable_ranks(lens, chosen)
     found: list[Component] = []
     for layer, kept in keep.items():
-        ascending = np.argsort(ranks.sel(layer=str(layer)).values)
-        first = ascending if order == "low" else ascending[::-1]
-        found += _heads(lens, layer, first[: len(first) - kept].tolist(), chosen, paired)
+        first = _going_first(ranks, layer, order)
+        found += _heads(lens, layer, first[: len(first) - kept], chosen, paired)
     return sorted(found, key=_place)
 
 
@@ -103,31 +104,16 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
     return _by_entropy(entropy, count, -1.0)
 
 
-def heads_at_1pp(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    truth: Any,
-    tolerance: float = TOLERANCE,
-    kind: str | None = None,
-    paired: bool = True,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = None, paired: bool = True) -> xr.Dataset:
     """How many heads a layer must keep so that the error on these series rises by less than one percent.
 
     For each layer and both orders of stable rank: the smallest number of kept heads that passes, even if a
-    larger one fails. The better order counts; the MLP stays.
+    larger one fails. The order that keeps fewer counts, of two alike that of the smaller rise; the MLP stays.
 
     Args:
-        lens: the model.
-        series: the context.
-        horizon: forecast steps; the model's prediction length if None.
-        truth: (series, step) what came after the context.
+        run: the forecast to explain, with the truth.
         tolerance: relative rise of the geometric mean MASE that is allowed, exclusive.
         kind, paired: see :func:`heads_by_stable_rank`.
-        num_samples, seed: of the forecasts.
 
     Returns:
         Dataset of kind "heads_at_1pp" over ``layer``: ``kept`` heads, the winning ``order`` and the relative
@@ -137,60 +123,84 @@ def heads_at_1pp(
         tsfm-lens paper, definition 5.2 (S3-H1PP): a relative percent, strictly below.
 
     Raises:
-        InputError: no truth is known, or a plain forecast has no error.
+        InputError: no truth is known, a plain forecast has no error, or the tolerance is not above 0.
         UnknownNameError: no such kind of attention.
     """
-    batch = as_series(series)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
-    known = np.asarray(truth, dtype=float)
-
-    def error(heads: list[Component]) -> float:
-        # the scale of MASE is the same before and after, so that it cancels in the ratio
-        if not heads:
-            made = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
-        else:
-            with lens.ablate(*heads):
-                made = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
-        with np.errstate(divide="ignore"):
-            return float(np.log(mae(made, known)).mean())
-
-    base = error([])
-    if not np.isfinite(base):
-        raise InputError("heads@1pp needs the truth of every series, and forecasts that miss it")
-    stack = lens.wiring.output_stack
-    chosen = attention_over_time(stack) if kind is None else kind
-    chosen, layers = stack.layers_with(chosen)
-    kept, orders, rises = [], [], []
+    stack = run.lens.wiring.output_stack
+    chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
+    rises = _rises(run, layers, chosen, paired)
+    found = []
     for layer in layers:
-        best = (stack.n_heads, ORDERS[0], 0.0)
-        for order in ORDERS:
-            for count in range(best[0]):
-                heads = heads_by_stable_rank(lens, {layer: count}, order=order, kind=chosen, paired=paired)
-                rise = float(np.expm1(error(heads) - base))
-                if rise < tolerance:
-                    best = (count, order, rise)
-                    break
-        kept.append(best[0])
-        orders.append(best[1])
-        rises.append(best[2])
+        searches = {
+            order: run_search(scan(stack.n_heads, tolerance), partial(_looked_up, rises, layer, order))
+            for order in ORDERS
+        }
+        found.append(better(searches))
     data = xr.Dataset(
-        {"kept": ("layer", kept), "order": ("layer", orders), "rise": ("layer", rises)},
+        {
+            "kept": ("layer", [best.kept for _, best in found]),
+            "order": ("layer", [order for order, _ in found]),
+            "rise": ("layer", [best.change for _, best in found]),
+        },
         coords={"layer": list(map(str, layers))},
     )
-    source = "tsfm-lens paper, definition 5.2 (S3-H1PP)"
-    data.attrs = describe(
-        lens,
+    data.attrs = run.describe(
         "heads_at_1pp",
         "Heads at one percent",
-        source,
+        "tsfm-lens paper, definition 5.2 (S3-H1PP)",
         attention=chosen,
         heads=stack.n_heads,
         paired=paired,
         tolerance=tolerance,
-        seed=seed,
-        horizon=steps,
+        rollout=int(run.rollout),
+        statistic=run.statistic,
     )
     return data
+
+
+def _rises(run: Run, layers: list[int], kind: str, paired: bool) -> dict[tuple[int, str, int], float]:
+    """By layer, order and number of heads kept, how far the error rises; all of them forecast together."""
+    base = -np.inf if run.truth is None else _log_error(run, run.point)
+    if not np.isfinite(base):
+        raise InputError("heads@1pp needs the truth of every series, and forecasts that miss it")
+    ranks = _stable_ranks(run.lens, kind)
+    going: dict[tuple[int, str, int], tuple[Component, ...]] = {}
+    for layer in layers:
+        for order in ORDERS:
+            first = _going_first(ranks, layer, order)
+            for kept in range(len(first)):
+                heads = _heads(run.lens, layer, first[: len(first) - kept], kind, paired)
+                going[layer, order, kept] = tuple(sorted(heads, key=_place))
+    # without any head both orders are alike
+    each = list(dict.fromkeys(going.values()))
+    forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in each])
+    # heads that write nothing change no error, however small that is
+    errors = _log_error(run, told_apart(run, forecasts, run.point))
+    rises = dict(zip(each, np.expm1(errors - base).tolist(), strict=True))
+    return {place: rises[heads] for place, heads in going.items()}
+
+
+def _log_error(run: Run, forecasts: np.ndarray) -> np.ndarray:
+    """Logarithm of the geometric mean error of forecasts (…, series, step), (…)."""
+    assert run.truth is not None
+    # the scale of MASE is the same before and after, so that it cancels in the ratio
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(mae(forecasts, run.truth)).mean(-1))
+
+
+def _looked_up(rises: Mapping[tuple[int, str, int], float], layer: int, order: str, kept: int, _look: int) -> float:
+    return rises[layer, order, kept]
+
+
+def _stable_ranks(lens: Lens, kind: str) -> xr.DataArray:
+    """(layer, head), places by stable rank."""
+    return head_spectra(lens, kind=kind, products=["QK"])["order"].sel(product="QK")
+
+
+def _going_first(ranks: xr.DataArray, layer: int, order: str) -> list[int]:
+    """Heads of a layer in the order in which they are ablated."""
+    ascending = np.argsort(ranks.sel(layer=str(layer)).values)
+    return [int(head) for head in (ascending if order == "low" else ascending[::-1])]
 
 
 def _checked(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:

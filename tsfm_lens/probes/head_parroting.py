@@ -8,30 +8,24 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.forecast import context_dataset
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
-from tsfm_lens.probes.trajectory import describe
-from tsfm_lens.probes.zero_ablation import Progress, ablation_effects
+from tsfm_lens.probes.zero_ablation import ablation_effects
 
 
 def head_parroting(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     *,
-    truth: Any = None,
     lag: int | None = None,
     motif: int = 16,
     width: int = 1,
     kind: str | None = None,
     how: str = "zero",
     reference: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Measure each head's part in parroting twice: by where it looks, and by what the forecast is without it.
@@ -40,17 +34,16 @@ def head_parroting(
     plain forecast; the ablated ones are held against the same copy. Attention is correlation, ablation cause: heads
     that look at the lag need not be those that copying depends on.
 
+    In single forwards a token model's decoder reads the run's path as its own past whatever is ablated, so that each
+    step is told alone; in rollouts what one step loses is missed by the next.
+
     Args:
-        lens: the model.
-        series: one or more series.
-        horizon: forecast steps; the model's prediction length if None.
-        truth: (series, step) what came, where known.
+        run: the forecast to explain.
         lag: steps, for every series; each series' own best lag if None.
         motif: length of the last stretch that the naive parrot looks for in the context.
         width: steps on either side of the lag that attention still counts at.
         kind: kind of attention; the last one over time of the stack that is read out if None.
         how, reference: see :func:`tsfm_lens.probes.zero_ablation.ablation_effects`.
-        num_samples, seed: of the forecasts.
         progress: called with (done, of) after each ablated head.
 
     Returns:
@@ -61,6 +54,7 @@ def head_parroting(
         ablated minus plain: above 0 the head served the copy. Over ``series``: ``lag``, ``chance`` (the share of
         tokens at the lag), ``vacuous`` (whether that is all of them, so that the mass says nothing), ``copy_error``,
         ``parrot_error``, ``truth_error`` of the plain forecast; ``forecast``, ``copy`` and ``parrot`` (series, step).
+        The attribute ``statistic`` tells what the forecast is, see :attr:`tsfm_lens.models.run.Run.statistic`.
         NaN where a context is constant, too short for the motif, or incomplete where it would be copied.
 
     Source:
@@ -71,30 +65,26 @@ def head_parroting(
             attention cannot be followed (see :func:`tsfm_lens.probes.rollout.rollout_maps`).
         UnknownNameError: no such kind of attention.
     """
-    batch = as_series(series)
+    batch, steps = run.batch, run.horizon
     refuse_variates(batch)
     _refuse(batch, lag, motif)
-    row, chosen, layers = pick_attention(lens, None, kind)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    row, chosen, layers = pick_attention(run.lens, None, kind)
     dot = f"{row.name}." if row.name else ""
     wanted = [f"{dot}{layer}.{chosen}.{head}" for layer in layers for head in range(row.n_heads)]
-    draws: dict[str, Any] = {"num_samples": num_samples, "seed": seed}
-    effects = ablation_effects(
-        lens, batch, steps, components=wanted, how=how, reference=reference, progress=progress, **draws
-    )
+    effects = ablation_effects(run, components=wanted, how=how, reference=reference, progress=progress)
     plain = effects["baseline_forecast"].values
     ablated = effects["forecast"].values.reshape(len(layers), row.n_heads, *plain.shape)
     lags = np.array([best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
-    mass, chance, vacuous = _attention(lens, batch, lags, steps, width, chosen, draws)
-    data = context_dataset(batch, steps, truth).assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
+    mass, chance, vacuous = _attention(run, lags, width, chosen)
+    data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     data["mass"] = (("layer", "head", "series"), mass)
     data["chance"] = (("series",), chance)
     data["vacuous"] = (("series",), vacuous)
     data["lag"] = (("series",), np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
     copy, parrot = _copies(batch, lags, steps), _parrots(batch, steps, motif)
     references = {"copy_error": copy, "parrot_error": parrot}
-    if truth is not None:
+    if run.truth is not None:
         references["truth_error"] = data["truth"].values
     scales = np.array([spread_of(values) for values in batch.values])
     for name, target in references.items():
@@ -102,11 +92,10 @@ def head_parroting(
         data[name] = (("series",), error)
         data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
     data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
-    settings: dict[str, Any] = {"attention": chosen, "motif": motif, "width": width, "how": how, "seed": seed}
+    settings: dict[str, object] = {"attention": chosen, "motif": motif, "width": width, "how": how}
+    settings |= {name: effects.attrs[name] for name in ("rollout", "statistic")}
     source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = describe(lens, "head_parroting", "Context parroting by heads", source, horizon=steps, **settings)
-    if "statistic" not in effects.attrs:
-        data.attrs.pop("statistic", None)
+    data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
     return data
 
 
@@ -118,14 +107,9 @@ def _refuse(batch: SeriesBatch, lag: int | None, motif: int) -> None:
         raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
 
 
-def _attention(
-    lens: Lens, batch: SeriesBatch, lags: np.ndarray, steps: int, width: int, kind: str, draws: dict[str, Any]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _attention(run: Run, lags: np.ndarray, width: int, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mass at each series' lag (layer, head, series); what an even spread would pay, and whether all lies there."""
-    found = [
-        lag_attention(lens, batch.select(i), max(int(lag), 1), steps, width=width, kind=kind, **draws)
-        for i, lag in enumerate(lags)
-    ]
+    found = [lag_attention(run.select(i), max(int(lag), 1), width=width, kind=kind) for i, lag in enumerate(lags)]
     known = np.where(lags > 0, 1.0, np.nan)
     mass = np.stack([each["mass"].values for each in found], axis=-1)
     chance = np.array([float(each["chance"]) for each in found]) * known

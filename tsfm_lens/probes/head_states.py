@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.ablation.metrics import spearman_distance
-from tsfm_lens.data import as_series
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.forecast import Forecast, context_dataset
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.hooks.interventions import Zero
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_patterns
 from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.spectra import head_spectra
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.zero_ablation import ablation_effects
 
 Progress = Callable[[int, int], None]
 
 _SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
-# the methods of an attribution whose parts are in data units, the most exact first, and what they split
+# the decompositions of an attribution whose parts are in data units, the most exact first, and what they split
 _WRITES = {
     "expected_value": "expected value",
     "integrated": "median",
@@ -30,39 +29,26 @@ _WRITES = {
 }
 
 
-def head_states(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    truth: Any = None,
-    kind: str | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> xr.Dataset:
+def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
     """What each head of one kind looks at, writes, is like, and what the forecast becomes without it.
 
     Args:
-        lens: the model.
-        series: exactly one series.
-        horizon: steps, at most what one pass yields; the model's prediction length if None.
-        truth: (1, step) what came after the context.
+        run: the forecast to explain, of exactly one series. With and without a head it takes the same draws.
         kind: kind of attention of the stack that is read out; its last kind over time if None.
-        num_samples, seed: of every forecast; the same draw with and without a head.
-        progress: called with (done, of) after each head is ablated.
+        progress: called with the heads ablated so far and their number.
 
     Returns:
         Dataset of kind "explore". By ``layer`` and ``head``: ``entropy`` in nats and ``normalised_entropy`` (min-max
         over the heads); ``write`` (…, step), what the head's write adds to the forecast in data units,
         ``write_size``, its mean absolute value over steps, ``write_share``, that of the sum over all components;
-        ``stable_rank`` (product, …) and ``singular_value`` (product, …, mode); ``ablated_forecast``
-        (…, series, quantile, step), ``mean_shift``, the mean absolute change of the median in data units, and, from
-        two steps on, ``spearman_distance``. ``attention`` (layer, head, time) is the mean over forecast queries of the
+        ``stable_rank`` (product, …) and ``singular_value`` (product, …, mode); ``mean_shift`` and, from two steps on,
+        ``spearman_distance`` as :func:`tsfm_lens.probes.ablation_effects` measures them, with what stands out
+        (``mean_shift_stands_out``, ``mean_shift_leads``); ``ablated_forecast`` (…, series, quantile, step).
+        ``attention`` (layer, head, time) is the mean over forecast queries of the
         weight on each context step, a token's weight spread evenly over its steps; ``attention_forecast`` and
         ``attention_other`` are the weight on forecast tokens, and on special tokens and padding: with them it sums
-        to 1. ``quantile_forecast`` (series, quantile, step) is the plain forecast; coordinate ``component`` names the
-        heads.
+        to 1. ``quantile_forecast`` (series, quantile, step) is the plain forecast, as the ablated ones the library's
+        own; coordinate ``component`` names the heads.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
@@ -72,12 +58,11 @@ def head_states(
             this kind is between variates.
         UnknownNameError: the stack has no such kind of attention.
     """
-    batch = as_series(series)
-    if len(batch) != 1:
-        raise InputError(f"heads are explored on one series at a time, got {len(batch)}; use batch.select(…)")
-    maps = attention_patterns(lens, batch, horizon, kind=kind, num_samples=num_samples, seed=seed)
-    steps, chosen = int(maps.attrs["horizon"]), str(maps.attrs["attention"])
-    data = context_dataset(batch, steps, truth).assign_coords(layer=maps["layer"], head=maps["head"])
+    if len(run.batch) != 1:
+        raise InputError(f"heads are explored on one series at a time, got {len(run.batch)}; use run.select(…)")
+    maps = attention_patterns(run, kind=kind)
+    chosen = str(maps.attrs["attention"])
+    data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
     names = [
         [str(Component(str(maps.attrs["stack"]), int(layer), chosen, int(head))) for head in data["head"].values]
         for layer in data["layer"].values
@@ -87,29 +72,27 @@ def head_states(
     spread = float(data["entropy"].max() - data["entropy"].min())
     data["normalised_entropy"] = (data["entropy"] - data["entropy"].min()) / (spread or 1.0)
     data.update(attention_over_steps(maps))
-    spectra = head_spectra(lens, kind=chosen).sel(layer=data["layer"])
+    spectra = head_spectra(run.lens, kind=chosen).sel(layer=data["layer"])
     data.update(spectra[["singular_value", "stable_rank"]])
-    parts = attribute(lens, batch, steps, num_samples=num_samples, seed=seed)
-    method = next(name for name in _WRITES if name in parts["method"].values)
-    data.update(_writes(parts, method, data["component"]))
-    plain = lens.forecast(batch, steps, num_samples=num_samples, seed=seed)
-    data.update(_ablated(lens, plain, data["component"], num_samples, seed, progress))
-    data.attrs = describe(
-        lens,
+    parts = attribute(run)
+    decomposition = next(name for name in _WRITES if name in parts["decomposition"].values)
+    data.update(_writes(parts, decomposition, data["component"]))
+    data.update(_moved(run, data["component"]))
+    data.update(_ablated(run, data["component"], progress))
+    samples = run.forecast.samples
+    data.attrs = run.describe(
         "explore",
         "One head at a time",
         _SOURCE,
         stack=maps.attrs["stack"],
         attention=chosen,
-        series=batch.ids[0],
-        units=batch.units[0],
-        method=method,
-        samples=0 if plain.samples is None else plain.samples.shape[1],
-        seed=seed,
-        horizon=steps,
+        series=run.batch.ids[0],
+        units=run.batch.units[0],
+        decomposition=decomposition,
+        samples=0 if samples is None else samples.shape[1],
     )
     # whole forecasts have medians, whatever the head; what a write adds to is said apart
-    data.attrs["write_to"] = data.attrs.pop("statistic", _WRITES[method])
+    data.attrs["write_to"] = data.attrs.pop("statistic", _WRITES[decomposition])
     return data
 
 
@@ -157,9 +140,9 @@ def forecast_queries(maps: xr.Dataset) -> np.ndarray:
     return seen[[int(np.argmax(stop[seen]))]]
 
 
-def _writes(parts: xr.Dataset, method: str, component: xr.DataArray) -> dict[str, xr.DataArray]:
+def _writes(parts: xr.Dataset, decomposition: str, component: xr.DataArray) -> dict[str, xr.DataArray]:
     """Each head's part of the attributed forecast in data units."""
-    own = parts["attribution"].sel({"method": method}).isel(series=0)
+    own = parts["attribution"].sel(decomposition=decomposition).isel(series=0)
     if "quantile" in own.dims:
         own = own.sel(quantile=0.5, method="nearest")
     own = own.transpose("component", "step")
@@ -170,30 +153,36 @@ def _writes(parts: xr.Dataset, method: str, component: xr.DataArray) -> dict[str
     return {key: xr.DataArray(values, dims=("layer", "head", "step")[: values.ndim]) for key, values in found.items()}
 
 
-def _ablated(
-    lens: Lens, plain: Forecast, component: xr.DataArray, num_samples: int | None, seed: int, progress: Progress | None
-) -> dict[str, xr.DataArray]:
-    """The forecast without each head, and how far it moves."""
-    names = [str(name) for name in component.values.ravel()]
-    quantiles = np.empty((len(names), *plain.quantiles.shape))
-    for index, name in enumerate(names):
-        with lens.ablate(name):
-            without = lens.forecast(plain.context, plain.horizon, num_samples=num_samples, seed=seed)
-        quantiles[index] = without.quantiles
-        if progress is not None:
-            progress(index + 1, len(names))
+def _moved(run: Run, component: xr.DataArray) -> dict[str, xr.DataArray]:
+    """How far the forecast moves without each head, as every ablation is measured."""
+    effects = ablation_effects(run, components=[str(name) for name in component.values.ravel()])
+    names = ["mean_shift", "mean_shift_stands_out", "mean_shift_leads", "spearman_distance"]
+    return {
+        name: xr.DataArray(effects[name].values.reshape(component.shape), dims=("layer", "head"))
+        for name in names
+        if name in effects
+    }
+
+
+def _ablated(run: Run, component: xr.DataArray, progress: Progress | None) -> dict[str, xr.DataArray]:
+    """The library's own forecast without each head."""
+    plain = run.forecast
+    # whole distributions, which single forwards of a token model do not give
+    quantiles = forecast_variants(
+        run.lens,
+        run.batch,
+        run.horizon,
+        [Variant(str(name), (Zero(str(name)),)) for name in component.values.ravel()],
+        quantiles=plain.levels,
+        num_samples=run.num_samples,
+        seed=run.seed,
+        progress=progress,
+    ).quantiles
     heads, axes = ("layer", "head"), ("series", "quantile", "step")
     levels = {"quantile": list(plain.levels)}
-    found = {
+    return {
         "quantile_forecast": xr.DataArray(plain.quantiles, dims=axes, coords=levels),
         "ablated_forecast": xr.DataArray(
             quantiles.reshape(*component.shape, *plain.quantiles.shape), dims=(*heads, *axes), coords=levels
         ),
     }
-    medians, median = quantiles[:, 0, plain.levels.index(0.5)], plain.median[0]
-    shift = np.abs(medians - median).mean(axis=-1)
-    found["mean_shift"] = xr.DataArray(shift.reshape(component.shape), dims=heads)
-    if plain.horizon > 1:
-        distance = spearman_distance(medians, np.broadcast_to(median, medians.shape))
-        found["spearman_distance"] = xr.DataArray(distance.reshape(component.shape), dims=heads)
-    return found

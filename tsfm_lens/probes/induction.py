@@ -14,7 +14,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import row_entropy
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.labels import describe
 
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.spectra import core_svd
-from tsfm_lens.probes.trajectory import describe, trajectory
 
 _TOLERANCE = 1e-3
 _BY_QUERY = ("missing", "bound", "applicable", "vacuous", "slack", "alignment", "distance")
@@ -173,15 +171,12 @@ def _scores(queries: Tensor, keys: Tensor, product: Product) -> Tensor:
     return (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
 
 
-def kernel_regression(
-    lens: Lens, series: Any, horizon: int | None = None, *, rank: int | None = None, seed: int = 0
-) -> xr.Dataset:
+def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """The cross-attention of every head as kernel regression, with the bound on its concentration.
 
     Args:
-        lens: a model whose cross-attention scores are plain products of two projections: the T5 family.
-        series: exactly one series.
-        horizon, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain, of exactly one series, and of a model whose cross-attention scores are plain
+            products of two projections: the T5 family.
         rank: of the concentration bound; see :func:`concentration_bound`.
 
     Returns:
@@ -197,19 +192,20 @@ def kernel_regression(
         tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
 
     Raises:
-        InputError: more than one series, or a model whose scores are not such products (rotary embeddings,
-            norms or scales stand between).
+        InputError: more than one series, the horizon is longer than one pass, or a model whose scores are not such
+            products (rotary embeddings, norms or scales stand between).
     """
-    batch = as_series(series)
-    if len(batch) != 1:
-        raise InputError(f"kernel regression is computed for one series at a time, got {len(batch)}")
+    lens = run.lens
+    if len(run.batch) != 1:
+        raise InputError(
+            f"kernel regression is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
+        )
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
         raise InputError(
             f"{lens.wiring.architecture} has no cross-attention; the proposition is about cross-attention heads"
         )
-    run = trajectory(lens, batch, horizon, seed=seed)
-    hidden = _hidden_states(lens, run.encoded)
+    hidden = _hidden_states(run)
     rows: dict[str, list] = {name: [] for name in ("bandwidth", "tilt_share", "equal_norm_error", "error", *_BY_QUERY)}
     for layer in range(stack.n_layers):
         weights = lens.weights.heads(layer, "cross_attn", stack.name)
@@ -234,19 +230,22 @@ def kernel_regression(
             for name in _BY_QUERY:
                 rows[name].append(getattr(found, name))
             rows["error"].append(torch.tensor(error))
-    own = {"series": batch.ids[0], "keys": len(hidden[0][1]), "horizon": run.horizon, "seed": seed}
-    return _dataset(lens, rows, own if rank is None else {**own, "rank": rank})
+    data = _dataset(run, rows)
+    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
+    own = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
+    data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **own)
+    return data
 
 
-def _hidden_states(lens: Lens, encoded: Any) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For every layer what the cross-attention reads: normed queries, keys, and its pattern, of the one series."""
+    lens = run.lens
     stack = lens.wiring.output_stack
     source = lens.wiring.stack(next(row.keys_from for row in stack.attentions() if row.keys_from))
     last = f"{source.name}.ln_final.hook_normalized"
     streams = [f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)]
     patterns = [f"{stack.prefix}.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)]
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(encoded, names_filter=[last, *streams, *patterns])
+    acts = run.in_one_pass().record([last, *streams, *patterns])
     out = []
     keys = acts[last][0]
     # padded tokens are no keys
@@ -260,8 +259,8 @@ def _hidden_states(lens: Lens, encoded: Any) -> list[tuple[Tensor, Tensor, Tenso
     return out
 
 
-def _dataset(lens: Lens, rows: dict[str, list], own: dict[str, Any]) -> xr.Dataset:
-    stack = lens.wiring.output_stack
+def _dataset(run: Run, rows: dict[str, list]) -> xr.Dataset:
+    stack = run.lens.wiring.output_stack
 
     def shaped(name: str) -> np.ndarray:
         return torch.stack(rows[name]).unflatten(0, (stack.n_layers, stack.n_heads)).cpu().numpy()
@@ -277,6 +276,4 @@ def _dataset(lens: Lens, rows: dict[str, list], own: dict[str, Any]) -> xr.Datas
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
     )
     data["vacuous_share"] = data["vacuous"].mean()
-    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
-    data.attrs = describe(lens, "kernel_regression", "Attention as kernel regression", source, beta=1.0, **own)
     return data

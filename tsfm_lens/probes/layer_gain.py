@@ -35,7 +35,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         raise InputError(f"layer_gain takes a result of logit_lens, got kind {lens_result.attrs.get('kind')!r}")
     if reference == "truth":
         if "truth" not in lens_result:
-            raise InputError("this logit lens knows no truth; give truth=… to logit_lens, or use reference='model'")
+            raise InputError(
+                "this logit lens knows no truth; make its run with truth=… or holdout=True, or use reference='model'"
+            )
         target = lens_result["truth"]
     elif reference == "model":
         target = lens_result["point_forecast"].isel(layer=-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -14,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.signal import find_peaks, peak_widths
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import logit_lens
 
 _KEPT = ("context", "truth", "native_median", "probability", "value")
@@ -79,12 +78,8 @@ class _Rules:
 
 
 def lines_of_thought(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     *,
-    truth: Any = None,
-    along: Any = None,
     smooth: float = 0.25,
     height: float = 0.05,
     prominence: float = 0.05,
@@ -93,8 +88,6 @@ def lines_of_thought(
     gap: int = 1,
     min_steps: int = 2,
     overlap: float = 0.5,
-    num_samples: int | None = None,
-    seed: int = 0,
 ) -> xr.Dataset:
     """Follow the modes of every layer's logit map along the forecast, and through depth.
 
@@ -102,8 +95,7 @@ def lines_of_thought(
     continuous with the context, and that deeper layers wash out. It gives no algorithm; this is one.
 
     Args:
-        lens: a token model.
-        series, horizon, truth, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain, of a token model.
         smooth, height, prominence, distance, jump, gap, min_steps, overlap: see :func:`trace_lines`.
 
     Returns:
@@ -117,6 +109,7 @@ def lines_of_thought(
             parameter is out of range.
     """
     rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
+    lens = run.lens
     if lens.adapter.readout != "token":
         raise InputError(
             f"{lens.model_id} reads out {lens.adapter.readout}s, which have no modes to follow; lines of thought need "
@@ -126,8 +119,7 @@ def lines_of_thought(
         raise InputError(
             f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
         )
-    maps = logit_lens(lens, series, horizon, truth=truth, along=along, num_samples=num_samples, seed=seed)
-    return _traced(maps, rules)
+    return _traced(logit_lens(run), rules)
 
 
 def trace_lines(

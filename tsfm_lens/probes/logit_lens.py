@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,7 @@ from scipy.signal import find_peaks
 from torch import Tensor
 
 from tsfm_lens.models.adapter import DECILES
-from tsfm_lens.models.forecast import context_dataset
-from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
+from tsfm_lens.models.run import Run
 
 PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
@@ -25,22 +22,11 @@ _SOURCE = (
 )
 
 
-def logit_lens(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    truth: Any = None,
-    along: Any = None,
-    levels: Sequence[float] = DECILES,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
     """Read every layer's residual stream out through the model's own final norm and head.
 
     Args:
-        lens: the model.
-        series, horizon, truth, along, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain.
         levels: quantiles of a token model's lens distribution.
 
     Returns:
@@ -50,43 +36,33 @@ def logit_lens(
         ``quantile_forecast`` and ``point_forecast`` (the most probable bin). Patch models:
         ``quantile_forecast`` and its median as ``point_forecast``; models with a distribution head: its mean,
         as the one entry of ``quantile_forecast`` (``attrs["statistic"]`` tells). All forecasts are in data
-        units. The last layer is the model's own output.
+        units. The last layer is the model's own output, a token model's along the run's path; ``native_median`` is the
+        median of the library's own forecast.
 
     Raises:
         InputError: the horizon is longer than one pass of the model.
     """
-    run = trajectory(lens, series, horizon, truth=truth, along=along, num_samples=num_samples, seed=seed)
-    names, streams = layer_streams(lens, run)
-    data = context_dataset(run.batch, run.horizon, run.truth)
-    data = data.assign_coords(layer=names)
+    names, streams = layer_streams(run)
+    data = run.dataset().assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
-    data.attrs = describe(
-        lens,
-        "logit_lens",
-        "Logit lens",
-        _SOURCE,
-        readout=lens.adapter.readout,
-        seed=seed,
-        horizon=run.horizon,
-    )
-    if lens.adapter.readout == "token":
-        return _token_lens(lens, run, streams, data, tuple(levels))
-    return _quantile_lens(lens, run, streams, data)
+    readout = run.lens.adapter.readout
+    data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout)
+    if readout == "token":
+        return _token_lens(run, streams, data, tuple(levels))
+    return _quantile_lens(run, streams, data)
 
 
-def layer_streams(lens: Lens, run: Trajectory) -> tuple[list[str], list[Tensor]]:
+def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
     """Names and residual streams (series, pos, d_model) before the first and after every block."""
-    stack = lens.wiring.output_stack
+    stack = run.lens.wiring.output_stack
     dot = f"{stack.name}." if stack.name else ""
     points = [f"{dot}hook_embed", *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers))]
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=points)
+    acts = run.in_one_pass().record(points)
     return ["embed", *map(str, range(stack.n_layers))], [acts[point] for point in points]
 
 
-def _token_lens(
-    lens: Lens, run: Trajectory, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...]
-) -> xr.Dataset:
+def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...]) -> xr.Dataset:
+    lens = run.lens
     first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
     values = lens.adapter.values(run.encoded)[:, first:].double().numpy()
     shape = (len(streams), len(run.batch), run.horizon)
@@ -115,7 +91,8 @@ def _token_lens(
     return data
 
 
-def _quantile_lens(lens: Lens, run: Trajectory, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
+def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
+    lens = run.lens
     with torch.no_grad():
         quantiles = torch.stack([lens.readout(stream, run.encoded) for stream in streams])
     array = quantiles[..., : run.horizon].cpu().double().numpy()

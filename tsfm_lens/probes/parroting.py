@@ -8,36 +8,20 @@ import numpy as np
 import xarray as xr
 from scipy.stats import norm
 
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.forecast import context_dataset
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.rollout import rollout_maps
-from tsfm_lens.probes.trajectory import describe
 
 _LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
 
 
-def context_parroting(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    truth: Any = None,
-    motif: int = 16,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     """How close a forecast is to repeating its context at a lag, and to the naive parrot.
 
     Args:
-        lens: the model.
-        series: one or more series.
-        horizon: forecast steps; the model's prediction length if None.
-        truth: (series, step) what came, where known.
+        run: the forecast to explain; the median of the library's own is used.
         motif: length of the last stretch that the naive parrot looks for in the context.
-        num_samples, seed: of the forecast, whose median is used.
 
     Returns:
         Dataset of kind "parroting": ``lag_error`` (series, lag), the mean absolute difference of the forecast from the
@@ -56,9 +40,7 @@ def context_parroting(
     """
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
-    batch = as_series(series)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
-    forecast = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
+    batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
     parrots = np.full_like(forecast, np.nan)
@@ -71,7 +53,7 @@ def context_parroting(
             parrots[row], matches[row] = found
     best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
     copied = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
-    data = context_dataset(batch, steps, truth).assign_coords(lag=np.arange(1, longest))
+    data = run.dataset().assign_coords(lag=np.arange(1, longest))
     data["forecast"] = (("series", "step"), forecast)
     data["parrot"] = (("series", "step"), parrots)
     data["lag_error"] = (("series", "lag"), errors)
@@ -80,20 +62,16 @@ def context_parroting(
     data["parrot_error"] = (("series",), np.abs(forecast - parrots).mean(axis=-1) / scales)
     data["parrot_match"] = (("series",), matches)
     source = "tsfm-lens paper, sections 4 and 5"
-    data.attrs = describe(lens, "parroting", "Context parroting", source, motif=motif, seed=seed, horizon=steps)
+    data.attrs = {**run.describe("parroting", "Context parroting", source, motif=motif), "statistic": "median"}
     return data
 
 
-def lag_attention(
-    lens: Lens, series: Any, lag: int, horizon: int | None = None, *, width: int = 1, **options: Any
-) -> xr.Dataset:
+def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
     """How much attention every head pays to the tokens that lie a lag, or a multiple of it, before what it forecasts.
 
     Args:
-        lens: the model.
-        series: exactly one series.
+        run: the forecast to explain, of exactly one series.
         lag: steps.
-        horizon: forecast steps.
         width: steps on either side that still count.
         options: see :func:`tsfm_lens.probes.rollout.rollout_maps`.
 
@@ -108,7 +86,7 @@ def lag_attention(
     """
     if lag < 1 or width < 0:
         raise InputError(f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more")
-    maps = rollout_maps(lens, series, horizon, **options)
+    maps = rollout_maps(run, **options)
     ordinary = np.array([not str(word) for word in maps["key_special"].values])
     starts, stops = maps["key_start"].values, maps["key_stop"].values
     on_band = np.zeros((len(starts), maps.sizes["query"]), dtype=bool)

@@ -11,35 +11,28 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.registry import RunState
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
-from tsfm_lens.probes.runs import Progress
-from tsfm_lens.probes.trajectory import describe
 
 _SOURCE = "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
 
 
 def activation_patching(
-    lens: Lens,
-    clean: Any,
-    corrupted: Any,
-    horizon: int | None = None,
+    clean: Run,
+    corrupted: Run,
     *,
     at: str | Sequence[str | Component] = "stream",
     stack: str | None = None,
     positions: str | int | None = None,
     direction: Direction = "denoise",
-    rollout: bool | None = None,
-    along: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
@@ -47,22 +40,20 @@ def activation_patching(
     The corruption should keep a series' mean and scale: models normalise each series by its own, which no patch
     carries over.
 
+    In rollouts, activations of the same pass and position are put in, in every pass; a group of positions is then what
+    covers the same steps, so that it stays in its place when the context is encoded anew.
+
     Args:
-        lens: the model.
-        clean: series.
-        corrupted: the same series with something taken away, of equal lengths; see
-            :mod:`tsfm_lens.data.corruption`.
-        horizon: forecast steps; the model's prediction length if None.
+        clean: the run to explain.
+        corrupted: a run of the same series with something taken away, of equal lengths (see
+            :mod:`tsfm_lens.data.corruption`), made as the clean one is. In single forwards of a token model both
+            decoders follow the path of the run that is patched.
         at: "stream" (residual stream before each layer, and after the last), "branches", "heads", or names and globs
             of components and residual hook points.
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups.
         direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" corrupted ones
             into the clean run (what is needed).
-        rollout, along: see :func:`tsfm_lens.probes.runs.runs_of`. In a rollout, activations of the same pass and
-            position are put in, in every pass; a group is then what covers the same steps, so that it stays in its
-            place when the context is encoded anew.
-        num_samples, seed: of rollouts.
         progress: called with (done, of).
 
     Returns:
@@ -76,33 +67,21 @@ def activation_patching(
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the batches differ in length, the corruption does nothing, or places lie in several stacks while
-            positions are told apart.
+        InputError: the runs are not made alike, the batches differ in length, the corruption does nothing, or places
+            lie in several stacks while positions are told apart.
         UnknownNameError: no such place.
     """
-    places = places_of(lens, at, stack)
-    pair = contrast(
-        lens,
-        clean,
-        corrupted,
-        horizon,
-        names=sorted({place.point for place in places}),
-        direction=direction,
-        rollout=rollout,
-        along=along,
-        num_samples=num_samples,
-        seed=seed,
-    )
+    places = places_of(clean.lens, at, stack)
+    pair = contrast(clean, corrupted, names=sorted({place.point for place in places}), direction=direction)
     groups, where = grid_of(pair, places, positions)
-    forecasts = pair.base.forecasts(patches(pair, places, groups), progress)
+    forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     data["recovered"] = (("component", "position", "series"), pair.recovered(forecasts))
     data["effect"] = (("component", "position", "series"), pair.effect(forecasts))
     data["forecast"] = (("component", "position", "series", "step"), forecasts)
-    data.attrs = describe(
-        lens, "patching", "Activation patching", _SOURCE, **{**pair.parameters(), "positions": str(positions)}
-    )
+    parameters = {**pair.parameters(), "positions": str(positions)}
+    data.attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
     return data
 
 
@@ -114,7 +93,7 @@ def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] 
 def _patch(pair: Contrast, place: Place, group: list[int] | None) -> Intervention:
     if group is None or not pair.base.rollout:
         return PatchFrom(place.target, pair.source_acts, positions=group)
-    spans = pair.base.encoded.spans[place.stack]
+    spans = pair.base.spans[place.stack]
     ordinary = [token for token in group if not spans.special[token]]
     start = min((spans.start[token] for token in ordinary), default=0)
     stop = max((spans.stop[token] for token in ordinary), default=0)
@@ -130,7 +109,7 @@ def grid_of(
     Raises:
         InputError: places of several stacks while positions are told apart.
     """
-    spans = [pair.base.encoded.spans[stack] for stack in dict.fromkeys(place.stack for place in places)]
+    spans = [pair.base.spans[stack] for stack in dict.fromkeys(place.stack for place in places)]
     if len(spans) > 1 and positions != "all":
         names = " and ".join(sorted({place.stack for place in places}))
         raise InputError(

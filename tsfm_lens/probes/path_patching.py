@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
@@ -18,11 +19,9 @@ from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.reference import rows_in_place
 from tsfm_lens.hooks.registry import RunState
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
-from tsfm_lens.probes.runs import Progress
-from tsfm_lens.probes.trajectory import describe
 
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
@@ -32,19 +31,13 @@ _SENDERS, _GATHERED = 16, 256
 
 
 def path_patching(
-    lens: Lens,
-    clean: Any,
-    corrupted: Any,
-    horizon: int | None = None,
+    clean: Run,
+    corrupted: Run,
     *,
     senders: Sequence[str | Component] | None = None,
     receivers: Sequence[str | Component] | None = None,
     via: str = "all",
     direction: Direction = "noise",
-    rollout: bool | None = None,
-    along: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
@@ -54,9 +47,7 @@ def path_patching(
     behind it is free. (Wang et al. hold attention only and let MLPs compute anew, so their paths include those.)
 
     Args:
-        lens: the model.
-        clean, corrupted, horizon, direction, rollout, along, num_samples, seed: see
-            :func:`tsfm_lens.probes.patching.activation_patching`.
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`.
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
         via: the input of receiving heads that hears the sender: "all", "q", "k" or "v".
@@ -75,6 +66,7 @@ def path_patching(
     """
     if via not in _INPUTS:
         raise InputError(f"via={via!r} is not known, choose one of {', '.join(_INPUTS)}")
+    lens = clean.lens
     default: list[str | Component] = list(writers(lens.wiring))
     froms = places_of(lens, default if senders is None else listed(senders, "senders"))
     asked = [*default, OUTPUT] if receivers is None else listed(receivers, "receivers")
@@ -85,8 +77,7 @@ def path_patching(
         tos = [place for place in tos if place.head is not None] if receivers is None else tos
         if any(place.head is None for place in tos):
             raise InputError(f"via={via!r} is an input of heads; name only heads as receivers")
-    shared: dict[str, Any] = {"direction": direction, "rollout": rollout, "along": along}
-    pair = sender_contrast(lens, clean, corrupted, horizon, froms, num_samples=num_samples, seed=seed, **shared)
+    pair = sender_contrast(clean, corrupted, froms, direction=direction)
     forecasts = np.full((len(froms), len(tos) + to_output, *pair.base_forecast.shape), np.nan)
     edges: list[tuple[int, int]] = []
     variants: list[Variant] = []
@@ -94,7 +85,7 @@ def path_patching(
     def run_paths() -> None:
         """Run what has been gathered, so that no more than that is held."""
         if edges:
-            forecasts[tuple(zip(*edges, strict=True))] = pair.base.forecasts(variants)
+            forecasts[tuple(zip(*edges, strict=True))] = point_forecasts(pair.base, variants)
         edges.clear()
         variants.clear()
 
@@ -116,21 +107,22 @@ def path_patching(
     data["recovered"] = (("sender", "receiver", "series"), pair.recovered(forecasts))
     data["effect"] = (("sender", "receiver", "series"), pair.effect(forecasts))
     data["forecast"] = (("sender", "receiver", "series", "step"), forecasts)
-    data.attrs = describe(lens, "paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
+    data.attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
     return data
 
 
 def sender_contrast(
-    lens: Lens, clean: Any, corrupted: Any, horizon: int | None, senders: Sequence[Place], **options: Any
+    clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise"
 ) -> Contrast:
     """A contrast that has the senders' activations in the source, and every branch's write in the base."""
+    wiring = clean.lens.wiring
     held = {
-        f"{lens.wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
+        f"{wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
         for sender in senders
-        for branch in later_branches(lens.wiring, _component(sender))
+        for branch in later_branches(wiring, _component(sender))
     }
     names = sorted({place.point for place in senders})
-    return contrast(lens, clean, corrupted, horizon, names=names, base_names=sorted(held), **options)
+    return contrast(clean, corrupted, names=names, base_names=sorted(held), direction=direction)
 
 
 def heard_by(
@@ -147,19 +139,19 @@ def heard_by(
 def _heard_together(
     pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str
 ) -> Iterator[tuple[Place, np.ndarray, Activations]]:
-    runs = pair.base
+    run = pair.base
     kept: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
     for sender, store in zip(senders, kept, strict=True):
-        later = later_branches(runs.lens.wiring, _component(sender))
+        later = later_branches(run.lens.wiring, _component(sender))
         points = dict.fromkeys(_input(place, via) for place in receivers if _branch(place) in later)
         listening = [_Listen(point, store) for point in points]
         # a branch is heard before it is held, so listeners come first
         held = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listening, *held)))
-    direct = runs.forecasts(variants)
+    direct = point_forecasts(run, variants)
     for sender, forecast, store in zip(senders, direct, kept, strict=True):
-        yield sender, forecast, Activations(runs.lens.registry.points, runs.rollout, runs.batch.ids, recorded=store)
+        yield sender, forecast, Activations(run.lens.registry.points, run.rollout, run.batch.ids, recorded=store)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +168,10 @@ class _Listen:
 
         def heard(value: Tensor, state: RunState) -> Tensor:
             offset = state.offset.get(point.stack, 0)
-            self.store.setdefault(point.name, []).append(Call(state.step, offset, value.detach().clone()))
+            calls = self.store.setdefault(point.name, [])
+            # a forecast may be begun anew, as where its memory is measured first
+            if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
+                calls.append(Call(state.step, offset, value.detach().clone()))
             return value
 
         return heard

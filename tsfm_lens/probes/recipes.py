@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, seasonal_scale, spearman_distance
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
-from tsfm_lens.models.forecast import Forecast, context_dataset
+from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.models.run import Run
 
 ORIGINAL = "original"
-Progress = Callable[[int, int], None]
 
 
 def ablation_recipes(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     recipes: Mapping[str, Sequence[str | Component]] | None = None,
     *,
-    truth: Any = None,
     how: str = "zero",
     reference: Any = None,
     quantiles: Sequence[float] | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Forecast with all components of a recipe ablated together, along the whole rollout.
@@ -40,13 +37,11 @@ def ablation_recipes(
     Sampling models draw with the same seed under every recipe, so that differences are the ablation's.
 
     Args:
-        lens: the model.
-        series: the context, anything that ``as_series`` takes.
-        horizon: forecast steps, also beyond one pass; the model's prediction length if None.
+        run: the forecast to explain, also beyond one pass; the library's own forecasts are compared. With a truth for
+            the errors.
         recipes: name -> components or globs. The plain forecast is "original" and always there.
-        truth: (series, step) for the errors.
         how, reference: what takes the components' place; see :meth:`Lens.ablate`.
-        quantiles, num_samples, seed: of the forecasts; see :meth:`Lens.forecast`.
+        quantiles: levels of the forecasts; those of the run's own forecast if None.
         progress: called with (done, of) after each forecast.
 
     Returns:
@@ -64,34 +59,44 @@ def ablation_recipes(
         InputError: no recipe, an empty one, or one of the name "original".
         UnknownNameError: a component does not exist.
     """
-    batch = as_series(series)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
+    lens = run.lens
     chosen = _resolved(lens, recipes or {})
-    options: dict[str, Any] = {"quantiles": quantiles, "num_samples": num_samples, "seed": seed}
-    made: list[Forecast] = []
-    for components in chosen.values():
-        if not components:
-            made.append(lens.forecast(batch, steps, **options))
-        else:
-            with lens.ablate(*components, how=how, reference=reference):
-                made.append(lens.forecast(batch, steps, **options))
-        if progress is not None:
-            progress(len(made), len(chosen))
-    data = context_dataset(batch, steps, truth).assign_coords(recipe=list(chosen), quantile=list(made[0].levels))
-    data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), np.stack([each.quantiles for each in made]))
-    if made[0].samples is not None:
-        data["sample"] = (("recipe", "series", "draw", "step"), np.stack([each.samples for each in made]))  # type: ignore[misc]
-    data = _with_counts(data, lens.wiring, chosen)
-    data = _with_distances(data, batch, np.stack([_middle(each) for each in made]))
-    data.attrs = describe(
+    known = reference_activations(lens, how, reference, run.horizon) if how in ("mean", "resample") else None
+    variants = [
+        Variant(name, tuple(knock_outs(lens, components, how, known)) if components else ())
+        for name, components in chosen.items()
+    ]
+    # where the run's own levels will do, its forecast is the original
+    plain = run.forecast if quantiles is None else None
+    levels = run.forecast.levels if quantiles is None else quantiles
+    made = forecast_variants(
         lens,
+        run.batch,
+        run.horizon,
+        variants if plain is None else variants[1:],
+        quantiles=levels,
+        num_samples=run.num_samples,
+        seed=run.seed,
+        progress=progress,
+    )
+    forecasts, samples = made.quantiles, made.samples
+    if plain is not None:
+        forecasts = np.concatenate([plain.quantiles[None], forecasts])
+        samples = None if plain.samples is None else np.concatenate([plain.samples[None], samples])
+    data = run.dataset().assign_coords(recipe=list(chosen), quantile=list(made.levels))
+    data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
+    if samples is not None:
+        data["sample"] = (("recipe", "series", "draw", "step"), samples)
+    data = _with_counts(data, lens.wiring, chosen)
+    middle = int(np.argmin(np.abs(np.array(made.levels) - 0.5)))
+    data = _with_distances(data, run.batch, forecasts[:, :, middle])
+    data.attrs = run.describe(
         "recipes",
         "Forecasts under heavy ablation",
         "tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY)",
         how=how,
-        seed=seed,
-        horizon=steps,
-        num_samples=0 if made[0].samples is None else made[0].samples.shape[1],
+        num_samples=0 if samples is None else samples.shape[2],
+        statistic="median",
     )
     return data
 
@@ -137,11 +142,6 @@ def _resolved(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> d
             raise InputError(f"recipe {name!r} is {components!r}, expected a list of components or globs")
         found[name] = lens.components(*components)
     return found
-
-
-def _middle(forecast: Forecast) -> np.ndarray:
-    """(series, step); the quantile nearest the median."""
-    return forecast.quantiles[:, int(np.argmin(np.abs(np.array(forecast.levels) - 0.5)))]
 
 
 def _with_counts(data: xr.Dataset, wiring: Wiring, chosen: Mapping[str, list[Component]]) -> xr.Dataset:

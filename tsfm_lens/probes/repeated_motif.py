@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.forecast import context_dataset
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.trajectory import describe, trajectory
 
 TARGETS = ("after_last", "last", "after_any")
 LONGEST = 8  # tokens of a motif unless asked otherwise
@@ -116,15 +114,14 @@ def repeated_motif(
     steps = min(lens.adapter.prediction_length, high * patch) if horizon is None else int(horizon)
     plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
     drawn, unrelated = _draw(lens, plan, seed), _draw(lens, plan, seed, repeating=False)
-    batch = as_series(drawn.context)
-    along = drawn.future if lens.adapter.readout == "token" else None
-    run = trajectory(lens, batch, steps, along=along, num_samples=num_samples, seed=seed)
+    options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
+    run = lens.run(drawn.context, steps, truth=drawn.future, along=drawn.future, **options)
+    control = lens.run(unrelated.context, steps, along=unrelated.future, **options)
     places = _targets(run.encoded, row, keys_from, drawn.lengths, plan, queries)
     points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
-    plain, allowed = _masses(lens, run.encoded, points, places)
-    other, _ = _masses(lens, _encoded(lens, unrelated, steps), points, places)
-    data = context_dataset(batch, steps, drawn.future)
-    data = data.assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
+    plain, allowed = _masses(run, points, places)
+    other, _ = _masses(control, points, places)
+    data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
     where = ("target", "layer", "head")
     data["prefix_matching"] = (where, plain)
     data["control"] = (where, other)
@@ -135,8 +132,8 @@ def repeated_motif(
     if not getattr(lens.adapter, "integers", False):
         data = _copying(data)
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
-    settings |= {"noise": noise, "attention": chosen, "stack": row.name, "seed": seed, "horizon": steps}
-    data.attrs = describe(lens, "repeated_motif", "Repeated motifs", _SOURCE, **settings)
+    settings |= {"noise": noise, "attention": chosen, "stack": row.name}
+    data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     return data
 
 
@@ -199,13 +196,6 @@ def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Mot
     return _Motifs(shown, whole[:, context:], lengths)
 
 
-def _encoded(lens: Lens, drawn: _Motifs, steps: int) -> Encoded:
-    batch: SeriesBatch = as_series(drawn.context)
-    if lens.adapter.readout == "token":
-        return lens.encode(batch, future=drawn.future)
-    return lens.encode(batch, horizon=steps)
-
-
 def _targets(
     encoded: Encoded, row: Stack, keys_from: str, lengths: np.ndarray, plan: _Plan, queries: str | None
 ) -> np.ndarray:
@@ -262,10 +252,9 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
             out[1, place[matches[0] - patch]] = True
 
 
-def _masses(lens: Lens, encoded: Encoded, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean attention to the targets (target, layer, head), and which keys any head gives weight to (query, key)."""
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(encoded, names_filter=points)
+    acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     wanted = places[:, series, query].astype(float)
     masses, allowed = [], np.zeros(places.shape[2:], dtype=bool)

@@ -8,59 +8,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates, row_entropy
-from tsfm_lens.probes.trajectory import Trajectory, describe, trajectory
 
 KEYS = ("time", "window")
 
 
-def rollout_maps(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    kind: str | None = None,
-    stack: str | None = None,
-    along: Any = None,
-    keys: str = "time",
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time") -> xr.Dataset:
     """The attention of every head over the context, one column a forecast token.
 
     Not a product of matrices: the attention rows of all forecast tokens stand side by side, as the tsfm-lens
     paper draws them. Heads whose columns are narrow are sharp, and often read at a fixed lag.
 
     Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
-    Chronos-2, Moirai 2) are followed pass by pass, each pass along the point forecast. Patterns go into the map layer
-    by layer while the model runs, so hardly more than the map itself is held.
+    Chronos-2, Moirai 2) are followed pass by pass, each pass along the median of the library's own forecast, or along
+    the values that the run was told to follow. Patterns go into the map layer by layer while the model runs, so hardly
+    more than the map itself is held.
 
     Args:
-        lens: the model.
-        series: exactly one series.
-        horizon: forecast steps; the model's prediction length if None.
+        run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
         stack: "encoder", "decoder"; the one that is read out if None.
-        along: (series, step) values to force a token model's decoder along, and to append between passes; the
-            model's own median forecast if None.
         keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every
             place in the window that a pass reads, as in the paper: beyond one pass the window moves on, and keys count
             from the start of their own pass. Within one pass both are the same.
-        num_samples, seed: of the forecast.
 
     Returns:
         Dataset of kind "rollout": ``attention`` (layer, head, key, query), columns over the keys summing to 1;
@@ -73,19 +55,17 @@ def rollout_maps(
         tsfm-lens paper, appendix D.2 (S3-ROLL).
 
     Raises:
-        InputError: more than one series or variate; ``keys`` or ``along`` is not as above; a horizon beyond one pass
-            of a model that does not re-read its forecast.
+        InputError: more than one series or variate; ``keys`` is not as above; a horizon beyond one pass of a model that
+            does not re-read its forecast.
         UnknownNameError: the model has no such stack or kind of attention.
     """
-    batch = as_series(series)
-    refuse_variates(batch)
-    if len(batch) != 1:
-        raise InputError(f"roll-out maps are drawn for one series at a time, got {len(batch)}; use batch.select(…)")
+    refuse_variates(run.batch)
+    if len(run.batch) != 1:
+        raise InputError(f"roll-out maps are drawn for one series at a time, got {len(run.batch)}; use run.select(…)")
     if keys not in KEYS:
         raise InputError(f"keys={keys!r} is not known, choose 'time' or 'window'")
-    row, chosen, layers = pick_attention(lens, stack, kind)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
-    passes = _passes(lens, batch, steps, along, num_samples, seed)
+    row, chosen, layers = pick_attention(run.lens, stack, kind)
+    passes = _passes(run)
     read = row.attention(chosen, layers[0]).keys_from or row.name
     key_axis, places = _joined([one.encoded.spans[read].shifted(one.start * (keys == "time")) for one in passes])
     query_axis, columns = _columns(passes, row.name)
@@ -101,7 +81,7 @@ def rollout_maps(
             for index, point in enumerate(points)
         }
         with torch.no_grad():
-            lens.run_with_cache(one.encoded, names_filter=points, reduce=fill)
+            run.lens.run_with_cache(one.encoded, names_filter=points, reduce=fill)
     entropy /= max(len(query_axis), 1)
     data = xr.Dataset(
         {
@@ -116,19 +96,16 @@ def rollout_maps(
         data = data.assign_coords({f"{axis}_{part}": (axis, list(values)) for part, values in parts.items()})
     pass_start = np.repeat([one.start for one in passes], [len(shown) for shown in columns])
     data = data.assign_coords(pass_start=("query", pass_start))
-    data.attrs = describe(
-        lens,
+    data.attrs = run.describe(
         "rollout",
         "Roll-out maps",
         "tsfm-lens paper, D.2 (S3-ROLL)",
         stack=row.name,
         attention=chosen,
-        series=batch.ids[0],
-        units=batch.units[0],
+        series=run.batch.ids[0],
+        units=run.batch.units[0],
         keys=keys,
         passes=len(passes),
-        seed=seed,
-        horizon=steps,
     )
     return data
 
@@ -141,20 +118,15 @@ class _Pass:
     encoded: Encoded
 
 
-def _passes(lens: Lens, batch: SeriesBatch, steps: int, along: Any, num_samples: int | None, seed: int) -> list[_Pass]:
+def _passes(run: Run) -> list[_Pass]:
+    lens, batch, steps = run.lens, run.batch, run.horizon
     adapter = lens.adapter
     width = adapter.longest_pass
     rereads = adapter.rollout == "refeed" or (adapter.rollout == "tokens" and getattr(adapter, "restarts", True))
     if steps <= width or not rereads:
         # refuses what one pass cannot forecast
-        run = trajectory(lens, batch, steps, along=along, num_samples=num_samples, seed=seed)
         return [_Pass(0, run.encoded)]
-    if along is None:
-        values = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
-    else:
-        values = np.asarray(along, dtype=float)
-    if values.shape != (1, steps):
-        raise InputError(f"along has shape {values.shape}, expected (series, step) = {(1, steps)}")
+    values = run.forecast.median if run.along is None else run.along
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)
@@ -233,20 +205,15 @@ def _filler(
     return take
 
 
-def attention_flow(
-    lens: Lens, series: Any, horizon: int | None = None, *, stack: str | None = None, seed: int = 0
-) -> xr.Dataset:
+def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
     """Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
 
     The mean pattern over heads and the identity, half each for the residual stream, multiplied layer by layer.
 
     Args:
-        lens: the model.
-        series: exactly one series.
-        horizon: forecast steps of the forward.
+        run: the forecast to explain, of exactly one series.
         stack: a stack whose tokens attend to their own stack; the last such stack of more than
             one token if None.
-        seed: of the forecast that a token model is forced along.
 
     Returns:
         Dataset of kind "attention_flow": ``flow`` (layer, query, key), after each layer; rows sum to 1.
@@ -255,31 +222,31 @@ def attention_flow(
         Abnar and Zuidema 2020, equation 1. It bounds nothing and sees neither values nor MLPs.
 
     Raises:
-        InputError: more than one series, or several variates.
+        InputError: more than one series, several variates, or the horizon is longer than one pass.
         UnknownNameError: no stack of this name attends to itself over time.
     """
-    batch = as_series(series)
-    if len(batch) != 1:
-        raise InputError(f"attention flow is computed for one series at a time, got {len(batch)}")
+    lens = run.lens
+    if len(run.batch) != 1:
+        raise InputError(
+            f"attention flow is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
+        )
     kinds = {row.name: _own_kind(row) for row in lens.wiring.stacks}
     usable = [name for name, kind in kinds.items() if kind]
     if not usable or stack not in (None, *usable):
         raise unknown_name("stack with self-attention over time", str(stack), usable)
-    run = trajectory(lens, batch, horizon, seed=seed)
     # nothing flows where one token stands alone, as in the decoder of a model that forecasts in one
     several = [name for name in usable if len(run.encoded.spans[name]) > 1]
     column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
     layers = [x for x in range(column.n_layers) if _over_time(column, x, kinds[column.name])]
     points = [f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers]
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=points)
+    acts = run.in_one_pass().record(points)
     flows = rolled([acts[point][0].double() for point in points])
     data = xr.Dataset(
         {"flow": (("layer", "query", "key"), np.stack([flow.cpu().numpy() for flow in flows]))},
         coords={"layer": list(map(str, layers)), **_places(run, column.name, column.name)},
     )
-    own = {"stack": column.name, "series": batch.ids[0], "seed": seed, "horizon": run.horizon}
-    data.attrs = describe(lens, "attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **own)
+    own = {"stack": column.name, "series": run.batch.ids[0]}
+    data.attrs = run.describe("attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **own)
     return data
 
 
@@ -304,19 +271,14 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
     return flows
 
 
-def norm_weighted_attention(
-    lens: Lens, series: Any, horizon: int | None = None, *, kind: str | None = None, seed: int = 0
-) -> xr.Dataset:
+def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """How long the vector is that each key contributes to a query's write, head by head.
 
     A key may get much attention and contribute little, if its value is short: end tokens often do.
 
     Args:
-        lens: the model.
-        series: exactly one series.
-        horizon: forecast steps of the forward.
+        run: the forecast to explain, of exactly one series.
         kind: kind of attention of the stack that is read out; its last one over time if None.
-        seed: of the forecast that a token model is forced along.
 
     Returns:
         Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of
@@ -327,25 +289,24 @@ def norm_weighted_attention(
         Kobayashi et al. 2020, equation 4.
 
     Raises:
-        InputError: more than one series, or an attention between variates.
-        UnknownNameError: no such kind of attention.
+        InputError: more than one series, or the horizon is longer than one pass.
+        UnknownNameError: no such kind of attention over time.
     """
-    batch = as_series(series)
-    if len(batch) != 1:
-        raise InputError(f"norm-weighted attention is computed for one series at a time, got {len(batch)}")
+    lens = run.lens
+    if len(run.batch) != 1:
+        raise InputError(
+            f"norm-weighted attention is computed for one series at a time, got {len(run.batch)}; use run.select(…)"
+        )
     stack = lens.wiring.output_stack
     kinds = [name for name in stack.attention_kinds() if any(_over_time(stack, x, name) for x in range(stack.n_layers))]
     chosen = kinds[-1] if kind is None and kinds else kind
     if chosen not in kinds:
         raise unknown_name("attention over time", str(chosen), kinds)
     layers = [layer for layer in range(stack.n_layers) if _over_time(stack, layer, str(chosen))]
-    run = trajectory(lens, batch, horizon, seed=seed)
     at = [f"{stack.prefix}.{layer}.{chosen}" for layer in layers]
+    acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
+    norms = []
     with torch.no_grad():
-        _, acts = lens.run_with_cache(
-            run.encoded, names_filter=[f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")]
-        )
-        norms = []
         for layer, place in zip(layers, at, strict=True):
             weights = lens.weights.heads(layer, str(chosen), stack.name)
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
@@ -357,12 +318,12 @@ def norm_weighted_attention(
     )
     keys = stack.attention(str(chosen), layers[0]).keys_from or stack.name
     data = data.assign_coords(_places(run, stack.name, keys))
-    own = {"stack": stack.name, "attention": str(chosen), "series": batch.ids[0], "seed": seed, "horizon": run.horizon}
-    data.attrs = describe(lens, "norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **own)
+    own = {"stack": stack.name, "attention": str(chosen), "series": run.batch.ids[0]}
+    data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **own)
     return data
 
 
-def _places(run: Trajectory, queries: str, keys: str) -> dict[str, tuple[str, list]]:
+def _places(run: Run, queries: str, keys: str) -> dict[str, tuple[str, list]]:
     """Coordinates that place the tokens of two stacks in time."""
     parts = ("start", "stop", "special")
     sides = (("query", run.encoded.spans[queries]), ("key", run.encoded.spans[keys]))

@@ -7,34 +7,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.forecast import context_dataset
-from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.models.run import Run
 
 _FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle over the horizon
 
 
-def seasonality_bias(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    truth: Any = None,
-    periods: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     """Amplitudes of the forecast at the context's period and at the model's patch length.
 
     Args:
-        lens: the model.
-        series: one or more series.
-        horizon: forecast steps; the model's prediction length if None.
-        truth: (series, step) what came, where known.
+        run: the forecast to explain; the median of the library's own is used.
         periods: (series,) periods in steps; the strongest of each context if None.
-        num_samples, seed: of the forecast, whose median is used.
 
     Returns:
         Dataset of kind "seasonality" over ``series``: ``period``; ``context_amplitude``, ``forecast_amplitude`` and,
@@ -51,17 +35,15 @@ def seasonality_bias(
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
 
     Raises:
-        InputError: periods are not one number above 1 a series.
+        InputError: periods are not one number above 1 per series.
     """
-    batch = as_series(series)
-    steps = lens.adapter.prediction_length if horizon is None else int(horizon)
-    forecast = lens.forecast(batch, steps, num_samples=num_samples, seed=seed).median
+    batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values]) if periods is None else np.asarray(periods)
     if period.shape != (len(batch),) or (np.asarray(period, dtype=float) <= 1).any():
         raise InputError(
             f"periods {period.tolist()}: expected one number of steps above 1 for each of {len(batch)} series"
         )
-    data = context_dataset(batch, steps, truth)
+    data = run.dataset()
     context = np.array([amplitude_at(v, p) for v, p in zip(batch.values, period, strict=True)])
     ahead = np.array([amplitude_at(v, p) for v, p in zip(forecast, period, strict=True)])
     spread = np.array([np.nanstd(values) for values in batch.values])
@@ -76,7 +58,7 @@ def seasonality_bias(
     if "truth" in data:
         came = data["truth"].values
         columns["truth_amplitude"] = np.array([amplitude_at(v, p) for v, p in zip(came, period, strict=True)])
-    spans = lens.encode(batch).spans.values()
+    spans = run.lens.encode(batch).spans.values()
     widths = [stop - start for axis in spans for start, stop in zip(axis.start, axis.stop, strict=True)]
     patch = next((width for width in widths if width > 0), 0)
     if patch > 1:
@@ -94,7 +76,7 @@ def seasonality_bias(
     data = data.assign_coords(part=list(parts), trial_period=("trial_period", trial, {"units": "steps"}))
     data["amplitude"] = (("part", "series", "trial_period"), np.array(grid) / spread[:, None])
     source = "tsfm-lens paper, section 5 and figure 20"
-    data.attrs = describe(lens, "seasonality", "Seasonality bias", source, seed=seed, horizon=steps, patch=patch)
+    data.attrs = {**run.describe("seasonality", "Seasonality bias", source, patch=patch), "statistic": "median"}
     return data
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +12,15 @@ from torch import Tensor
 
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import layer_streams
-from tsfm_lens.probes.trajectory import describe, trajectory
 
 
-def layer_similarity(
-    lens: Lens, series: Any, horizon: int | None = None, *, num_samples: int | None = None, seed: int = 0
-) -> xr.Dataset:
+def layer_similarity(run: Run) -> xr.Dataset:
     """Similarity of the layers of the stack that is read out.
 
     Args:
-        lens: the model.
-        series, horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain.
 
     Returns:
         Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer), the cosine between what two
@@ -33,11 +29,13 @@ def layer_similarity(
 
     Source:
         tsfm-lens paper, section 4; Kornblith et al. 2019, equation 6, for CKA.
+
+    Raises:
+        InputError: the horizon is longer than one pass of the model.
     """
-    run = trajectory(lens, series, horizon, num_samples=num_samples, seed=seed)
-    names, streams = layer_streams(lens, run)
+    names, streams = layer_streams(run)
     updates = torch.stack([after - before for before, after in pairwise(streams)]).double()
-    shown = run.encoded.shown(lens.wiring.output_stack.name).to(updates.device)
+    shown = run.encoded.shown(run.lens.wiring.output_stack.name).to(updates.device)
     unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, shown]
     cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
     flat = [stream[shown].double() for stream in streams]
@@ -49,35 +47,27 @@ def layer_similarity(
         coords={"layer": names[1:], "other_layer": names[1:], "stream": names, "other_stream": names},
     )
     source = "Kornblith et al. 2019, equation 6"
-    data.attrs = describe(lens, "layer_similarity", "Similarity of layers", source, seed=seed, horizon=run.horizon)
+    data.attrs = run.describe("layer_similarity", "Similarity of layers", source)
     return data
 
 
-def head_similarity(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    kind: str | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """Cosine between what the heads of a layer write at a token, mean over tokens and series.
 
     Args:
-        lens: the model.
-        series, horizon, num_samples, seed: see :func:`tsfm_lens.probes.trajectory.trajectory`.
+        run: the forecast to explain.
         kind: kind of attention; the stack's last kind if None.
 
     Returns:
         Dataset of kind "head_similarity": ``cosine`` (layer, head, other_head), 1 on the diagonal.
 
     Raises:
+        InputError: the horizon is longer than one pass of the model.
         UnknownNameError: no such kind of attention.
     """
+    lens = run.lens
     stack = lens.wiring.output_stack
     chosen, layers = stack.layers_with(kind)
-    run = trajectory(lens, series, horizon, num_samples=num_samples, seed=seed)
     points = [f"{stack.prefix}.{layer}.{chosen}.hook_result" for layer in layers]
     shown = run.encoded.shown(stack.name)
     with torch.no_grad():
@@ -89,7 +79,7 @@ def head_similarity(
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads), "other_head": range(stack.n_heads)},
     )
     title = f"Similarity of heads of {chosen}"
-    data.attrs = describe(lens, "head_similarity", title, "tsfm-lens paper, section 4", attention=chosen, seed=seed)
+    data.attrs = run.describe("head_similarity", title, "tsfm-lens paper, section 4", attention=chosen)
     return data
 
 

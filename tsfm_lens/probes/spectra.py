@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import HeadWeights
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.probes.labels import describe
 
 PRODUCTS = ("QK", "OV")
 

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.attribution import attribute, methods_of
-from tsfm_lens.probes.trajectory import describe
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attribution import attribute, decompositions_of
 
 
-def stream_shares(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
-    *,
-    method: str | None = None,
-    truth: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-) -> xr.Dataset:
+def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """The writers of the stream that is read out, in order of writing, with the size of their direct attribution.
 
     Args:
-        lens: the model.
-        series, horizon, truth, num_samples, seed: see :func:`tsfm_lens.probes.attribute`.
-        method: of attribution; the first that the model allows if None. Of several quantiles the median.
+        run: the forecast to explain.
+        decomposition: of attribution; the first that the model allows if None. Of several quantiles the median.
 
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``:
@@ -43,16 +31,17 @@ def stream_shares(
 
     Raises:
         InputError: see :func:`tsfm_lens.probes.attribute`.
-        UnknownNameError: the model does not allow this method.
+        UnknownNameError: the model does not allow this decomposition.
     """
-    allowed = methods_of(lens)
-    chosen = allowed[0] if method is None else method
+    lens = run.lens
+    allowed = decompositions_of(lens)
+    chosen = allowed[0] if decomposition is None else decomposition
     if chosen not in allowed:
-        raise unknown_name("attribution method", chosen, allowed)
+        raise unknown_name("attribution decomposition", chosen, allowed)
     # only the path integral needs its nodes
     nodes = {} if chosen == "integrated" else {"nodes": 1}
-    found = attribute(lens, series, horizon, truth=truth, num_samples=num_samples, seed=seed, **nodes)
-    parts = found["attribution"].sel({"method": chosen})
+    found = attribute(run, **nodes)
+    parts = found["attribution"].sel(decomposition=chosen)
     if "quantile" in parts.dims:
         parts = parts.sel({"quantile": 0.5}, method="nearest")
     parts = parts.transpose("component", "series", "step")
@@ -85,18 +74,15 @@ def stream_shares(
             "head": range(stack.n_heads),
         },
     )
-    unit = str(found["unit"].sel({"method": chosen}).item())
-    data.attrs = describe(
-        lens,
+    unit = str(found["unit"].sel(decomposition=chosen).item())
+    data.attrs = run.describe(
         "stream_shares",
         "Writers of the residual stream",
         "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)",
-        method=chosen,
+        decomposition=chosen,
         unit=unit,
         stack=stack.name,
         d_model=stack.d_model,
-        seed=seed,
-        horizon=found.sizes["step"],
     )
     return data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,51 +10,49 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models.ablating import ablated_variants
-from tsfm_lens.models.forecast import context_dataset
+from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import listed
-from tsfm_lens.probes.runs import Progress, runs_of
-from tsfm_lens.probes.trajectory import checked_horizon, describe
 
 
 def ablation_effects(
-    lens: Lens,
-    series: Any,
-    horizon: int | None = None,
+    run: Run,
     *,
     components: Sequence[str | Component] | None = None,
     how: str = "zero",
     reference: Any = None,
-    truth: Any = None,
-    num_samples: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ablate components one at a time and compare the forecasts.
 
-    Sampling models forecast with the same seed every time, so that differences are the ablation's and not
-    the draw's. Patch models within one pass are run side by side with a replayed prefix.
+    In single forwards a token model's decoder follows the run's path whatever is ablated, and expected values are
+    compared; in rollouts every ablated model goes its own way, under the same draws.
 
     Args:
-        lens: the model.
-        series: the context, anything that ``as_series`` takes.
-        horizon: forecast steps; the model's prediction length if None.
+        run: the forecast to explain; with a truth for the errors.
         components: names or globs; if None every head, MLP and whole layer of the stack that is read out.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
-        reference: for mean and resample.
-        truth: (series, step) for the errors.
-        num_samples, seed: of the forecasts.
+        reference: for mean and resample; draws take the run's seed.
         progress: called with (done, of) after each component.
 
     Returns:
         Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain
         forecast; with a truth ``mae``, ``mase``, their baselines and relative changes
-        (``mae_change`` = ablated / baseline - 1); ``forecast`` and ``baseline_forecast`` (medians; means
-        of a model with a distribution head, where one pass is enough).
+        (``mae_change`` = ablated / baseline - 1); ``mean_shift``, the mean distance from the plain forecast in data
+        units; for each of these what :func:`tsfm_lens.probes.findings.judge` adds. A token model's decoder reads a
+        start token at its first step and no value: that step is left out of all of them, and has ``first_step_shift``
+        of its own. ``forecast`` and ``baseline_forecast``, of which the attribute
+        ``statistic`` tells what they are: medians in rollouts; in single forwards expected values of token models,
+        means of a distribution head, medians of all others.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -62,36 +60,72 @@ def ablation_effects(
     Raises:
         UnknownNameError: a component does not exist.
     """
-    batch = as_series(series)
-    steps = checked_horizon(lens, horizon)
+    lens = run.lens
     chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
-    data = context_dataset(batch, steps, truth).assign_coords(component_coords(list(chosen)))
-    single_pass = lens.adapter.readout != "token" and steps <= lens.adapter.longest_pass
-    runs = runs_of(lens, batch, steps, rollout=not single_pass, num_samples=num_samples, seed=seed)
-    made = ablated_variants(lens, chosen, how, reference, horizon=steps, seed=seed)
+    data = run.dataset().assign_coords(component_coords(list(chosen)))
+    known = reference_of(run, how, reference)
+    made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
     variants = [Variant(str(each), parts) for each, parts in zip(chosen, made, strict=True)]
-    plain = runs.forecasts([Variant("plain", ())])[0]
-    forecasts = runs.forecasts(variants, progress)
+    plain, forecasts = run.point, point_forecasts(run, variants, progress)
     data["forecast"] = (("component", "series", "step"), forecasts)
     data["baseline_forecast"] = (("series", "step"), plain)
-    if steps > 1:
-        distance = spearman_distance(forecasts, np.broadcast_to(plain, forecasts.shape))
+    later = steps_after_first(run)
+    if later.start:
+        data["first_step_shift"] = (("component", "series"), np.abs(forecasts - plain)[..., 0])
+    if run.horizon > 1:
+        distance = spearman_distance(forecasts[..., later], np.broadcast_to(plain, forecasts.shape)[..., later])
         data["spearman_distance"] = (("component", "series"), distance)
-    data["mean_shift"] = (("component", "series"), np.abs(forecasts - plain).mean(axis=-1))
-    if truth is not None:
-        data = _errors(data, batch, np.asarray(truth, dtype=float), forecasts, plain)
-    data.attrs = describe(
-        lens,
-        "ablation",
-        "Ablation effects",
-        "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)",
-        how=how,
-        seed=seed,
-        horizon=steps,
-    )
-    if runs.rollout:
-        # whole forecasts have medians, whatever the head
-        data.attrs.pop("statistic", None)
+    data["mean_shift"] = (("component", "series"), np.abs(forecasts - plain)[..., later].mean(axis=-1))
+    if run.truth is not None:
+        data = _errors(data, run.batch, run.truth[..., later], forecasts[..., later], plain[..., later])
+    data = _judged(data, run)
+    source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
+    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    data.attrs = run.describe("ablation", "Ablation effects", source, **facts, test=data.attrs["test"])
+    return data
+
+
+def reference_of(run: Run, how: str, reference: Any) -> Any:
+    """What a run's ablations record their reference on, in such passes as the run has.
+
+    A resampled activation takes the place of one of the same tokens. So series that a token model's single forward
+    resamples from are put into single forwards of their own, each along its median path; all else stays as it is.
+
+    Args:
+        run: whose components are ablated.
+        how, reference: see :meth:`Lens.ablate`.
+    """
+    ready = reference is None or isinstance(reference, Activations | Encoded)
+    if ready or how != "resample" or run.rollout or not run.tokens_read:
+        return reference
+    return run.lens.run(reference, run.horizon, rollout=False).encoded
+
+
+def steps_after_first(run: Run) -> slice:
+    """The steps that effects are averaged over: all but the first where a decoder reads a start token there."""
+    return slice(1, None) if run.tokens_read and run.horizon > 2 else slice(0, None)
+
+
+def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """With intervals, floors and what stands out, for each way of measuring an effect; heads among heads, and so on."""
+    later = steps_after_first(run)
+    kinds, heads = data["kind"].values.astype(str), data["head"].values
+    groups = ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
+    ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+        "spearman_distance": lambda other, plain: spearman_distance(other[..., later], plain[..., later]),
+        "mean_shift": lambda other, plain: np.abs(other - plain)[..., later].mean(axis=-1),
+    }
+    if run.truth is not None:
+        truth = run.truth[..., later]
+
+        def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+            return np.abs(relative_change(mae(other[..., later], truth), mae(plain[..., later], truth)))
+
+        ways |= {"mae_change": change, "mase_change": change}
+    for name, measure in ways.items():
+        if name in data:
+            floor = noise_floor(run, measure)
+            data = judge(data, name, floor=floor, signed=name.endswith("change"), groups=groups)
     return data
 
 

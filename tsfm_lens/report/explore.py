@@ -117,10 +117,15 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     """Which head matters most, which writes most, and whether they are the same."""
     unit = unit_of(ds, 0) or "data units"
     shift, size = (array(ds, key, "layer", "head") for key in ("mean_shift", "write_size"))
-    most, loudest = (tuple(int(v) for v in np.unravel_index(values.argmax(), values.shape)) for values in (shift, size))
+    loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
     share = array(ds, "write_share", "layer", "head")[loudest]
+    leads = np.argwhere(array(ds, "mean_shift_leads", "layer", "head").astype(bool))
+    if not len(leads):
+        out = [f"No head stands out: without any of them the forecast moves by up to {number(shift.max())} {unit}."]
+        return [*out, f"Most is written by {head_name(ds, *loudest)}: {number(size[loudest])} {unit} on average."]
+    most = (int(leads[0][0]), int(leads[0][1]))
     out = [
-        f"The forecast moves most without {head_name(ds, *most)}: the median by {number(shift[most])} {unit} on "
+        f"The forecast moves most without {head_name(ds, *most)}: by {number(shift[most])} {unit} on "
         f"average, where the median head moves it by {number(float(np.median(shift)))} {unit}."
     ]
     same = "It also writes most" if most == loudest else f"Most is written by {head_name(ds, *loudest)}"
@@ -134,7 +139,7 @@ CHAPTERS = {
     "explore": Chapter(
         "One head at a time",
         "A linked view of every attention head: what it looks at, what it writes to the forecast, the spectra of its "
-        "matrices, and the forecast without it. In a notebook, lens.explore opens it with any set of heads ablated.",
+        "matrices, and the forecast without it. In a notebook, run.explore() opens it with any set of heads ablated.",
         _explore,
     ),
 }

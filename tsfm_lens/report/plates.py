@@ -37,7 +37,7 @@ from tsfm_lens.viz.select import array, names
 
 # how many series get a figure of their own; the others are in the figures over all series
 _FORECASTS, _LENSES, _MAPS, _ABLATED, _ATTRIBUTED = 24, 6, 3, 2, 3
-# of several attribution methods, the one whose unit a reader knows
+# of several attribution decompositions, the one whose unit a reader knows
 _PREFERRED = ("integrated", "expected_value", "linearised", "lens_difference")
 
 
@@ -78,17 +78,17 @@ def _ablation(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
-    methods = names(ds, "method")
-    main = next((m for m in _PREFERRED if m in methods), methods[0])
+    decompositions = names(ds, "decomposition")
+    main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
     for i in range(min(ds.sizes["series"], _ATTRIBUTED)):
         table, words = tables.attribution_table(ds, main, i), read.read_attribution(ds, main, i)
-        yield Plate(attribution_bars(ds, method=main, series=i), table, words)
+        yield Plate(attribution_bars(ds, decomposition=main, series=i), table, words)
         steps = read.read_attribution_steps(ds, main, i)
-        yield Plate(attribution_heatmap(ds, method=main, series=i), table, steps)
-    for method in methods:
-        if method != main:
-            table, words = tables.attribution_table(ds, method, 0), read.read_attribution(ds, method, 0)
-            yield Plate(attribution_bars(ds, method=method, series=0), table, words)
+        yield Plate(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
+    for decomposition in decompositions:
+        if decomposition != main:
+            table, words = tables.attribution_table(ds, decomposition, 0), read.read_attribution(ds, decomposition, 0)
+            yield Plate(attribution_bars(ds, decomposition=decomposition, series=0), table, words)
 
 
 def _attention(ds: xr.Dataset) -> Iterator[Plate]:

@@ -155,44 +155,46 @@ def read_gain(ds: xr.Dataset) -> list[str]:
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
-    """Which components matter most, and how few they are."""
-    effect = array(ds, metric, "component", "series")
-    middle = medians(effect)
-    kinds, components = ds["kind"].values.astype(str), names(ds, "component")
-    heads = np.flatnonzero((ds["head"].values >= 0) & np.isfinite(middle))
-    mlps = np.flatnonzero((kinds == "mlp") & np.isfinite(middle))
+    """Which head and which MLP matter most, if any stands out of the others, and how few carry the effect."""
+    kinds = ds["kind"].values.astype(str)
     relative = metric.endswith("change")
-    word = {"spearman_distance": "Spearman distance", "mae_change": "MAE", "mase_change": "MASE"}.get(metric, metric)
-    n = effect.shape[1]
-
-    def amount(i: int) -> str:
-        return f"{signed(100 * middle[i])} %" if relative else num(middle[i])
-
-    out = []
-    for group, noun in ((heads, "head"), (mlps, "MLP")):
-        if not len(group):
-            continue
-        order = group[np.argsort(-middle[group])]
-        top = order[0]
-        text = f"The {noun} whose removal {'raises the ' + word if relative else 'moves the forecast'} most is "
-        text += f"{components[top]} ({'' if relative else word + ' '}{amount(top)}"
-        if n > 1:
-            scale = 100 if relative else 1
-            low, high = (scale * v for v in (np.nanmin(effect[top]), np.nanmax(effect[top])))
-            text += f" in the median, {num(low)} to {num(high)}{' %' if relative else ''} over {n} series"
-        text += ")"
-        if len(order) > 3:
-            text += f"; then {listed([f'{components[i]} ({amount(i)})' for i in order[1:4]])}"
-        out.append(text + ".")
-    if len(heads) > 4 and not relative and middle[heads].sum() > 0:
-        order = np.sort(middle[heads])[::-1]
+    estimate = array(ds, f"{metric}_estimate", "component")
+    heads = np.flatnonzero((ds["head"].values >= 0) & np.isfinite(estimate))
+    mlps = np.flatnonzero((kinds == "mlp") & np.isfinite(estimate))
+    groups = ((heads, "head"), (mlps, "MLP"))
+    out = [_leading(ds, metric, group, noun) for group, noun in groups if len(group)]
+    out_of = array(ds, f"{metric}_stands_out", "component")[heads].astype(bool)
+    if len(heads):
+        out.append(f"{int(out_of.sum())} of {len(heads)} heads stand out of the noise.")
+    if len(heads) > 4 and not relative and out_of.any():
+        order = np.sort(estimate[heads])[::-1]
         few = int(np.searchsorted(np.cumsum(order), 0.5 * order.sum())) + 1
         out.append(f"{few} of {len(heads)} heads make up half of the sum of all heads' effects.")
-    if relative and len(heads):
-        better = int((middle[heads] < 0).sum())
-        out.append(f"For {better} of {len(heads)} heads, removing that head alone lowers the error.")
     out.append("Components are removed one at a time: those that can stand in for each other look unimportant.")
     return out
+
+
+def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
+    """Names the member of a group that leads it; says that none does otherwise."""
+    relative = metric.endswith("change")
+    word = {"spearman_distance": "Spearman distance", "mae_change": "MAE", "mase_change": "MASE"}.get(metric, metric)
+    parts = {part: array(ds, f"{metric}_{part}", "component") for part in ("estimate", "low", "high", "leads")}
+    scale, unit = (100.0, " %") if relative else (1.0, "")
+    n = ds.sizes["series"]
+    top = group[parts["leads"][group].astype(bool)]
+    over = f" over {n} series" if n > 1 else ""
+    if not len(top):
+        largest = scale * float(np.nanmax(np.abs(parts["estimate"][group])))
+        amount = f"up to {num(largest)}{unit}{over}"
+        return f"No {noun} stands out: the largest effects on the {word}, {amount}, cannot be told apart."
+    at = int(top[0])
+    value, low, high = (scale * float(parts[part][at]) for part in ("estimate", "low", "high"))
+    moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else "moves the forecast"
+    text = f"The {noun} whose removal {moves} most is {names(ds, 'component')[at]} ({'' if relative else word + ' '}"
+    text += f"{(signed if relative else num)(value)}{unit}"
+    if num(low) != num(high):
+        text += f" on average, {num(low)} to {num(high)}{unit}{over}"
+    return text + ")."
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
@@ -210,27 +212,29 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
     ]
 
 
-def read_attribution(ds: xr.Dataset, method: str, series: int) -> list[str]:
+def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Which components push the forecast up and down, and whether the sum is complete."""
-    shares = attribution_shares(ds, method=method, series=series)
+    shares = attribution_shares(ds, decomposition=decomposition, series=series)
     mean = shares.values.mean(axis=1)
     order = np.argsort(-np.abs(mean))[:3]
     parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
-        f"By {shares.method}, in {shares.unit}, mean over steps: the largest contributions are {listed(parts)}. "
+        f"By {shares.decomposition}, in {shares.unit}, mean over steps: the largest contributions are {listed(parts)}. "
         f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
     ]
     if "completeness_error" in ds:
-        error = float(ds["completeness_error"].isel(method=names(ds, "method").index(method), series=series))
+        error = float(
+            ds["completeness_error"].isel(decomposition=names(ds, "decomposition").index(decomposition), series=series)
+        )
         small = "up to rounding they add up to the whole" if error < 1e-3 else "so much of the whole is unexplained"
         out.append(f"The completeness error is {percent(error)}: {small}.")
     return out
 
 
-def read_attribution_steps(ds: xr.Dataset, method: str, series: int) -> list[str]:
+def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Which component varies most over the steps, and which one leads how often."""
-    shares = attribution_shares(ds, method=method, series=series)
+    shares = attribution_shares(ds, decomposition=decomposition, series=series)
     steps = names(ds, "step")
     varying = int(np.ptp(shares.values, axis=1).argmax())
     row = shares.values[varying]

@@ -153,9 +153,9 @@ def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -
     return table
 
 
-def attribution_table(ds: xr.Dataset, method: str, series: int) -> pd.DataFrame:
+def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
     """A row per component: the mean contribution and that of every step."""
-    shares = attribution_shares(ds, method=method, series=series)
+    shares = attribution_shares(ds, decomposition=decomposition, series=series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean"] = shares.values.mean(axis=1)
     steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])

@@ -12,18 +12,17 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import head_entropy
 from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.entropic_rank import head_entropy_of_writes, item_groups, mean_over_tokens
 from tsfm_lens.probes.head_choice import attention_over_time
-from tsfm_lens.probes.runs import runs_of
 from tsfm_lens.probes.spectra import head_spectra
-from tsfm_lens.probes.trajectory import checked_horizon
 
 ORDERS = (
     "stable_rank",
@@ -148,6 +147,23 @@ def head_scores(
             each other; gradients of a library whose backward pass is not the derivative.
         UnknownNameError: no such score or kind.
     """
+    return _scores(lens, order, _run_for(lens, [order], series, horizon, num_samples, seed), seed, kind)
+
+
+def _run_for(
+    lens: Lens, names: Sequence[str], series: Any, horizon: int | None, num_samples: int | None, seed: int
+) -> Run | None:
+    """The run that scores are measured on, None where weights alone give them."""
+    measured = [name for name in names if name in _MEASURES]
+    if not measured:
+        return None
+    if series is None:
+        raise InputError(f"the order {measured[0]!r} is measured on data; give series")
+    return lens.run(series, horizon, rollout=False, num_samples=num_samples, seed=seed)
+
+
+def _scores(lens: Lens, order: str, run: Run | None, seed: int, kind: str | None) -> xr.DataArray:
+    """What :func:`head_scores` gives; scores from data are measured on the run."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
@@ -158,10 +174,8 @@ def head_scores(
     elif order == "stable_rank":
         found = head_spectra(lens, kind=chosen, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
     else:
-        if series is None:
-            raise InputError(f"the order {order!r} is measured on data; give series")
-        measure = _MEASURES[order]
-        found = measure(lens, as_series(series), checked_horizon(lens, horizon), chosen, num_samples, seed)
+        assert run is not None
+        found = _MEASURES[order](run, chosen)
     found = found.rename(order)
     found.attrs = {"order": order, "attention": chosen, "source": _SOURCES[order]}
     return found
@@ -215,24 +229,21 @@ def rankings(
         InputError, UnknownNameError: see :func:`head_scores` and :func:`parse_orders`.
     """
     wanted = parse_orders(map(str, orders))
-    options: dict[str, Any] = {"kind": kind, "num_samples": num_samples}
+    run = _run_for(lens, [order.name for order in wanted], series, horizon, num_samples, seed)
     measured: dict[tuple[str, int], xr.DataArray] = {}
     found = {}
     for order in wanted:
         own = order.seed if order.name == "random" else seed
         if (order.name, own) not in measured:
-            measured[order.name, own] = head_scores(lens, order.name, series, horizon, own, **options)
+            measured[order.name, own] = _scores(lens, order.name, run, own, kind)
         scores = measured[order.name, own]
         layers = [int(layer) for layer in scores["layer"].values]
         found[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
     return found
 
 
-def _contribution(
-    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
-) -> xr.DataArray:
-    own: dict[str, Any] = {"kind": kind, "num_samples": num_samples, "seed": seed}
-    found = mean_over_tokens(lens, batch, horizon, reduce=_entropies, **own)
+def _contribution(run: Run, kind: str) -> xr.DataArray:
+    found = mean_over_tokens(run, reduce=_entropies, kind=kind)
     ranks = np.exp(found.over_all())
     return _array(ranks[:, :1] - ranks[:, 1:], found.layers)
 
@@ -245,15 +256,12 @@ def _entropies(writes: Tensor) -> Tensor:
     return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
 
 
-def _entropy(
-    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
-) -> xr.DataArray:
-    return head_entropy(lens, batch, horizon, kind=kind, num_samples=num_samples, seed=seed)["entropy"].drop_attrs()
+def _entropy(run: Run, kind: str) -> xr.DataArray:
+    return head_entropy(run, kind=kind)["entropy"].drop_attrs()
 
 
-def _norm(lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int) -> xr.DataArray:
-    own: dict[str, Any] = {"kind": kind, "num_samples": num_samples, "seed": seed}
-    found = mean_over_tokens(lens, batch, horizon, reduce=_lengths, normed=True, **own)
+def _norm(run: Run, kind: str) -> xr.DataArray:
+    found = mean_over_tokens(run, reduce=_lengths, kind=kind, normed=True)
     return _array(found.values.mean(axis=1), found.layers)
 
 
@@ -261,54 +269,42 @@ def _lengths(writes: Tensor) -> Tensor:
     return writes.double().norm(dim=-1)
 
 
-def _attribution(
-    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
-) -> xr.DataArray:
-    stack = lens.wiring.output_stack
-    method = "expected_value" if lens.adapter.readout == "token" else "lens_difference"
+def _attribution(run: Run, kind: str) -> xr.DataArray:
+    stack = run.lens.wiring.output_stack
+    how = "expected_value" if run.tokens_read else "lens_difference"
     total = np.zeros((stack.n_layers, stack.n_heads))
-    for group in item_groups(batch, _ITEMS):
+    for group in item_groups(run, _ITEMS):
         # the quadrature of the path integral is not needed
-        data = attribute(lens, group, horizon, nodes=1, num_samples=num_samples, seed=seed)
-        moved = abs(data["attribution"].sel({"method": method}))
+        data = attribute(group, nodes=1)
+        moved = abs(data["attribution"].sel(decomposition=how))
         if "quantile" in moved.dims:
             moved = moved.sel(quantile=0.5, method="nearest")
-        each = moved.mean("step").transpose("component", "series").values @ (1 / _spreads(group))
+        each = moved.mean("step").transpose("component", "series").values @ (1 / _spreads(group.batch))
         for place, own in enumerate(data["kind"].values):
             head = int(data["head"].values[place])
             if own == kind and head >= 0:
                 total[int(data["layer_index"].values[place]), head] += each[place]
     layers = stack.layers_with(kind)[1]
-    return _array(total[layers] / len(batch), layers)
+    return _array(total[layers] / len(run.batch), layers)
 
 
-def _gradient(
-    lens: Lens, batch: SeriesBatch, horizon: int, kind: str, num_samples: int | None, seed: int
-) -> xr.DataArray:
-    refuse_gradients(lens.wiring)
-    if batch.multivariate:
+def _gradient(run: Run, kind: str) -> xr.DataArray:
+    refuse_gradients(run.lens.wiring)
+    if run.batch.multivariate:
         raise InputError("gradients of variates that see each other cannot be told apart; rank by another score")
-    stack = lens.wiring.output_stack
+    stack = run.lens.wiring.output_stack
     layers = stack.layers_with(kind)[1]
     total = np.zeros((len(layers), stack.n_heads))
-    for group in item_groups(batch, _ITEMS):
-        moved = _first_order(lens, group, horizon, stack, kind, layers, num_samples, seed)
-        total += np.einsum("lshn,s->lh", np.abs(moved), 1 / _spreads(group)) / horizon
-    return _array(total / len(batch), layers)
+    for group in item_groups(run, _ITEMS):
+        moved = _first_order(group, stack, kind, layers)
+        total += np.einsum("lshn,s->lh", np.abs(moved), 1 / _spreads(group.batch)) / run.horizon
+    return _array(total / len(run.batch), layers)
 
 
-def _first_order(
-    lens: Lens,
-    batch: SeriesBatch,
-    horizon: int,
-    stack: Stack,
-    kind: str,
-    layers: list[int],
-    num_samples: int | None,
-    seed: int,
-) -> np.ndarray:
+def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.ndarray:
     """(layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
-    runs = runs_of(lens, batch, horizon, rollout=False, num_samples=num_samples, seed=seed)
+    # taken before other hooks are set
+    lens, encoded = run.lens, run.encoded
     points = [f"{stack.prefix}.{layer}.{kind}.hook_z" for layer in layers]
     kept: dict[str, Tensor] = {}
 
@@ -318,10 +314,10 @@ def _first_order(
         return kept[hook.name]
 
     with torch.enable_grad(), lens.hooks([(point, keep) for point in points]):
-        forecast = runs.read(lens.forward(runs.encoded))
+        forecast = run.read(lens.forward(encoded), encoded)
         at = [kept[point] for point in points]
         slopes = []
-        for step in range(horizon):
+        for step in range(run.horizon):
             found = torch.autograd.grad(forecast[:, step].sum(), at, retain_graph=True)
             products = [(z * slope).sum(dim=(1, 3)).detach() for z, slope in zip(at, found, strict=True)]
             slopes.append(torch.stack(products))
@@ -345,7 +341,7 @@ def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
 
 
-_Measure = Callable[[Lens, SeriesBatch, int, str, int | None, int], xr.DataArray]
+_Measure = Callable[[Run, str], xr.DataArray]
 _MEASURES: dict[str, _Measure] = {
     "entropic_contribution": _contribution,
     "attention_entropy": _entropy,

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.ablation.looks import Looks, plan_looks
+from tsfm_lens.ablation.search import Answer, PairedErrors, Search, better, bisection, scan, sequential
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.config import HeadsAt, ModelConfig, SweepConfig
-from tsfm_lens.sweep.looks import Looks, plan_looks
 from tsfm_lens.sweep.orders import parse_orders, rankings
 from tsfm_lens.sweep.pooling import formula, per_series
 from tsfm_lens.sweep.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
-from tsfm_lens.sweep.search import Answer, PairedErrors, Search, better, bisection, scan, sequential
 from tsfm_lens.sweep.spec import PLAIN, Entry
 from tsfm_lens.sweep.statistics import dataset_changes
 from tsfm_lens.sweep.variants import (

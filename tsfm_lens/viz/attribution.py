@@ -15,7 +15,7 @@ from tsfm_lens.viz.timeline import timeline
 def attribution_bars(
     ds: xr.Dataset,
     *,
-    method: str | None = None,
+    decomposition: str | None = None,
     series: str | int = 0,
     step: int | None = None,
     quantile: float | None = None,
@@ -24,8 +24,8 @@ def attribution_bars(
     """The components that push the forecast most, as signed bars, largest first.
 
     Args:
-        ds: of kind "attribution": ``attribution`` (method, component, series[, quantile], step).
-        method: label; the first unless given.
+        ds: of kind "attribution": ``attribution`` (decomposition, component, series[, quantile], step).
+        decomposition: label; the first unless given.
         series: id, or place counted from 0.
         step: forecast step; the mean over steps unless given.
         quantile: level, for patch models; the median unless given.
@@ -36,9 +36,9 @@ def attribution_bars(
 
     Raises:
         InputError: ``ds`` is of another kind.
-        UnknownNameError: no such method, series, step or quantile.
+        UnknownNameError: no such decomposition, series, step or quantile.
     """
-    shares = attribution_shares(ds, method=method, series=series, quantile=quantile)
+    shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
     time = timeline(ds, series_position(ds, series))
     if step is None:
         values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
@@ -67,7 +67,7 @@ def attribution_bars(
     fig.update_xaxes(title_text=plain(f"contribution ({shares.unit})"), showgrid=True, gridcolor=PALE)
     return dress(
         fig,
-        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.method}",
+        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
         f"{when}; {shares.note}",
         plot_height=max(110, 20 * len(labels)),
         min_width=400,
@@ -97,7 +97,7 @@ def _keep_readable(fig: go.Figure, lengths: np.ndarray, ratio: float = 5.0) -> N
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
-    method: str | None = None,
+    decomposition: str | None = None,
     series: str | int = 0,
     quantile: float | None = None,
     top: int = 40,
@@ -105,8 +105,8 @@ def attribution_heatmap(
     """Component × forecast step map of contributions.
 
     Args:
-        ds: of kind "attribution": ``attribution`` (method, component, series[, quantile], step).
-        method: label; the first unless given.
+        ds: of kind "attribution": ``attribution`` (decomposition, component, series[, quantile], step).
+        decomposition: label; the first unless given.
         series: id, or place counted from 0.
         quantile: level, for patch models; the median unless given.
         top: at most so many components, those with the largest mean size; they keep the model's order.
@@ -117,9 +117,9 @@ def attribution_heatmap(
 
     Raises:
         InputError: ``ds`` is of another kind.
-        UnknownNameError: no such method, series or quantile.
+        UnknownNameError: no such decomposition, series or quantile.
     """
-    shares = attribution_shares(ds, method=method, series=series, quantile=quantile)
+    shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
     time = timeline(ds, series_position(ds, series))
     size = np.abs(np.nan_to_num(shares.values)).mean(axis=1)
     keep = np.sort(np.argsort(-size)[:top])
@@ -158,7 +158,7 @@ def attribution_heatmap(
         remarks.append(f"embed reaches {number(largest)}, beyond the colours")
     fig = dress(
         fig,
-        f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.method}",
+        f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
         "; ".join(remarks),
         plot_height=max(140, 17 * len(keep)),
         min_width=480,

@@ -13,6 +13,7 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, draw_scene, fitted_range, scene, value_hover
 from tsfm_lens.viz.select import (
     array,
+    as_dataset,
     check,
     layer_name,
     model_of,
@@ -27,7 +28,7 @@ from tsfm_lens.viz.theme import BLUE, dress, mixed, plain
 
 
 def forecast_fan(
-    ds: xr.Dataset,
+    ds: Any,
     *,
     series: str | int = 0,
     context_steps: int | None = None,
@@ -36,8 +37,9 @@ def forecast_fan(
     """A forecast's quantile bands and median over context and truth.
 
     Args:
-        ds: of kind "forecast": ``quantile_forecast`` (series, quantile, step), ``context`` (series, time),
-            and, where there are any, ``truth`` (series, step) and ``sample`` (series, sample, step).
+        ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast`` (series, quantile, step),
+            ``context`` (series, time), and, where there are any, ``truth`` (series, step) and ``sample`` (series,
+            sample, step).
         series: id, or place counted from 0.
         context_steps: how much of the context is drawn; five horizons (at least 60 steps) unless given.
         samples: how many of the sampled paths are drawn in place of the bands.
@@ -50,6 +52,7 @@ def forecast_fan(
         InputError: ``ds`` is of another kind.
         UnknownNameError: no such series.
     """
+    ds = as_dataset(ds)
     check(ds, "forecast", "quantile_forecast")
     at = series_position(ds, series)
     view = scene(ds, at, context_steps)

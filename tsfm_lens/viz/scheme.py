@@ -59,8 +59,8 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     return dress(
         fig,
         f"What is written into the residual stream of {model_of(ds)}",
-        f"direct attribution ({ds.attrs.get('method', '')}), absolute, mean over {ds.attrs.get('horizon', '')} steps, "
-        f"{who}; arrows as thick as the share; points: single heads",
+        f"direct attribution ({ds.attrs.get('decomposition', '')}), absolute, mean over "
+        f"{ds.attrs.get('horizon', '')} steps, {who}; arrows as thick as the share; points: single heads",
         plot_height=max(24 if count <= 16 else 17, 9) * (count + 1),
         legend_rows=0,
         min_width=480,

@@ -57,6 +57,11 @@ DRAWN_BY = {
 SWEEP_KINDS = tuple(kind for kind in DRAWN_BY if kind.startswith("sweep_"))
 
 
+def as_dataset(thing: Any) -> Any:
+    """A run or a forecast as its dataset; anything else as it is."""
+    return thing.to_dataset() if not isinstance(thing, xr.Dataset) and hasattr(thing, "to_dataset") else thing
+
+
 def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
     """Refuse what is no labelled result of this kind.
 
@@ -66,7 +71,8 @@ def check(ds: xr.Dataset, kind: str, *variables: str) -> None:
     if not isinstance(ds, xr.Dataset):
         raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
     found = ds.attrs.get("kind")
-    if found != kind:
+    # a run holds its forecast
+    if found != kind and (found, kind) != ("run", "forecast"):
         help_text = f" {DRAWN_BY[found]} draws that kind." if found in DRAWN_BY else ""
         raise InputError(f"a Dataset of kind {kind!r} is needed, this one is of kind {found!r}.{help_text}")
     missing = [name for name in variables if name not in ds]
@@ -125,8 +131,9 @@ def median_position(quantiles: np.ndarray) -> int:
 
 
 def statistic_of(ds: xr.Dataset) -> str:
-    """What the middle of a read-out forecast is: "median", or "mean" of a model with a distribution head."""
-    return "mean" if ds.attrs.get("statistic") == "mean" else "median"
+    """What the middle of a read-out forecast is: "median", "mean", or "expected value" over tokens."""
+    found = str(ds.attrs.get("statistic", ""))
+    return found if found in ("mean", "expected value") else "median"
 
 
 def unit_of(ds: xr.Dataset, series: int | None = None) -> str:

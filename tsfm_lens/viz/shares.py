@@ -23,18 +23,18 @@ _METHOD_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """The attribution of one method to one series.
+    """The attribution of one decomposition to one series.
 
     Attributes:
         components: names, (component,).
         values: (component, step), in ``unit``.
-        series, method, unit, note: for titles; ``note`` states target and completeness error.
+        series, decomposition, unit, note: for titles; ``note`` states target and completeness error.
     """
 
     components: list[str]
     values: np.ndarray
     series: str
-    method: str
+    decomposition: str
     unit: str
     note: str
 
@@ -42,26 +42,26 @@ class Shares:
 def attribution_shares(
     ds: xr.Dataset,
     *,
-    method: str | None = None,
+    decomposition: str | None = None,
     series: str | int = 0,
     quantile: float | None = None,
 ) -> Shares:
-    """Cut an attribution to one series, method and quantile, without whole layers (sums of the others).
+    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others).
 
     Args:
-        method: label; the first unless given.
+        decomposition: label; the first unless given.
         series: id, or place counted from 0.
         quantile: level, for patch models; the median unless given.
 
     Raises:
         InputError: ``ds`` is of another kind.
-        UnknownNameError: no such method, series or quantile.
+        UnknownNameError: no such decomposition, series or quantile.
     """
     check(ds, "attribution", "attribution")
     at = series_position(ds, series)
-    which = 0 if method is None else position(ds, "method", method)
-    label = names(ds, "method")[which]
-    cut = ds.isel(method=which, series=at)
+    which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
+    label = names(ds, "decomposition")[which]
+    cut = ds.isel(decomposition=which, series=at)
     note = []
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -72,7 +72,7 @@ def attribution_shares(
         middle = abs(levels[place] - 0.5) < 1e-6
         note.append(f"of the {statistic_of(ds)}" if middle else f"of the {levels[place]:g} quantile")
     if "completeness_error" in ds:
-        error = float(ds["completeness_error"].isel(method=which, series=at))
+        error = float(ds["completeness_error"].isel(decomposition=which, series=at))
         note.append(f"completeness error {percent(error)}")
     values = array(cut, "attribution", "component", "step")
     components = names(ds, "component")
@@ -89,7 +89,7 @@ def attribution_shares(
         components=components,
         values=values,
         series=names(ds, "series")[at],
-        method=words,
+        decomposition=words,
         unit=unit,
         note="; ".join(note),
     )

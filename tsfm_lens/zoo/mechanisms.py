@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.console import console
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
+from tsfm_lens.models.run import Run
 from tsfm_lens.probes import head_entropy, repeated_tokens
 
 
@@ -70,11 +73,11 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 4, count: int = 24, s
     test = repeated_tokens(lens, **shown, decoding="forced", offset=1, positions="all")
     horizon = min(lens.adapter.prediction_length, motif)
     batch, future = motifs(count, motif, repeats, horizon, seed)
-    entropy = head_entropy(lens, batch.select(list(range(min(count, 6)))), horizon, kind="cross_attn", num_samples=8)
+    run = lens.run(batch, horizon, truth=future, rollout=True, num_samples=20)
+    entropy = head_entropy(run.select(range(min(count, 6))), kind="cross_attn")
     is_induction, is_sharp = test["induction"].values, entropy["sharp"].values
-    alone = np.empty(is_sharp.shape)
-    for layer, head in np.ndindex(*alone.shape):
-        alone[layer, head] = _copy_error(lens, batch, future, (_head(lens, layer, head),))
+    every = [(_head(lens, layer, head),) for layer, head in np.ndindex(*is_sharp.shape)]
+    alone = _copy_errors(run, every).reshape(is_sharp.shape)
     # widest first; heads that also induce come after those that do not
     rank = np.where(is_sharp, np.inf, -entropy["entropy"].values + 100.0 * is_induction)
     order = [np.unravel_index(i, alone.shape) for i in np.argsort(rank, axis=None)][: int((~is_sharp).sum())]
@@ -82,17 +85,15 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 4, count: int = 24, s
     induction, sharp = _heads(lens, is_induction), _heads(lens, is_sharp)
     both = _heads(lens, is_induction & is_sharp)
     sets = {"plain": (), "induction": induction, "sharp": sharp, "both": both, "diffuse": diffuse[: len(both)]}
-    error = {name: _copy_error(lens, batch, future, heads) for name, heads in sets.items()}
+    error = dict(zip(sets, _copy_errors(run, list(sets.values())).tolist(), strict=True))
     return Mechanisms(test, entropy, induction, sharp, diffuse, alone, error)
 
 
-def _copy_error(lens: Lens, batch: SeriesBatch, future: np.ndarray, heads: tuple[Component, ...]) -> float:
-    if not heads:
-        median = lens.forecast(batch, future.shape[1], num_samples=20).median
-    else:
-        with lens.ablate(*heads):
-            median = lens.forecast(batch, future.shape[1], num_samples=20).median
-    return float(np.abs(median - future).mean())
+def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
+    """(set,) mean absolute error of the forecast without each set of heads."""
+    assert run.truth is not None
+    forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in sets])
+    return np.asarray(np.abs(forecasts - run.truth).mean((1, 2)))
 
 
 def _heads(lens: Lens, mask: np.ndarray) -> tuple[Component, ...]:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models import Lens
+from tsfm_lens.models.run import Run
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is measured on.
+class Asked:
+    """What a measure is asked for.
 
     Attributes:
+        found_on: the run that it is measured on; None where counts are enough.
         lens: the model; None where counts are enough.
         stand_in: whether the series are chaotic windows made here.
-        context, truth: the series and what came after them.
-        horizon: forecast steps.
-        num_samples, n_sequences, seed: see :func:`tsfm_lens.paper.reproduce.reproduce`.
+        n_sequences: of the repeated-random-tokens test.
+        seed: of those sequences.
         progress: called with what is done, how much of it, of how much, and None for the time left.
     """
 
+    found_on: Run | None
     lens: Lens | None
     stand_in: bool
-    context: SeriesBatch | None
-    truth: np.ndarray | None
-    horizon: int
-    num_samples: int | None
     n_sequences: int
     seed: int
     progress: Callable[[str, int, int, float | None], None] | None = None
@@ -41,32 +37,31 @@ class Run:
             self.progress(what, done, of, None)
 
     @property
+    def run(self) -> Run:
+        """The run of an item that needs one."""
+        assert self.found_on is not None
+        return self.found_on
+
+    @property
     def model(self) -> Lens:
         """The lens of an item that needs one."""
         assert self.lens is not None
         return self.lens
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of every probe that forecasts."""
-        samples = self.num_samples if self.model.adapter.readout == "token" else None
-        return {"num_samples": samples, "seed": self.seed}
-
     def settings(self) -> dict[str, str]:
         """The series and forecasts, in the words of the items' settings."""
-        assert self.context is not None
+        batch = self.run.batch
         made = "windows of Lorenz and Roessler made here"
-        ids = list(self.context.ids)
-        given = ", ".join(ids[:4]) + (" …" if len(ids) > 4 else "")
+        given = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
         words = {
             "series": made if self.stand_in else given,
-            "windows": str(len(ids)),
-            "context": str(max(self.context.lengths)),
-            "horizon": str(self.horizon),
+            "windows": str(len(batch)),
+            "context": str(max(batch.lengths)),
+            "horizon": str(self.run.horizon),
         }
         if self.model.adapter.readout == "token":
             own = getattr(self.model.adapter.settings, "num_samples", 0)  # type: ignore[attr-defined]
-            words["samples"] = str(self.num_samples or own)
+            words["samples"] = str(self.run.num_samples or own)
         return words
 
 
@@ -89,8 +84,8 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def each_layer(what: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """A value a layer, by name."""
+def per_layer(what: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """One value per layer, by name."""
     return {f"{what}, layer {layer}": float(value) for layer, value in enumerate(values)}
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tsfm_lens.ablation.looks import Looks, log_change, spending_bounds, student_bound
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.looks import Looks, log_change, spending_bounds, student_bound
 
 TOLERANCE = 0.01
 METHODS = ("scan", "bisection", "sequential")
@@ -253,9 +253,9 @@ def sequential(
 
     Args:
         of, tolerance: see :func:`scan`.
-        looks: the parts, from :func:`tsfm_lens.sweep.looks.plan_looks`.
+        looks: the parts, from :func:`tsfm_lens.ablation.looks.plan_looks`.
         alpha: chance of another answer than the scan's, in the normal limit.
-        spending: see :func:`tsfm_lens.sweep.looks.spending_bounds`.
+        spending: see :func:`tsfm_lens.ablation.looks.spending_bounds`.
         abreast: lowest undecided counts that are looked at together: more of them need fewer rounds and more
             evaluations.
 

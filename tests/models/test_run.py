@@ -1,0 +1,218 @@
+"""A run is one forecast: made once, recorded once, and the same for everything that looks at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens import probes
+from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models.saved_run import open_run
+from tsfm_lens.testing import assert_close
+
+H = 6
+TOKENS = ("chronos", "t5")
+
+
+def lens_of(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+def series_for(lens: Lens) -> SeriesBatch:
+    example = getattr(lens.adapter, "example", None)
+    return bundled("co2", "nile").tail(40) if example is None else example(1, 20)
+
+
+class Counted:
+    """Counts the native forecasts of a lens, and its single forwards."""
+
+    def __init__(self, lens: Lens, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forecasts = self.forwards = 0
+        predict, run = lens.adapter.predict, lens.adapter.run
+
+        def predicted(*args, **options):
+            self.forecasts += 1
+            return predict(*args, **options)
+
+        def ran(*args, **options):
+            self.forwards += 1
+            return run(*args, **options)
+
+        monkeypatch.setattr(lens.adapter, "predict", predicted)
+        monkeypatch.setattr(lens.adapter, "run", ran)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(name: str) -> None:
+    lens = lens_of(name)
+    run = lens.run(series_for(lens), H)
+    first = lens.adapter.first_value_token
+    with torch.no_grad():
+        output = lens.forward(run.encoded)
+    mass = torch.softmax(output[..., first:].double(), -1).numpy()
+    for series, step in np.ndindex(run.path.shape):
+        below = int(run.tokens[series, step]) - first
+        share = mass[series, step] / mass[series, step].sum()
+        # a kernel of another shape rounds the logits elsewhere
+        slack = 1e-4
+        assert share[:below].sum() <= 0.5 + slack
+        assert share[: below + 1].sum() >= 0.5 - slack
+    values = lens.adapter.values(run.encoded).double().numpy()
+    assert_close(np.take_along_axis(values, run.tokens.numpy(), 1), run.path, depth=8, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_path_takes_no_draw(name: str) -> None:
+    lens = lens_of(name)
+    one, other = (lens.run(series_for(lens), H, seed=seed, num_samples=samples) for seed, samples in ((0, 3), (7, 5)))
+    np.testing.assert_array_equal(one.path, other.path)
+    np.testing.assert_array_equal(one.point, other.point)
+    state = torch.random.get_rng_state()
+    _ = lens.run(series_for(lens), H).path
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_probes_of_one_run_share_its_forecast_and_its_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = lens_of("chronos-bolt")
+    counted = Counted(lens, monkeypatch)
+    run = lens.run(bundled("co2").tail(60), H, holdout=True)
+    assert (counted.forecasts, counted.forwards) == (0, 0)
+    first = probes.logit_lens(run)
+    after = (counted.forecasts, counted.forwards)
+    second = probes.logit_lens(run)
+    assert (counted.forecasts, counted.forwards) == after == (1, 1)
+    assert first.identical(second)
+    np.testing.assert_array_equal(run.forecast.median, first["native_median"])
+
+
+def test_hooks_that_come_or_go_are_refused_where_they_would_mix_two_models() -> None:
+    lens = lens_of("chronos-bolt")
+    context = bundled("co2").tail(40)
+    run = lens.run(context, H)
+    with lens.ablate("decoder.0.mlp"):
+        with pytest.raises(InputError, match="made under other hooks"):
+            _ = run.forecast
+        inside = lens.run(context, H)
+        changed = inside.forecast.median
+    assert not np.array_equal(changed, run.forecast.median)
+    with pytest.raises(InputError, match="made under other hooks"):
+        inside.record(["decoder.hook_embed"])
+    # what was made inside stays what it was
+    np.testing.assert_array_equal(inside.forecast.median, changed)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_a_part_of_a_run_has_its_forecast_and_path(name: str) -> None:
+    lens = lens_of(name)
+    run = lens.run(bundled("co2", "nile", "elnino").tail(60), H, holdout=True)
+    part = run.select(["elnino", "co2"])
+    assert part.batch.ids == ("elnino", "co2")
+    np.testing.assert_array_equal(part.forecast.quantiles, run.forecast.quantiles[[2, 0]])
+    np.testing.assert_array_equal(part.path, run.path[[2, 0]])
+    np.testing.assert_array_equal(part.truth, run.truth[[2, 0]])
+    again = part.select("co2")
+    np.testing.assert_array_equal(again.forecast.mean, run.forecast.mean[[0]])
+
+
+def test_the_end_is_held_out_at_every_horizon() -> None:
+    lens = lens_of("chronos-bolt")
+    whole = bundled("co2").tail(50)
+    run = lens.run(whole, 6, holdout=True)
+    np.testing.assert_array_equal(run.truth[0], whole.values[0][-6:])
+    np.testing.assert_array_equal(run.batch.values[0], whole.values[0][:-6][-lens.adapter.context_length :])
+    other = run.at(4)
+    np.testing.assert_array_equal(other.truth[0], whole.values[0][-4:])
+    assert other is run.at(4)
+    assert run.at(6) is run
+    shorter = run.shortened(4)
+    np.testing.assert_array_equal(shorter.batch.values[0], run.batch.values[0])
+    np.testing.assert_array_equal(shorter.truth, run.truth[:, :4])
+    longer = lens.run(whole, 2, truth=[[1.0, 2.0]]).at(3)
+    np.testing.assert_array_equal(longer.truth, [[1.0, 2.0, np.nan]])
+
+
+def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
+    lens = lens_of("chronos")
+    context = bundled("co2").tail(40)
+    along = np.full((1, H), float(context.values[0][-1]))
+    run = lens.run(context, H, num_samples=2)
+    led = run.following(along)
+    np.testing.assert_array_equal(led.path, along)
+    assert led.tokens is not None
+    assert torch.equal(
+        led.encoded.inputs["decoder_input_ids"], lens.encode(context, future=along).inputs["decoder_input_ids"]
+    )
+    assert led.forecast is not None
+    np.testing.assert_array_equal(lens.run(context, H, along=along).point, led.point)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"horizon": 0}, "horizon 0 is not a number of steps"),
+        ({"horizon": 2.5}, "horizon 2.5"),
+        ({"horizon": 4, "truth": [[1.0, 2.0]]}, r"truth has shape \(1, 2\), expected \(series, step\) = \(1, 4\)"),
+        ({"horizon": 4, "truth": [[1.0] * 4], "holdout": True}, "either truth"),
+        ({"horizon": 4, "rollout": "yes"}, "rollout is 'yes'"),
+        ({"horizon": 4, "num_samples": 0}, "num_samples 0"),
+        ({"horizon": 4, "seed": -1}, "seed -1"),
+        ({"horizon": 4, "along": [[1.0]]}, "along has shape"),
+        ({"horizon": 4, "along": [[1.0, np.nan, 1.0, 1.0]]}, "no numbers"),
+        ({"horizon": 400, "holdout": True}, "co2"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_runs(wrong: dict, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        lens_of("chronos").run(bundled("co2").tail(40), **wrong)
+
+
+def test_beyond_one_pass_a_single_forward_is_refused() -> None:
+    lens = lens_of("chronos-bolt")
+    run = lens.run(bundled("co2").tail(40), lens.adapter.longest_pass + 1)
+    assert run.rollout
+    with pytest.raises(InputError, match="cannot be explained in one pass"):
+        _ = run.encoded
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_a_run_comes_back_from_its_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = lens_of(name)
+    run: Run = lens.run(bundled("co2", "electricity").tail(60), H, holdout=True, seed=3)
+    path = run.to_netcdf(tmp_path / "run.nc")
+    counted = Counted(lens, monkeypatch)
+    back = open_run(lens, path)
+    np.testing.assert_array_equal(back.forecast.quantiles, run.forecast.quantiles)
+    np.testing.assert_array_equal(back.path, run.path)
+    np.testing.assert_array_equal(back.point, run.point)
+    np.testing.assert_array_equal(back.truth, run.truth)
+    assert (counted.forecasts, counted.forwards) == (0, 0)
+    assert back.batch.ids == run.batch.ids
+    assert back.batch.freqs == run.batch.freqs
+    assert back.batch.starts == run.batch.starts
+    assert back.seed == 3
+    assert probes.logit_lens(back).identical(probes.logit_lens(run))
+    with pytest.raises(InputError, match="this lens holds"):
+        open_run(lens_of("moirai-2" if name == "chronos" else "chronos"), path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(InputError, match=r"run\.nc cannot be read"):
+        open_run(lens, path)
+
+
+def test_a_run_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    run = lens_of("chronos-bolt").run(bundled("co2").tail(40), H)
+    with pytest.raises(InputError, match="cannot be written"):
+        run.to_netcdf(tmp_path / "missing" / "run.nc")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_notebook_shows_a_figure_and_a_line_of_facts() -> None:
+    run = lens_of("chronos-bolt").run(bundled("co2").tail(60), H, holdout=True)
+    for shown in (run._repr_html_(), run.forecast._repr_html_()):
+        assert "co2" in shown
+        assert f"{H} steps" in shown
+        assert "plotly" in shown

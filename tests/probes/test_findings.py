@@ -1,0 +1,82 @@
+"""What stands out: planted leaders are found, and noise is not, at the rates that the tests promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import stats
+
+from tsfm_lens.probes.findings import _holm, interval_over_series, judge, leader, standing
+
+
+def effects(values: np.ndarray) -> xr.Dataset:
+    return xr.Dataset({"effect": (("component", "series"), values)})
+
+
+def test_of_noise_no_component_stands_out_or_leads_more_often_than_promised() -> None:
+    rng = np.random.default_rng(0)
+    out, led = 0, 0
+    for _ in range(400):
+        stands_out, leads = standing(rng.normal(size=(24, 6)), 0.0, signed=True)
+        out += bool(stands_out.any())
+        led += bool(leads.any())
+    # 5 % of 400, and four standard deviations of that count
+    assert out <= 20 + 4 * np.sqrt(400 * 0.05 * 0.95)
+    assert led <= out
+
+
+def test_among_equals_above_the_floor_none_leads() -> None:
+    rng = np.random.default_rng(1)
+    led = sum(bool(standing(1 + 0.1 * rng.normal(size=(12, 8)), 0.1)[1].any()) for _ in range(300))
+    assert led <= 15 + 4 * np.sqrt(300 * 0.05 * 0.95)
+
+
+def test_a_planted_leader_is_found_in_its_group() -> None:
+    rng = np.random.default_rng(2)
+    values = 0.1 + 0.02 * rng.normal(size=(10, 8))
+    values[3] += 0.5
+    values[7] += 0.3
+    found = judge(effects(values), "effect", floor=0.05, groups=["head"] * 5 + ["mlp"] * 5)
+    assert np.flatnonzero(found["effect_leads"]).tolist() == [3, 7]
+    assert found["effect_low"].values[3] < 0.6 < found["effect_high"].values[3]
+    assert (found["effect_floor"] == 0.05).all()
+
+
+def test_one_series_is_spoken_of_as_it_is() -> None:
+    found = judge(effects(np.array([[0.4], [0.3], [0.0], [np.nan]])), "effect", floor=0.05)
+    assert found["effect_stands_out"].values.tolist() == [True, True, False, False]
+    assert found["effect_leads"].values.tolist() == [True, False, False, False]
+    assert found["effect_low"].values[0] == found["effect_high"].values[0] == 0.4
+    assert found.attrs["test"] == "none"
+    assert not judge(effects(np.array([[0.4], [0.38]])), "effect", floor=0.05)["effect_leads"].any()
+    assert not judge(effects(np.array([[0.04], [0.0]])), "effect", floor=0.05)["effect_leads"].any()
+
+
+def test_a_lead_on_one_of_two_series_is_none() -> None:
+    assert leader(np.array([[1.0, 0.2], [0.5, 0.4]])) is None
+    assert leader(np.array([[1.0, 0.9], [0.5, 0.4]])) == 0
+    assert leader(np.array([[np.nan, np.nan]])) is None
+
+
+def test_holm_is_that_of_statsmodels() -> None:
+    from statsmodels.stats.multitest import multipletests
+
+    p = np.random.default_rng(5).random(20) ** 4
+    np.testing.assert_allclose(_holm(p), multipletests(p, method="holm")[1])
+
+
+def test_the_interval_is_students() -> None:
+    mean, low, high = interval_over_series(np.array([[1.0, 2.0, 3.0], [1.0, np.nan, 2.0]]))
+    assert mean.tolist() == [2.0, 1.5]
+    np.testing.assert_allclose(high[0] - 2.0, stats.t.ppf(0.975, 2) / np.sqrt(3))
+    assert (low[1], high[1]) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_signed_effects_count_by_their_size(sign: float) -> None:
+    values = np.zeros((3, 5)) + 0.01 * np.random.default_rng(4).normal(size=(3, 5))
+    values[1] += sign
+    found = judge(effects(values), "effect", floor=0.05, signed=True)
+    assert found["effect_stands_out"].values.tolist() == [False, True, False]
+    assert found["effect_leads"].values.tolist() == [False, True, False]

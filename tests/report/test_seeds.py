@@ -1,0 +1,36 @@
+"""What a report says of components does not depend on the seed of its draws."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tsfm_lens.data import bundled
+from tsfm_lens.models import load
+from tsfm_lens.pipeline import analyse
+from tsfm_lens.report.plates import chapter_of
+
+SEEDS = range(5)
+# a sentence that names a part of the model, or ranks parts
+NAMED = re.compile(r"\b(encoder|decoder|embed|layer|head|heads|MLP|MLPs|component|components)\b")
+
+
+def sentences(name: str, seed: int) -> list[str]:
+    lens = load(name, check=False)
+    options = {"num_samples": 3} if lens.adapter.readout == "token" else {}
+    run = lens.run(bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options)
+    found = []
+    for step, result in analyse(run).items():
+        for plate in chapter_of(result, step).plates(result):
+            found += [f"{step}: {sentence}" for sentence in plate.reading if NAMED.search(sentence)]
+    return found
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
+def test_no_sentence_on_a_component_changes_between_seeds(name: str) -> None:
+    first, *others = (sentences(name, seed) for seed in SEEDS)
+    assert len(first) > 10
+    assert any("decoder." in sentence for sentence in first)
+    for other in others:
+        assert other == first

@@ -1,0 +1,55 @@
+"""Point forecasts of a run's variants: one forward each, or the library's own rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tsfm_lens.ablation.engine import Variant, run_variants
+from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.models.run import Run
+
+Progress = Callable[[int, int], None]
+
+# tokens that run side by side, and variants between two calls of a progress function
+_TOKENS, _AT_ONCE = 2**15, 256
+
+
+def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | None = None) -> np.ndarray:
+    """What a run's point forecast becomes under each variant of its model.
+
+    Args:
+        run: in single forwards all variants follow its path; in rollouts all draw the same random numbers.
+        variants: what to change in each.
+        progress: called with the variants done and their number.
+
+    Returns:
+        (variant, series, step), data units; see :attr:`tsfm_lens.models.run.Run.statistic`.
+
+    Raises:
+        UnknownNameError: a target does not exist.
+        InputError: a forecast is not finite, or one pass does not cover the horizon of a run in single forwards.
+    """
+    if run.rollout:
+        found = forecast_variants(
+            run.lens,
+            run.batch,
+            run.horizon,
+            variants,
+            quantiles=(0.5,),
+            num_samples=run.num_samples,
+            seed=run.seed,
+            progress=progress,
+        )
+        return found.quantiles[:, :, 0]
+    forecasts = np.empty((len(variants), len(run.batch), run.horizon))
+    longest = max(len(spans) for spans in run.encoded.spans.values())
+    rows = max(1, _TOKENS // longest)
+    for first in range(0, len(variants), _AT_ONCE):
+        part = variants[first : first + _AT_ONCE]
+        outputs = run_variants(run.lens, run.encoded, part, max_rows=rows, read=run.read)
+        forecasts[first : first + len(part)] = outputs.cpu().double().numpy()
+        if progress is not None:
+            progress(first + len(part), len(variants))
+    return forecasts

@@ -1,0 +1,379 @@
+"""A run: one forecast of a model, recorded once, that every probe, figure and chapter looks at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import to_floats
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.forecast import Forecast, context_dataset
+from tsfm_lens.models.memory import limit_of
+from tsfm_lens.models.paths import median_path
+from tsfm_lens.models.recording import read_forward
+from tsfm_lens.models.saved_run import run_dataset, save_run
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.lens import Lens
+
+# of the memory that a run may take, the share in which it keeps what it has recorded
+_KEPT_SHARE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A model's forecast of a batch, and what the model held while it made it.
+
+    Everything is computed when it is first asked for and then shared: two probes of one run see one forecast, one path
+    and one recording. Make it with :meth:`tsfm_lens.models.lens.Lens.run`.
+
+    Attributes:
+        lens: the model.
+        batch: the context.
+        horizon: forecast steps.
+        truth: (series, step) what came after the context, NaN where unknown; None if nothing is known.
+        num_samples: sample paths of a sampling model; its configured number if None.
+        seed: of every draw.
+        rollout: whether the model is looked at in the library's own rollout, all of its passes; otherwise in a single
+            forward over the whole horizon.
+        along: (series, step) values that a token model's decoder is forced along; the median path if None.
+        whole: the series before their ends were held out as the truth; None if they were not.
+        chosen: whether the caller chose the horizon.
+        cost: seconds spent so far on the "forecast", the "path" and "recordings".
+    """
+
+    lens: Lens
+    batch: SeriesBatch
+    horizon: int
+    truth: np.ndarray | None = None
+    num_samples: int | None = None
+    seed: int = 0
+    rollout: bool = False
+    along: np.ndarray | None = None
+    whole: SeriesBatch | None = None
+    chosen: bool = True
+    _hooks: tuple[object, ...] = ()
+    _of: tuple[Run, list[int]] | None = None
+    _others: dict[int, Run] = field(init=False, default_factory=dict)
+    _kept: list[Activations] = field(init=False, default_factory=list)
+    cost: dict[str, float] = field(init=False, default_factory=dict)
+
+    def __repr__(self) -> str:
+        truth = "" if self.truth is None else ", truth known"
+        return f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon} steps{truth}, seed {self.seed})"
+
+    # --- what the model forecasts ------------------------------------------------------------------------
+
+    @cached_property
+    def forecast(self) -> Forecast:
+        """The library's own forecast."""
+        if self._of is not None:
+            run, rows = self._of
+            return _rows_of(run.forecast, rows, self.batch)
+        self._refuse_other_hooks()
+        with self._timed("forecast"):
+            return self.lens.forecast(self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed)
+
+    @cached_property
+    def path(self) -> np.ndarray:
+        """(series, step) the values that a single forward follows.
+
+        Of a token model the values that its decoder reads as its own past: ``along``, or the median path (see
+        :func:`tsfm_lens.models.paths.median_path`), which takes no draw. Of all others the median forecast, which the
+        forward does not read.
+        """
+        if not self.tokens_read:
+            return self.forecast.median
+        if self.along is not None:
+            return self.along
+        if self._of is not None:
+            run, rows = self._of
+            return run.path[rows]
+        self._refuse_other_hooks()
+        with self._timed("path"):
+            return median_path(self.lens, self.batch, self.horizon)
+
+    @property
+    def tokens_read(self) -> bool:
+        """Whether the model reads its own past values as tokens, so that a single forward follows a path."""
+        return self.lens.adapter.readout == "token"
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """Native input of the single forward over the whole horizon.
+
+        Raises:
+            InputError: one pass of the model does not cover the horizon.
+        """
+        limit = self.lens.adapter.longest_pass
+        if self.horizon > limit:
+            raise InputError(
+                f"horizon {self.horizon} cannot be explained in one pass: {self.lens.model_id} forecasts at most "
+                f"{limit} steps before it feeds its forecast back. Choose a horizon from 1 to that."
+            )
+        if self.tokens_read:
+            return self.lens.encode(self.batch, future=self.path)
+        return self.lens.encode(self.batch, horizon=self.horizon)
+
+    @cached_property
+    def tokens(self) -> Tensor | None:
+        """(series, step) token ids of :attr:`path` for token models, else None."""
+        if not self.tokens_read:
+            return None
+        return self.lens.adapter.tokens_of(torch.as_tensor(self.path), self.encoded)  # type: ignore[attr-defined]
+
+    @cached_property
+    def spans(self) -> dict[str, TokenSpans]:
+        """By stack, the time steps that the tokens of a single forward, or of a rollout's first pass, cover."""
+        if not self.rollout:
+            return self.encoded.spans
+        first = min(self.horizon, self.lens.adapter.longest_pass)
+        if self.lens.adapter.readout == "token":
+            return self.lens.encode(self.batch, future=np.zeros((len(self.batch), first))).spans
+        return self.lens.encode(self.batch, horizon=first).spans
+
+    @property
+    def statistic(self) -> str:
+        """What :attr:`point` is: "median", "mean" or "expected value"."""
+        if self.rollout:
+            return "median"
+        return {"token": "expected value", "distribution": "mean"}.get(self.lens.adapter.readout, "median")
+
+    @cached_property
+    def point(self) -> np.ndarray:
+        """(series, step) the forecast in one value a step, as variants of the model are compared with it."""
+        if self.rollout:
+            return self.forecast.median
+        self._refuse_other_hooks()
+        encoded = self.encoded
+        with self._timed("recordings"):
+            return read_forward(self.lens, encoded, self.read).cpu().double().numpy()
+
+    def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
+        """Output of a forward of the batch, or of a part of it, as point forecasts in data units; differentiable.
+
+        Args:
+            output: (…, series, step, vocabulary) logits, or (…, series, quantile, step).
+            part: the part of the batch that it belongs to.
+
+        Returns:
+            (…, series, step): the expected value over the value tokens, the quantile nearest to 0.5, or the mean of a
+            distribution head.
+        """
+        adapter = self.lens.adapter
+        # a sum over thousands of values keeps nothing in half precision
+        output = output.to(torch.promote_types(output.dtype, torch.float32))
+        if adapter.readout == "token":
+            first: int = adapter.first_value_token  # type: ignore[attr-defined]
+            values = adapter.values(self.encoded if part is None else part)[:, None, first:].to(output)
+            mass = torch.softmax(output, dim=-1)[..., first:]
+            return ((mass * values).sum(-1) / mass.sum(-1))[..., : self.horizon]
+        levels = np.array(adapter.levels)  # type: ignore[attr-defined]
+        return output[..., int(np.argmin(np.abs(levels - 0.5))), : self.horizon]
+
+    # --- what it held ------------------------------------------------------------------------------------
+
+    def record(self, names: Iterable[str]) -> Activations:
+        """Activations at hook points: of the single forward, or of every pass of a rollout.
+
+        What has been recorded before is not run again. The result may hold further hook points.
+
+        Args:
+            names: of hook points, without globs.
+
+        Raises:
+            UnknownNameError: no such hook point.
+            InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
+        """
+        wanted = set(names)
+        for acts in self._kept:
+            if wanted <= acts.recorded.keys():
+                return acts
+        self._refuse_other_hooks()
+        encoded = None if self.rollout else self.encoded
+        with torch.no_grad(), self._timed("recordings"):
+            if self.rollout:
+                options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
+                forecast, acts = self.lens.run_with_cache(
+                    self.batch, names_filter=sorted(wanted), rollout=True, **options
+                )
+                self.__dict__.setdefault("forecast", forecast)
+            else:
+                output, acts = self.lens.run_with_cache(encoded, names_filter=sorted(wanted))
+                self.__dict__.setdefault("point", self.read(output).cpu().double().numpy())
+        self._keep(acts)
+        return acts
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.cost[what] = self.cost.get(what, 0.0) + time.perf_counter() - began
+
+    def _keep(self, acts: Activations) -> None:
+        limit = _KEPT_SHARE * limit_of(None, self.lens.device)
+        self._kept.insert(0, acts)
+        # the oldest go first; what does not fit by itself is not kept at all
+        while self._kept and sum(map(_size, self._kept)) > limit:
+            self._kept.pop()
+
+    def _refuse_other_hooks(self) -> None:
+        if hooks_in_force(self.lens) != self._hooks:
+            raise InputError(
+                "this run was made under other hooks than those that are set now, so it would mix two models; make "
+                "the run in the block in which it is used"
+            )
+
+    # --- other runs --------------------------------------------------------------------------------------
+
+    def following(self, along: Any) -> Run:
+        """The same run, its decoder forced along (series, step) values; the forecast is shared."""
+        return replace(self, along=_values_along(self, along), _of=(self, list(range(len(self.batch)))))
+
+    def rolled_out(self) -> Run:
+        """The same run, looked at in the library's own rollout."""
+        return self if self.rollout else self._other_view
+
+    def in_one_pass(self) -> Run:
+        """The same run, looked at in one forward over the whole horizon."""
+        return self._other_view if self.rollout else self
+
+    @cached_property
+    def _other_view(self) -> Run:
+        return replace(self, rollout=not self.rollout, _of=(self, list(range(len(self.batch)))))
+
+    def select(self, which: str | int | Sequence[str | int]) -> Run:
+        """The same run of some of its series: their forecast and path are those of this run.
+
+        Args:
+            which: ids or positions, as :meth:`SeriesBatch.select` takes them.
+        """
+        batch = self.batch.select(which)
+        rows = [self.batch.ids.index(name) for name in batch.ids]
+        truth, along = (None if each is None else each[rows] for each in (self.truth, self.along))
+        whole = None if self.whole is None else self.whole.select(rows)
+        parts: dict[str, Any] = {"truth": truth, "along": along, "whole": whole}
+        return replace(self, batch=batch, **parts, _of=(self, rows))
+
+    def at(self, horizon: int) -> Run:
+        """A run of the same series over another horizon, made once per horizon.
+
+        Where the series' ends were held out, so many steps of them are held out now; a truth that was given is cut,
+        or goes on as unknown.
+
+        Raises:
+            InputError: a series is too short, or no number of steps.
+        """
+        if horizon == self.horizon:
+            return self
+        if horizon not in self._others:
+            how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+            rollout = True if self.rollout and self.horizon <= self.lens.adapter.longest_pass else None
+            if self.whole is not None:
+                other = self.lens.run(self.whole, horizon, holdout=True, rollout=rollout, **how)
+            else:
+                truth = None if self.truth is None else _cut(self.truth, horizon)
+                other = self.lens.run(self.batch, horizon, truth=truth, rollout=rollout, **how)
+            self._others[horizon] = replace(other, chosen=self.chosen)
+        return self._others[horizon]
+
+    def shortened(self, horizon: int) -> Run:
+        """A run of the same context over at most so many steps."""
+        if horizon >= self.horizon:
+            return self
+        return replace(self, whole=None).at(horizon)
+
+    # --- the rooms above, opened by name so that imports run downwards only --------------------------------
+
+    def report(self, out: str | Path, **options: Any) -> Path:
+        """Write one HTML report of this run; see :func:`tsfm_lens.pipeline.report`."""
+        path: Path = import_module("tsfm_lens.pipeline").report(self, out, **options)
+        return path
+
+    def explore(self, **options: Any) -> Any:
+        """One linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`."""
+        return import_module("tsfm_lens.explore").explore(self, **options)
+
+    # --- results -----------------------------------------------------------------------------------------
+
+    def to_dataset(self) -> xr.Dataset:
+        """The whole run as a dataset of kind "run": series, truth, forecast, path, settings, provenance and cost."""
+        return run_dataset(self)
+
+    def to_netcdf(self, path: str | Path) -> Path:
+        """Write the run to one file, which :func:`tsfm_lens.models.saved_run.open_run` reads.
+
+        Raises:
+            InputError: the file cannot be written; one that was there stays as it was.
+        """
+        return save_run(self, path)
+
+    def _repr_html_(self) -> str:
+        drawn: str = import_module("tsfm_lens.viz.notebook").as_html(self)
+        return drawn
+
+    def dataset(self) -> xr.Dataset:
+        """The part that all results share: context, truth, times, units, groups and variates."""
+        return context_dataset(self.batch, self.horizon, self.truth)
+
+    def describe(self, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
+        """Attributes of a result: kind, title, source, provenance, the run's settings and the probe's parameters.
+
+        ``statistic`` is "mean" where single forwards read out the mean of a distribution, not quantiles.
+        """
+        adapter = self.lens.adapter
+        facts: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
+        if adapter.readout != "quantile":
+            facts["num_samples"] = self.num_samples or "the model's own"
+        if adapter.readout == "distribution" and not self.rollout:
+            facts["statistic"] = "mean"
+        return {"kind": kind, "title": title, "source": source, **self.lens.provenance(), **facts, **parameters}
+
+
+def hooks_in_force(lens: Lens) -> tuple[object, ...]:
+    """What tells the hooks set on a lens at one time from those at another."""
+    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
+
+
+def _values_along(run: Run, along: Any) -> np.ndarray:
+    values = to_floats(along, "along")
+    if not np.isfinite(values).all():
+        raise InputError("along holds values that are no numbers; a decoder is forced along finite values")
+    if values.shape != (len(run.batch), run.horizon):
+        raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(run.batch), run.horizon)}")
+    return values
+
+
+def _cut(truth: np.ndarray, horizon: int) -> np.ndarray:
+    """(series, step), NaN beyond what is known."""
+    longer = np.full((len(truth), max(horizon - truth.shape[1], 0)), np.nan)
+    return np.concatenate([truth[:, :horizon], longer], axis=1)
+
+
+def _rows_of(forecast: Forecast, rows: list[int], batch: SeriesBatch) -> Forecast:
+    if rows == list(range(len(forecast.context))):
+        return forecast
+    samples = None if forecast.samples is None else forecast.samples[rows]
+    parts: dict[str, Any] = {"quantiles": forecast.quantiles[rows], "mean": forecast.mean[rows], "samples": samples}
+    return replace(forecast, **parts, context=batch, distribution=None)
+
+
+def _size(acts: Activations) -> int:
+    return sum(call.value.numel() * call.value.element_size() for calls in acts.recorded.values() for call in calls)
