@@ -82,11 +82,22 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     Raises:
         UnknownNameError: a pattern matches nothing; the message has the nearest components.
     """
-    known = {str(component): component for component in components(wiring)}
+    known = _by_name(wiring)
+    if len(patterns) == 1 and str(patterns[0]) in known:
+        return [known[str(patterns[0])]]
     wanted: set[str] = set()
     for pattern in patterns:
         wanted.update(select(known, str(pattern), what="component", hint="`lens.components()` lists them all."))
     return [component for name, component in known.items() if name in wanted]
+
+
+def _by_name(wiring: Wiring) -> dict[str, Component]:
+    """Every component by its printed form; kept with the table, which never changes."""
+    kept: dict[str, Component] | None = wiring.__dict__.get("_components_by_name")
+    if kept is None:
+        kept = {str(component): component for component in components(wiring)}
+        wiring.__dict__["_components_by_name"] = kept
+    return kept
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:

@@ -16,6 +16,8 @@ from tsfm_lens.hooks.stream import Place, carry_factors
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
+# in the writes at the points of the path that are taken at once
+_NUMBERS = 2**21
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
     "token": ("logit", "probability", "expected_value"),
@@ -202,8 +204,10 @@ def _quantile(run: Run, writes: Tensor, nodes: int) -> Parts:
     if not lens.wiring.true_gradients:
         return {"lens_difference": difference}
     integrated = torch.zeros(len(writes), *whole.shape, dtype=whole.dtype, device=whole.device)
-    for node in range(nodes):
-        integrated += _push_forward(frozen, last * ((node + 0.5) / nodes), writes) / nodes
+    shares = (torch.arange(nodes, dtype=last.dtype, device=last.device) + 0.5) / nodes
+    for part in shares.split(max(1, _NUMBERS // writes.numel())):
+        stretch = last * part.reshape(-1, *[1] * last.ndim)
+        integrated += _push_forward(lambda stream: frozen(stream).sum(0), stretch, writes) / nodes
     return {
         "lens_difference": difference,
         "linearised": (_array(_push_forward(frozen, last, writes)), _array(whole), "data units"),
@@ -212,8 +216,8 @@ def _quantile(run: Run, writes: Tensor, nodes: int) -> Parts:
 
 
 def _push_forward(function: Callable[[Tensor], Tensor], at: Tensor, writes: Tensor) -> Tensor:
-    """The derivative of a readout at one stream, applied to every write."""
-    return torch.func.vmap(lambda write: torch.func.jvp(function, (at,), (write,))[1])(writes)
+    """The derivative of a readout at one stream, or at several at once (point, …), applied to every write."""
+    return torch.func.vmap(lambda write: torch.func.jvp(function, (at,), (write.expand_as(at),))[1])(writes)
 
 
 def _telescope(readout: Callable[[Tensor], Tensor], writes: Tensor) -> Tensor:
