@@ -14,6 +14,8 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
+__all__ = ["attention_patterns", "head_entropy", "row_entropy"]
+
 SHARP_BELOW = 0.38
 
 

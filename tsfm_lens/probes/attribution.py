@@ -16,6 +16,8 @@ from tsfm_lens.hooks.stream import Place, carry_factors
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
+__all__ = ["attribute", "component_writes"]
+
 # in the writes at the points of the path that are taken at once
 _NUMBERS = 2**21
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"

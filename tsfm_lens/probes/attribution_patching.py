@@ -20,6 +20,8 @@ from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.patching import grid_of, patches
 from tsfm_lens.probes.places import Place, place_coords, places_of
 
+__all__ = ["attribution_patching"]
+
 _SOURCE = "Nanda 2023 (attribution patching); Syed et al. 2023, arXiv:2310.10348"
 
 

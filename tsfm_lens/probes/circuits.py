@@ -24,6 +24,8 @@ from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.places import listed, places_of
 from tsfm_lens.probes.zero_ablation import reference_of
 
+__all__ = ["minimal_circuit"]
+
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]

@@ -15,6 +15,8 @@ from tsfm_lens.probes.contrast import Contrast, Direction
 from tsfm_lens.probes.path_patching import OUTPUT, heard_by, sender_contrast
 from tsfm_lens.probes.places import Place, listed, place_coords, places_of
 
+__all__ = ["edge_attribution"]
+
 _SOURCE = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
 
 

@@ -21,6 +21,8 @@ from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.places import later_branches, listed
 from tsfm_lens.probes.zero_ablation import reference_of
 
+__all__ = ["causal_effects"]
+
 _SOURCE = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
 
 

@@ -16,6 +16,8 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
+__all__ = ["entropic_rank"]
+
 EPSILON = 1e-8
 
 

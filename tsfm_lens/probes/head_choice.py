@@ -20,6 +20,8 @@ from tsfm_lens.models.noise import told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.spectra import head_spectra
 
+__all__ = ["diffuse_heads", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "sharp_heads"]
+
 ORDERS = ("low", "high")
 
 

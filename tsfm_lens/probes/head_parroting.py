@@ -16,6 +16,8 @@ from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
+__all__ = ["head_parroting"]
+
 
 def head_parroting(
     run: Run,

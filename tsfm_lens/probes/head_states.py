@@ -18,6 +18,8 @@ from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.spectra import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
+__all__ = ["head_states"]
+
 Progress = Callable[[int, int], None]
 
 _SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"

@@ -16,6 +16,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import row_entropy
 from tsfm_lens.probes.labels import describe
 
+__all__ = ["repeated_tokens"]
+
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124

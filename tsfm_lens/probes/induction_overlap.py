@@ -12,6 +12,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM
 
+__all__ = ["induction_overlap"]
+
 COPY_GRID = tuple(np.round(np.arange(0.0, 4.01, 0.25), 2))
 ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
 PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))

@@ -13,6 +13,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.spectra import core_svd
 
+__all__ = ["kernel_regression"]
+
 _TOLERANCE = 1e-3
 _BY_QUERY = ("missing", "bound", "applicable", "vacuous", "slack", "alignment", "distance")
 

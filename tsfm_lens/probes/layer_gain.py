@@ -7,6 +7,8 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 
+__all__ = ["layer_gain"]
+
 METRICS = ("sMAPE", "MAE", "RMSE")
 
 

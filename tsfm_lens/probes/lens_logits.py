@@ -15,6 +15,8 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords, component_writes
 from tsfm_lens.probes.logit_lens import layer_streams
 
+__all__ = ["lens_logits"]
+
 NORMS = ("frozen", "own")
 
 

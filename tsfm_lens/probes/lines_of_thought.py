@@ -16,6 +16,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import logit_lens
 
+__all__ = ["lines_of_thought", "trace_lines"]
+
 _KEPT = ("context", "truth", "native_median", "probability", "value")
 
 

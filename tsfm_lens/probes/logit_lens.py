@@ -13,6 +13,8 @@ from torch import Tensor
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.run import Run
 
+__all__ = ["bin_quantiles", "count_peaks", "logit_lens"]
+
 PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01

@@ -12,6 +12,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.rollout import rollout_maps
 
+__all__ = ["context_parroting", "lag_attention"]
+
 _LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
 

@@ -10,6 +10,8 @@ from tsfm_lens.probes.head_states import forecast_queries
 from tsfm_lens.probes.rollout import rollout_maps
 from tsfm_lens.probes.spectra import head_spectra
 
+__all__ = ["patch_attention"]
+
 
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """A matrix a head, forecast tokens × context tokens, its stable rank, and the patch that it reads most.

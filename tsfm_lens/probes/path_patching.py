@@ -23,6 +23,8 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 
+__all__ = ["path_patching"]
+
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
 _INPUTS = ("all", "q", "k", "v")

@@ -20,6 +20,8 @@ from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
+__all__ = ["ablated_share", "ablation_recipes"]
+
 ORIGINAL = "original"
 
 

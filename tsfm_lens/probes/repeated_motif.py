@@ -18,6 +18,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
 
+__all__ = ["repeated_motif"]
+
 TARGETS = ("after_last", "last", "after_any")
 LONGEST = 8  # tokens of a motif unless asked otherwise
 

@@ -22,6 +22,8 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates, row_entropy
 
+__all__ = ["attention_flow", "norm_weighted_attention", "rollout_maps"]
+
 KEYS = ("time", "window")
 
 

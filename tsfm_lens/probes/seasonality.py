@@ -10,6 +10,8 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 
+__all__ = ["seasonality_bias"]
+
 _FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle over the horizon
 
 

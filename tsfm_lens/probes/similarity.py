@@ -15,6 +15,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import layer_streams
 
+__all__ = ["head_similarity", "layer_similarity"]
+
 
 def layer_similarity(run: Run) -> xr.Dataset:
     """Similarity of the layers of the stack that is read out.

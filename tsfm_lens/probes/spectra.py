@@ -15,6 +15,8 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
 
+__all__ = ["head_spectra", "stable_rank"]
+
 PRODUCTS = ("QK", "OV")
 
 

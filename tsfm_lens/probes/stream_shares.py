@@ -11,6 +11,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import attribute, decompositions_of
 
+__all__ = ["stream_shares"]
+
 
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """The writers of the stream that is read out, in order of writing, with the size of their direct attribution.

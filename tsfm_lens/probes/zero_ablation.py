@@ -23,6 +23,8 @@ from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import listed
 
+__all__ = ["ablation_effects"]
+
 
 def ablation_effects(
     run: Run,

@@ -25,6 +25,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import BLUE, VERMILION, dress
 
+__all__ = ["ablation_forecasts"]
+
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     """The heads and MLPs with the largest Spearman distance on one series, strongest first."""

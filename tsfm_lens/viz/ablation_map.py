@@ -16,6 +16,8 @@ from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, check, model_of, names, shown, unit_of
 from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, dress, number, percent, plain
 
+__all__ = ["ablation_heatmap"]
+
 
 @dataclass(frozen=True)
 class Measure:

@@ -15,6 +15,8 @@ from tsfm_lens.viz.theme import BLUE, INK, SEQUENTIAL, dress, number, plain
 from tsfm_lens.viz.timeline import Timeline, timeline
 from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, ruler, token_axis
 
+__all__ = ["attention_map"]
+
 _CELLS = 60_000  # more would be narrower than a dot
 _WORDED = 20_000  # up to so many cells, each names its tokens when hovered
 _KINDS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "attn": "attention"}

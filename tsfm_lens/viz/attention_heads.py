@@ -14,6 +14,8 @@ from tsfm_lens.viz.select import array, check, layer_name, model_of, names, posi
 from tsfm_lens.viz.theme import GREY, dress, number, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 
+__all__ = ["attention_grid", "norm_weighted_map"]
+
 _CELLS = 100_000  # in the whole figure
 
 

@@ -11,6 +11,8 @@ from tsfm_lens.viz.shares import attribution_shares
 from tsfm_lens.viz.theme import BLUE, DIVERGING, GREY, PALE, VERMILION, dress, number, plain
 from tsfm_lens.viz.timeline import timeline
 
+__all__ = ["attribution_bars", "attribution_heatmap"]
+
 
 def attribution_bars(
     ds: xr.Dataset,

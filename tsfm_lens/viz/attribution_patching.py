@@ -14,6 +14,8 @@ from tsfm_lens.viz.places import places_in
 from tsfm_lens.viz.select import array, check, model_of, names, series_position
 from tsfm_lens.viz.theme import GREY, PALE, SEQUENTIAL, dress, number, plain
 
+__all__ = ["attribution_patching_scatter"]
+
 
 def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Attribution patching's estimate against what patching recovers, a dot a place, position and series.

@@ -10,6 +10,8 @@ from tsfm_lens.viz.head_maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, check, model_of, names, position, series_position, shown
 from tsfm_lens.viz.theme import number
 
+__all__ = ["head_parroting_map", "repeated_motif_map"]
+
 _KINDS = {"self_attn": "self-attention", "cross_attn": "cross-attention"}
 _TARGETS = {
     "after_last": "what followed the last match",

@@ -27,6 +27,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, dress, mixed, plain
 
+__all__ = ["circuit_curve", "circuit_forecasts", "circuit_graph"]
+
 _HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
 _LAYER_GAP = 0.8  # between layers, in columns
 _PARTS = {

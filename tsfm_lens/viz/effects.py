@@ -16,6 +16,8 @@ from tsfm_lens.viz.places import Places, kind_word, places_in
 from tsfm_lens.viz.select import array, check, model_of, names, series_position, shown, unit_of
 from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, dress, mixed, number, plain
 
+__all__ = ["effects_scatter", "self_repair_bars"]
+
 _LABELLED = 6
 _LETTER, _LINE = 0.0105, 0.04  # of a label, in shares of the axes
 

@@ -11,6 +11,8 @@ from tsfm_lens.viz.maps import head_map
 from tsfm_lens.viz.select import array, check, model_of
 from tsfm_lens.viz.theme import VERMILION, dress, number
 
+__all__ = ["head_entropy_map"]
+
 
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
     """Layer × head map of the attention entropy: dark heads are sharp, light ones diffuse.

@@ -22,6 +22,8 @@ from tsfm_lens.viz.panels import mark_start, scene
 from tsfm_lens.viz.select import array, check, model_of, names, position, unit_of
 from tsfm_lens.viz.theme import dress, number, percent, plain
 
+__all__ = ["explore_figure"]
+
 Update = dict[str, dict[str, Any]]
 """Trace of :data:`TRACES` -> the properties that change."""
 

@@ -26,6 +26,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import BLUE, dress, mixed, plain
 
+__all__ = ["forecast_fan", "lens_forecast"]
+
 
 def forecast_fan(
     ds: Any,

@@ -11,6 +11,8 @@ from tsfm_lens.viz.head_maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, check, model_of, names
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, SEQUENTIAL, VERMILION, dress, number, plain
 
+__all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
+
 _AXES = {
     "prefix_matching": "prefix matching",
     "copy_score": "copy score (std)",

@@ -16,6 +16,8 @@ from tsfm_lens.viz.select import array, check, layer_name, model_of, names, posi
 from tsfm_lens.viz.structure import head_lines
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, PALE, SEQUENTIAL, dress, number, percent, plain
 
+__all__ = ["concentration_bound_plot", "kernel_bandwidths", "tilt_map"]
+
 LEAST = 1e-16  # a weight or bound below is drawn here: double precision ends
 
 

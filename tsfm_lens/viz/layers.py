@@ -14,6 +14,8 @@ from tsfm_lens.viz.panels import fitted_range, medians
 from tsfm_lens.viz.select import array, check, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, dress, plain
 
+__all__ = ["layer_entropy", "layer_gain"]
+
 _MEASURES = {
     "entropy": ("entropy", "nats", "Entropy of the next value's distribution", "; low = sure of the value"),
     "n_peaks": ("number of peaks", "count", "Peaks of the next value's distribution", ""),

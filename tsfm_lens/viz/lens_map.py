@@ -29,6 +29,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import INK, SEQUENTIAL, VERMILION, dress, percent, plain
 
+__all__ = ["logit_map"]
+
 _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this

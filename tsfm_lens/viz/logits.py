@@ -24,6 +24,8 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.theme import BLACK, DIVERGING, dress, number, plain
 
+__all__ = ["lens_logit_map"]
+
 
 def lens_logit_map(
     ds: xr.Dataset,

@@ -15,6 +15,8 @@ from tsfm_lens.viz.panels import draw_scene, fitted_range, scene, value_hover
 from tsfm_lens.viz.select import array, check, model_of, names, series_position, unit_of, value_title
 from tsfm_lens.viz.theme import BLUE, GREY, ORANGE, VERMILION, dress, number, percent, plain
 
+__all__ = ["lag_attention_map", "parroting_forecast"]
+
 _FORECAST, _ERROR, _GAP = 250, 130, 78  # pixels
 
 

@@ -12,6 +12,8 @@ from tsfm_lens.viz.panels import draw_bands, draw_scene, fitted_range, scene
 from tsfm_lens.viz.select import array, check, layer_name, model_of, names, position, statistic_of, unit_of, value_title
 from tsfm_lens.viz.theme import VERMILION, dress, number, percent, plain
 
+__all__ = ["patch_attention_grid", "selected_patch"]
+
 _KIND = "patch_attention"
 _NARROW = 600  # steps that one column has room for
 

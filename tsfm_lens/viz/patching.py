@@ -36,6 +36,8 @@ from tsfm_lens.viz.theme import (
 from tsfm_lens.viz.timeline import Timeline
 from tsfm_lens.viz.tokens import TokenAxis, token_axis
 
+__all__ = ["patched_forecasts", "patching_map"]
+
 KINDS = {"patching": "Activation patching", "attribution_patching": "Attribution patching"}
 WORDS = {
     "recovered": "share recovered",

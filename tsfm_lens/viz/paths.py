@@ -13,6 +13,8 @@ from tsfm_lens.viz.places import OUTPUT, Places, places_in, places_named, separa
 from tsfm_lens.viz.select import array, check, model_of, names, series_position, shown, unit_of
 from tsfm_lens.viz.theme import DIVERGING, PALE, SEQUENTIAL, dress, plain
 
+__all__ = ["path_map"]
+
 KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
 WORDS = {"recovered": "share recovered", "effect": "mean change", "score": "estimated share recovered"}
 _CROWD = 0.99  # where the colours end if the largest values are far above the rest

@@ -27,6 +27,8 @@ from tsfm_lens.viz.select import (
 from tsfm_lens.viz.theme import BLUE, VERMILION, dress, mixed, percent, plain
 from tsfm_lens.viz.timeline import Timeline
 
+__all__ = ["recipe_forecasts"]
+
 _PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
 _LETTER = 6.2  # pixels: width of a title's letter
 

@@ -15,6 +15,8 @@ from tsfm_lens.viz.select import array, check, layer_name, model_of, names, posi
 from tsfm_lens.viz.theme import GREY, dress, number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 
+__all__ = ["attention_flow_map", "rollout_panels"]
+
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them

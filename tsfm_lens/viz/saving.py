@@ -13,6 +13,8 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, RenderError
 
+__all__ = ["save"]
+
 FORMATS = ("html", "json", "png", "svg", "pdf")
 # without plotly's own "Share chart" button, which would upload the figure
 BROWSER_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}

@@ -10,6 +10,8 @@ from plotly.subplots import make_subplots
 from tsfm_lens.viz.select import array, check, model_of, names, series_position
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, dress, mixed, number, percent, plain
 
+__all__ = ["stream_scheme"]
+
 _WORDS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "attn": "attention", "mlp": "MLP"}
 _WORDS |= {
     "embed": "embedding",

@@ -12,6 +12,8 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.select import array, check, model_of, names, series_position, shown
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, dress, plain
 
+__all__ = ["season_amplitudes"]
+
 _PARTS = {
     "context": {"color": GREY, "width": 1.2},
     "truth": {"color": INK, "width": 1.4, "dash": "2px,2px"},

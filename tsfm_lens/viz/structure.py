@@ -17,6 +17,8 @@ from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, check, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.theme import BLUE, GREY, dress, mixed, plain
 
+__all__ = ["entropic_rank_line", "head_similarity_map", "similarity_map", "spectrum_lines", "stable_rank_map"]
+
 _PRODUCTS = {"QK": "query–key product W_Q W_Kᵀ", "OV": "value–output product W_V W_O"}
 
 

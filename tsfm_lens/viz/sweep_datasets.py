@@ -14,6 +14,8 @@ from tsfm_lens.viz.select import array, check, names, positions
 from tsfm_lens.viz.sweep_entries import change_text, chosen_model, order_words, tolerance_of
 from tsfm_lens.viz.theme import DIVERGING, INK, dress, percent, plain
 
+__all__ = ["dataset_heatmap"]
+
 _ROW, _CELL, _LETTER = 15, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
 

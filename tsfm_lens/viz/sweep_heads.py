@@ -34,6 +34,8 @@ from tsfm_lens.viz.sweep_entries import (
 )
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, dress, mixed, percent, plain
 
+__all__ = ["head_curves", "heads_at_layers"]
+
 _CURVE = ("mase", "mase_change", "mase_change_lower", "mase_change_upper")
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share")
 _REACH = 8  # tolerances above the baseline up to which a curve is followed

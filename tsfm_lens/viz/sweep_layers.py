@@ -36,6 +36,8 @@ from tsfm_lens.viz.sweep_entries import (
 )
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, dress, mixed, plain
 
+__all__ = ["component_errors", "layer_distances", "range_curves"]
+
 _CHANGE = ("mase_change", "mase_change_lower", "mase_change_upper")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")

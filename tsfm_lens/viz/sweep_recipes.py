@@ -27,6 +27,8 @@ from tsfm_lens.viz.sweep_entries import (
 )
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, dress, mixed, plain
 
+__all__ = ["recipe_changes", "recipe_table", "selection_comparison"]
+
 _KEYS = ("model", "recipe", "selection", "seed")
 _SIZES = ("heads_ablated", "heads_total", "n_mlps")
 _CHANGE = ("change", "lower", "upper")

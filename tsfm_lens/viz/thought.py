@@ -14,6 +14,8 @@ from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import array, check, layer_name, model_of, names, positions, series_position, shown, unit_of
 from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, dress, mixed, number, percent
 
+__all__ = ["thought_counts", "thought_lines"]
+
 _LOOKS = {
     True: ("spurious line", VERMILION, "x"),
     False: ("other line", SKY, "circle"),
