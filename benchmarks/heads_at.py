@@ -15,7 +15,7 @@ from tsfm_lens.data import SeriesBatch, bundled, bundled_names
 from tsfm_lens.data.evaluation_sources import holdout_sets
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
-from tsfm_lens.sweep.orders import ENDS, head_scores
+from tsfm_lens.sweep.plan.orders import ENDS, head_scores
 
 HEADS = 12
 MOST = 60  # windows of one series

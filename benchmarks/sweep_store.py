@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.sweep.engines import GroupDone, GroupTask, run_groups
-from tsfm_lens.sweep.pooling import per_series
-from tsfm_lens.sweep.ray_cluster import connect
-from tsfm_lens.sweep.scores import DISTANCES, SUMS
-from tsfm_lens.sweep.statistics import changes
-from tsfm_lens.sweep.store import KEY_COLUMNS, Store, cell_key
+from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
+from tsfm_lens.sweep.run.ray_cluster import connect
+from tsfm_lens.sweep.statistics.changes import changes
+from tsfm_lens.sweep.statistics.pooling import per_series
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store, cell_key
 
 Row = tuple[str, str, str, str, bool | None]
 VALUES = (*SUMS, *DISTANCES)

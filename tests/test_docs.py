@@ -35,7 +35,7 @@ def test_every_name_in_the_tables_exists() -> None:
 
 
 def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
-    from tsfm_lens.sweep.config import parse_config, read_config
+    from tsfm_lens.sweep.plan.config import parse_config, read_config
 
     text = (ROOT / "docs" / "sweeps.md").read_text()
     config = parse_config(yaml.safe_load(text.split("```yaml\n")[1].split("```")[0]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,16 @@ MAY_IMPORT = {
 }
 # imports inside functions that would point upwards: opening a model by name, checking it on load
 DEFERRED = {("models", "zoo"), ("models", "testing")}
+# the rooms of a room, each of which imports only those before it
+FOLLOWING = {"sweep": ("statistics", "plan", "store", "run", "results")}
 
 
 def room_of(file: Path) -> str:
     return file.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def dotted(file: Path) -> str:
+    return ".".join(("tsfm_lens", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def imports(file: Path) -> Iterator[tuple[str, bool]]:
@@ -96,6 +103,57 @@ def test_rooms_import_only_what_is_below_them(file: Path) -> None:
         assert other in MAY_IMPORT[room], f"{file.relative_to(ROOT)} imports {name}"
 
 
+@pytest.mark.parametrize("room", FOLLOWING)
+def test_rooms_within_a_room_follow_each_other(room: str) -> None:
+    order = FOLLOWING[room]
+    assert {file.relative_to(ROOT / room).parts[0] for file in (ROOT / room).rglob("*.py")} == {*order, "__init__.py"}
+    for file in (file for name in order for file in (ROOT / room / name).rglob("*.py")):
+        own = order.index(file.relative_to(ROOT / room).parts[0])
+        for name, _ in imports(file):
+            parts = name.split(".")
+            if parts[:2] == ["tsfm_lens", room] and len(parts) > 2:
+                assert parts[2] in order[: own + 1], f"{file.relative_to(ROOT)} imports {name}"
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle, [] if none do; imports inside functions count.
+
+    Names that only annotations use make no circle: they are not imported when the program runs.
+    """
+    graph = {}
+    for module, text in sources.items():
+        nodes = list(ast.walk(ast.parse(text)))
+        typing = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+        unseen = {id(inner) for node in typing for line in node.body for inner in ast.walk(line)}
+        found = set()
+        for node in nodes:
+            if id(node) in unseen:
+                continue
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                found |= {name if name in sources else str(node.module) for name in names}
+        graph[module] = (found & set(sources)) - {module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not circle({dotted(file): file.read_text() for file in MODULES})
+
+
+def test_a_circle_is_found_wherever_it_hides() -> None:
+    late = "def f():\n    from p.a import x\n"
+    assert circle({"p.a": "from p import b", "p.b": late}) in (["p.a", "p.b", "p.a"], ["p.b", "p.a", "p.b"])
+    assert circle({"p": "from p.a import x", "p.a": "import p.b", "p.b": "from p import x"})
+    assert not circle({"p.a": "from p.b import x", "p.b": "if TYPE_CHECKING:\n    from p.a import y"})
+    assert circle({"p.a": "import p.b", "p.b": "if TYPE_CHECKING:\n    pass\nelse:\n    import p.a"})
+
+
 def test_one_module_prints() -> None:
     """Elsewhere a name with brackets could be taken for markup."""
     makers = {"rich", "rich.console", "rich.markup", "rich.progress"}
@@ -121,6 +179,15 @@ def test_every_public_name_is_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'forecats'"):
         _ = tsfm_lens.forecats
     assert set(tsfm_lens.__all__) <= set(dir(tsfm_lens))
+
+
+def test_every_room_is_found_from_the_package() -> None:
+    rooms = sorted({room_of(file) for file in MODULES} - {"__init__", "cli", "console", "doctor"})
+    assert set(rooms) <= set(dir(tsfm_lens))
+    # in a fresh process, where nothing else has imported them
+    code = f"import tsfm_lens; [getattr(tsfm_lens, room) for room in {rooms}]; tsfm_lens.sweep.run_sweep"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -29,7 +29,10 @@ _HOME = {
     "load": "tsfm_lens.models",
 }
 
-_ROOMS = ("ablation", "data", "errors", "hooks", "models", "probes", "report", "testing", "viz", "zoo")
+_ROOMS = (
+    *("ablation", "data", "errors", "explore", "hooks", "models", "paper", "pipeline", "probes", "report", "sweep"),
+    *("testing", "viz", "zoo"),
+)
 
 __all__ = [
     "Activations",

@@ -22,13 +22,13 @@ import torch
 import xarray as xr
 
 from tsfm_lens.errors import LensError, StoreError
-from tsfm_lens.sweep import run
-from tsfm_lens.sweep.cells import open_model
-from tsfm_lens.sweep.config import SweepConfig, parse_config
-from tsfm_lens.sweep.results import gather
-from tsfm_lens.sweep.run import run_sweep
-from tsfm_lens.sweep.sources import evaluation_sets
-from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
+from tsfm_lens.sweep.plan.sources import evaluation_sets
+from tsfm_lens.sweep.results.gathering import gather
+from tsfm_lens.sweep.run import sweeping as run
+from tsfm_lens.sweep.run.cells import open_model
+from tsfm_lens.sweep.run.sweeping import run_sweep
+from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 
 CASES = int(os.environ.get("TSFM_LENS_CASES", "2000"))
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")

@@ -17,7 +17,7 @@ from tsfm_lens.cli.common import SweepDisplay, show_rows
 from tsfm_lens.cli.reproduce import _render
 from tsfm_lens.cli.sweep import _show_outcome
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.sweep.run import Outcome
+from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.testing import OracleResult, oracle_table
 
 NAMES = ("[/b]", "[/tmp/x]", "[cuda]", "[bold]x", "\\[red]", ":smile:", "[link=x]y")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
 from tsfm_lens.paper.values import ITEMS
-from tsfm_lens.sweep.run import Outcome
+from tsfm_lens.sweep.run.sweeping import Outcome
 
 RUNNER = CliRunner()
 

@@ -23,8 +23,8 @@ from tsfm_lens.paper.figures import figures, file_word, find_figure, make_figure
 from tsfm_lens.paper.heavy import recipe_components
 from tsfm_lens.paper.measures import released_share
 from tsfm_lens.probes import ablated_share
-from tsfm_lens.sweep.recipes import heads_of, read_recipe
-from tsfm_lens.sweep.released import at_depth, released_lists
+from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
+from tsfm_lens.sweep.plan.released import at_depth, released_lists
 from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")

@@ -27,8 +27,8 @@ from tsfm_lens.paper.measuring import Found
 from tsfm_lens.paper.reproduce import chaotic_windows, compare, item_of, reproduce
 from tsfm_lens.paper.values import HOLDS, ITEMS
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
-from tsfm_lens.sweep.recipes import parse_recipe
-from tsfm_lens.sweep.released import middle_third
+from tsfm_lens.sweep.plan.recipes import parse_recipe
+from tsfm_lens.sweep.plan.released import middle_third
 from tsfm_lens.testing import assert_close, last_digit
 
 DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}

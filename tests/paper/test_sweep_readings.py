@@ -14,9 +14,9 @@ from tsfm_lens.paper.reproduce import compare, item_of
 from tsfm_lens.paper.sweeps import sweep_config
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.paper.values_sweeps import HALF_MLPS
-from tsfm_lens.sweep.data_sources import GiftEval
-from tsfm_lens.sweep.released import RELEASED
-from tsfm_lens.sweep.results import Gathered
+from tsfm_lens.sweep.plan.data_sources import GiftEval
+from tsfm_lens.sweep.plan.released import RELEASED
+from tsfm_lens.sweep.results.gathering import Gathered
 from tsfm_lens.testing import last_digit
 
 SWEEPS = [item.id for item in ITEMS if item.sweep]

@@ -20,9 +20,9 @@ from tsfm_lens.paper.reproduce import item_of, reproduce
 from tsfm_lens.paper.sweeps import Where, sweep_config
 from tsfm_lens.paper.values import HOLDS, ITEMS
 from tsfm_lens.paper.values_sweeps import KINDER
-from tsfm_lens.sweep.results import gather
-from tsfm_lens.sweep.run import Outcome
-from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.results.gathering import gather
+from tsfm_lens.sweep.run.sweeping import Outcome
+from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close
 
 SWEEPS = [item.id for item in ITEMS if item.sweep]
@@ -264,7 +264,7 @@ def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monk
         raise CheckpointError("not in the local hub cache; `hf download Datadog/Toto-Open-Base-1.0`")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tsfm_lens.sweep.run.open_model", away)
+        patched.setattr("tsfm_lens.sweep.run.sweeping.open_model", away)
         with pytest.raises(CheckpointError, match="hf download"):
             reproduce("S3-F17", None, SERIES, horizon=8, store=folder)
     assert not folder.exists()

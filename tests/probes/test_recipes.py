@@ -19,8 +19,8 @@ from tsfm_lens.probes import ablation_recipes, diffuse_heads, heads_at_1pp, head
 from tsfm_lens.probes import sharp_heads as sharpest
 from tsfm_lens.probes.head_choice import attention_over_time
 from tsfm_lens.probes.recipes import ablated_share
-from tsfm_lens.sweep.orders import rankings
-from tsfm_lens.sweep.parts import heads_at, kinds_of
+from tsfm_lens.sweep.plan.orders import rankings
+from tsfm_lens.sweep.plan.parts import heads_at, kinds_of
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

@@ -21,9 +21,9 @@ from tsfm_lens.report import sweep as room
 from tsfm_lens.report.plates_sweep import CHAPTERS
 from tsfm_lens.report.sweep import build_sweep_report, written
 from tsfm_lens.report.sweep_tables import latex, tidy
-from tsfm_lens.sweep.config import parse_config
-from tsfm_lens.sweep.results import gather
-from tsfm_lens.sweep.run import run_sweep
+from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.results.gathering import gather
+from tsfm_lens.sweep.run.sweeping import run_sweep
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 
 # processes of tests import their worker from this folder
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +35,7 @@ def start_process() -> Iterator[Callable[..., Any]]:
     """Starts ``run(*arguments)`` in a process of its own, and returns when it has begun; ended with the test."""
     context = multiprocessing.get_context("forkserver")
     # what takes long to import is there before a process starts, and kills hit its work
-    context.set_forkserver_preload(["tsfm_lens.sweep.run", "tsfm_lens.models.wirings.chronos_bolt", "chronos"])
+    context.set_forkserver_preload(["tsfm_lens.sweep.run.sweeping", "tsfm_lens.models.wirings.chronos_bolt", "chronos"])
     processes = []
 
     def start(run: Callable[..., None], *arguments: Any) -> Any:

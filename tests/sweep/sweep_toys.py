@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.sweep.engines import GroupTask, run_groups
-from tsfm_lens.sweep.store import Store, cell_key
+from tsfm_lens.sweep.run.engines import GroupTask, run_groups
+from tsfm_lens.sweep.store.folder import Store, cell_key
 
 VALUES = ("error", "distance")
 
@@ -147,7 +147,7 @@ def hold_claim(path: Path, key: str, notes: Path) -> None:
 
 def write_and_die(path: Path, cells: Sequence[str], step: str) -> None:
     """Write a group, and be killed at one step of it."""
-    from tsfm_lens.sweep import files
+    from tsfm_lens.sweep.store import files
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,10 +14,10 @@ import pytest
 import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, StoreError, SweepFailedError, UnknownNameError
-from tsfm_lens.sweep import store as store_module
-from tsfm_lens.sweep.engines import GroupDone, GroupTask, run_groups
-from tsfm_lens.sweep.progress import Estimate
-from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
+from tsfm_lens.sweep.run.progress import Estimate
+from tsfm_lens.sweep.store import folder as store_module
+from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 
 Table = Callable[..., pd.DataFrame]
 

@@ -15,7 +15,7 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import entropic_rank, heads_by_stable_rank
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.head_choice import attention_over_time
-from tsfm_lens.sweep.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
+from tsfm_lens.sweep.plan.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
 from tsfm_lens.testing import assert_close, rounding
 
 # a slope by finite steps of 3e-3 feels the curvature of the forecast
@@ -181,7 +181,7 @@ def test_attention_entropy_is_that_of_the_patterns() -> None:
 
 def test_a_head_that_says_what_another_says_adds_no_direction() -> None:
     """Four heads along the axes of space, of which two share one: known ranks 3 and, without a twin, 3 or 2."""
-    from tsfm_lens.sweep.orders import _entropies
+    from tsfm_lens.sweep.plan.orders import _entropies
 
     writes = torch.eye(4)[[0, 1, 2, 2]] * torch.tensor([[1.0], [5.0], [2.0], [7.0]])
     found = _entropies(writes).exp().numpy()

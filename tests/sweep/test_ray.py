@@ -16,16 +16,16 @@ import pytest
 import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.config import parse_config
-from tsfm_lens.sweep.engines import GroupDone, run_groups
-from tsfm_lens.sweep.run import run_sweep
-from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.run.engines import GroupDone, run_groups
+from tsfm_lens.sweep.run.sweeping import run_sweep
+from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from tsfm_lens.sweep import ray_cluster  # noqa: E402
+from tsfm_lens.sweep.run import ray_cluster  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.component import components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes.recipes import ablated_share
-from tsfm_lens.sweep.orders import rankings
-from tsfm_lens.sweep.recipes import heads_of, parse_recipe, read_recipe, recipe_names, to_entries
-from tsfm_lens.sweep.released import released_lists
+from tsfm_lens.sweep.plan.orders import rankings
+from tsfm_lens.sweep.plan.recipes import heads_of, parse_recipe, read_recipe, recipe_names, to_entries
+from tsfm_lens.sweep.plan.released import released_lists
 from tsfm_lens.testing import last_digit
 
 PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 12), "moirai-1.1": (12, 12)}

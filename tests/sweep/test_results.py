@@ -13,11 +13,11 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.errors import InputError, StoreError
-from tsfm_lens.sweep.config import parse_config
-from tsfm_lens.sweep.plans import read_saved
-from tsfm_lens.sweep.results import Gathered, gather
-from tsfm_lens.sweep.run import run_sweep
-from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.results.gathering import Gathered, gather
+from tsfm_lens.sweep.run.saved_plans import read_saved
+from tsfm_lens.sweep.run.sweeping import run_sweep
+from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close
 
 CONTENT: dict[str, Any] = {

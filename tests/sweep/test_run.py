@@ -17,13 +17,13 @@ from scipy.stats import spearmanr
 from tsfm_lens import load
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep import engines
-from tsfm_lens.sweep.cells import model_fingerprint
-from tsfm_lens.sweep.config import SweepConfig, parse_config
-from tsfm_lens.sweep.plans import plan_name, read_saved
-from tsfm_lens.sweep.run import plan_sweep, run_sweep
-from tsfm_lens.sweep.sources import evaluation_sets
-from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
+from tsfm_lens.sweep.plan.sources import evaluation_sets
+from tsfm_lens.sweep.run import engines
+from tsfm_lens.sweep.run.cells import model_fingerprint
+from tsfm_lens.sweep.run.saved_plans import plan_name, read_saved
+from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
+from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close
 
 # rounding swaps neighbours among twelve ranks: four swaps, each of 6 * 2 / (12 * 143)
@@ -241,7 +241,7 @@ def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 def test_a_group_that_fails_is_told_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
 ) -> None:
-    import tsfm_lens.sweep.cells as cells
+    import tsfm_lens.sweep.run.cells as cells
 
     true = cells.run_cells
 
@@ -292,7 +292,7 @@ def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     wrong = {**CONTENT, "chunk": 0, "variants": {"layer": {}}, "memory": "4 XB"}
     file.write_text(json.dumps(wrong))
-    from tsfm_lens.sweep.config import read_config
+    from tsfm_lens.sweep.plan.config import read_config
 
     with pytest.raises(InputError) as caught:
         read_config(file)

@@ -17,8 +17,8 @@ from gluonts.dataset.common import FileDataset
 
 from tsfm_lens.data import EvaluationSet, bundled
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
-from tsfm_lens.sweep.config import parse_config, read_config
-from tsfm_lens.sweep.sources import evaluation_sets
+from tsfm_lens.sweep.plan.config import parse_config, read_config
+from tsfm_lens.sweep.plan.sources import evaluation_sets
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 

@@ -11,9 +11,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.sweep import bootstrap
-from tsfm_lens.sweep.scores import DISTANCES, SUMS
-from tsfm_lens.sweep.statistics import (
+from tsfm_lens.sweep.statistics import bootstrap
+from tsfm_lens.sweep.statistics.changes import (
     METRICS,
     changes,
     dataset_changes,
@@ -26,6 +25,7 @@ from tsfm_lens.sweep.statistics import (
     pooled,
     resilience,
 )
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
 from tsfm_lens.testing import assert_close, last_digit
 
 # how near the bootstrap comes to Student's t: a p-value of few units, an end of an interval over four seeds

@@ -22,9 +22,9 @@ import pytest
 import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, StoreError, UnknownNameError
-from tsfm_lens.sweep import files
-from tsfm_lens.sweep.seals import read_json, sealed_json
-from tsfm_lens.sweep.store import SCHEMA_VERSION, Store, cell_key, group_key
+from tsfm_lens.sweep.store import files
+from tsfm_lens.sweep.store.folder import SCHEMA_VERSION, Store, cell_key, group_key
+from tsfm_lens.sweep.store.seals import read_json, sealed_json
 
 CELLS = tuple(cell_key(cell=number) for number in range(6))
 

@@ -14,7 +14,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.sweep.variants import (
+from tsfm_lens.sweep.plan.variants import (
     Entry,
     VariantSpec,
     component_entries,

@@ -14,7 +14,7 @@ from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, sho
 from tsfm_lens.console import console
 
 if TYPE_CHECKING:
-    from tsfm_lens.sweep.run import Outcome, Standing
+    from tsfm_lens.sweep.run.sweeping import Outcome, Standing
 
 StoreOption = Annotated[
     Path | None, typer.Option("--store", "-s", help="Folder of results; the configuration's name with .store if none.")
@@ -51,8 +51,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a sweep, or go on with one: finished cells are kept, and the same command resumes."""
-    from tsfm_lens.sweep.config import read_config
-    from tsfm_lens.sweep.run import plan_sweep, run_sweep
+    from tsfm_lens.sweep.plan.config import read_config
+    from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
 
     chosen = read_config(config)
     folder = store or config.with_suffix(".store")
@@ -71,8 +71,8 @@ def run(
 @sweeps.command()
 def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
     """Say which cells of a sweep are finished."""
-    from tsfm_lens.sweep.config import read_config
-    from tsfm_lens.sweep.run import plan_sweep
+    from tsfm_lens.sweep.plan.config import read_config
+    from tsfm_lens.sweep.run.sweeping import plan_sweep
 
     _show_standing(plan_sweep(read_config(config), store or config.with_suffix(".store")), as_json)
 
@@ -86,12 +86,12 @@ def report(
 ) -> None:
     """Turn a store into a report: every figure and table of the paper's ablation part, as HTML, CSV, LaTeX and JSON."""
     from tsfm_lens.report.sweep import build_sweep_report
-    from tsfm_lens.sweep.results import gather
+    from tsfm_lens.sweep.results.gathering import gather
 
     folder = store if store.is_dir() else store.with_suffix(".store")
     if not store.is_dir() and name is None:
-        from tsfm_lens.sweep.config import read_config
-        from tsfm_lens.sweep.plans import plan_name
+        from tsfm_lens.sweep.plan.config import read_config
+        from tsfm_lens.sweep.run.saved_plans import plan_name
 
         # the results of this configuration, not of what it said when the store was made
         name = plan_name(read_config(store))

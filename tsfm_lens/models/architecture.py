@@ -19,6 +19,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.time_axis import token_table
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,6 @@ class Encoded:
             series: whose timestamps.
             stack: of the tokens; the first one if None.
         """
-        from tsfm_lens.models.time_axis import token_table
-
         return token_table(self.spans[next(iter(self.spans)) if stack is None else stack], self.batch, series)
 
     def repeated(self, copies: int) -> dict[str, Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.models.architecture import Adapter
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.architecture import Adapter
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 """(stack, forecast steps read out before, position of the first token, tokens, tokens of the first pass) -> spans."""

@@ -10,8 +10,8 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.paper.registry import Entry, Plate, long_run
-from tsfm_lens.sweep.parts import order_words
-from tsfm_lens.sweep.recipes import is_for, read_recipe, to_entries
+from tsfm_lens.sweep.plan.parts import order_words
+from tsfm_lens.sweep.plan.recipes import is_for, read_recipe, to_entries
 
 SHOWN = 4  # series at most
 HORIZON, TAIL = 512, 512  # steps of the paper's forecasts and of the drawn context
@@ -23,7 +23,7 @@ def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
 
     Args:
         lens: the model; other sizes than the recipe's lose the same shares of heads at the same depths.
-        name: of a recipe, see :func:`tsfm_lens.sweep.recipes.read_recipe`.
+        name: of a recipe, see :func:`tsfm_lens.sweep.plan.recipes.read_recipe`.
         seed: of the random heads.
 
     Returns:

@@ -16,8 +16,8 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures_heads
 from tsfm_lens.paper.measuring import Asked, Found, as_numbers, per_layer
 from tsfm_lens.probes import ablation_recipes, entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
-from tsfm_lens.sweep.recipes import read_recipe
-from tsfm_lens.sweep.released import middle_third
+from tsfm_lens.sweep.plan.recipes import read_recipe
+from tsfm_lens.sweep.plan.released import middle_third
 
 
 def _by_layer(data: xr.DataArray) -> tuple[np.ndarray, list[int], list[int]]:

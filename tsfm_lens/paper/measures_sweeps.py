@@ -19,10 +19,10 @@ from tsfm_lens.paper.values_sweeps import (
     RELATIVE_MASE,
     HeavyRow,
 )
-from tsfm_lens.sweep.parts import order_words
-from tsfm_lens.sweep.recipes import Recipe, read_recipe
-from tsfm_lens.sweep.released import at_depth
-from tsfm_lens.sweep.results import Gathered
+from tsfm_lens.sweep.plan.parts import order_words
+from tsfm_lens.sweep.plan.recipes import Recipe, read_recipe
+from tsfm_lens.sweep.plan.released import at_depth
+from tsfm_lens.sweep.results.gathering import Gathered
 
 PARTS = {"mlp": "the MLP", "heads": "all heads", "both": "heads and MLP"}
 ORDERS = ("stable_rank:low", "stable_rank:high")

@@ -18,7 +18,7 @@ from tsfm_lens.paper.measures import MEASURES
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.sweeps import Where, sweep_item
 from tsfm_lens.paper.values import ITEMS
-from tsfm_lens.sweep.ledger import Progress
+from tsfm_lens.sweep.run.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
 from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
 
@@ -81,7 +81,7 @@ def reproduce(
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one a core if None.
         progress: called with what is done, how much, of how much, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
+            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
         reading: how the files of a sweep are read, as options of ``tsfm_lens.data.read_series``.
 
     Returns:

@@ -14,12 +14,12 @@ from tsfm_lens.paper.measures_sweeps import DESIGNS, Subject
 from tsfm_lens.paper.measuring import Found
 from tsfm_lens.paper.values_sweeps import GIFT
 from tsfm_lens.pipeline import bundled_in
-from tsfm_lens.sweep.cells import open_model
-from tsfm_lens.sweep.config import ModelConfig, SweepConfig, parse_config
-from tsfm_lens.sweep.ledger import Progress
-from tsfm_lens.sweep.released import SAME_WEIGHTS
-from tsfm_lens.sweep.results import Gathered, gather
-from tsfm_lens.sweep.run import run_sweep
+from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig, parse_config
+from tsfm_lens.sweep.plan.released import SAME_WEIGHTS
+from tsfm_lens.sweep.results.gathering import Gathered, gather
+from tsfm_lens.sweep.run.cells import open_model
+from tsfm_lens.sweep.run.ledger import Progress
+from tsfm_lens.sweep.run.sweeping import run_sweep
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Where:
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: names of its configurations, or patterns of names.
         reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
-        engine, workers: see :func:`tsfm_lens.sweep.run.run_sweep`.
-        progress: see :data:`tsfm_lens.sweep.ledger.Progress`.
+        engine, workers: see :func:`tsfm_lens.sweep.run.sweeping.run_sweep`.
+        progress: see :data:`tsfm_lens.sweep.run.ledger.Progress`.
     """
 
     store: str | Path | None = None

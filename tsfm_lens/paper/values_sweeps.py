@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tsfm_lens.paper.items import HOLDS, TABLE_3, Item, Value
-from tsfm_lens.sweep.released import RELEASED
+from tsfm_lens.sweep.plan.released import RELEASED
 
 GIFT = "GIFT-Eval test set, 97 splits"
 _METRICS = ("MASE", "NRMSE", "SMAPE", "CRPS", "MSIS")

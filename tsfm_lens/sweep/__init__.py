@@ -1,4 +1,8 @@
-"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and reported with intervals."""
+"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and reported with intervals.
+
+Its rooms follow the road of a sweep, and each imports only those before it: ``statistics``, ``plan``, ``store``,
+``run``, ``results``.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tsfm_lens.sweep.config import SweepConfig, parse_config, read_config
-    from tsfm_lens.sweep.results import Gathered, gather
-    from tsfm_lens.sweep.run import Outcome, plan_sweep, run_sweep
-    from tsfm_lens.sweep.store import Store
+    from tsfm_lens.sweep.plan.config import SweepConfig, parse_config, read_config
+    from tsfm_lens.sweep.results.gathering import Gathered, gather
+    from tsfm_lens.sweep.run.sweeping import Outcome, plan_sweep, run_sweep
+    from tsfm_lens.sweep.store.folder import Store
 
 # found when first asked for: the store and its engines need no torch
 _FROM = {
-    "Gathered": "results",
-    "Outcome": "run",
-    "Store": "store",
-    "SweepConfig": "config",
-    "gather": "results",
-    "parse_config": "config",
-    "plan_sweep": "run",
-    "read_config": "config",
-    "run_sweep": "run",
+    "Gathered": "results.gathering",
+    "Outcome": "run.sweeping",
+    "Store": "store.folder",
+    "SweepConfig": "plan.config",
+    "gather": "results.gathering",
+    "parse_config": "plan.config",
+    "plan_sweep": "run.sweeping",
+    "read_config": "plan.config",
+    "run_sweep": "run.sweeping",
 }
 __all__ = [
     "Gathered",

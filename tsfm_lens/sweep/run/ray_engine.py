@@ -19,9 +19,9 @@ import psutil  # type: ignore[import-untyped]
 
 from tsfm_lens import errors
 from tsfm_lens.errors import SweepFailedError
-from tsfm_lens.sweep.ray_cluster import MOST_SHARED, Begin, Ended, Order, Said, ray_package
-from tsfm_lens.sweep.store import Store
-from tsfm_lens.sweep.tasks import GroupTask, MakeWorker, Report, keep
+from tsfm_lens.sweep.run.ray_cluster import MOST_SHARED, Begin, Ended, Order, Said, ray_package
+from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Report, keep
+from tsfm_lens.sweep.store.folder import Store
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 60.0
@@ -77,7 +77,7 @@ class RayPool:
             address = ray.get_runtime_context().gcs_address
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._pipe, theirs = Pipe()
-        code = f"from tsfm_lens.sweep.ray_cluster import serve; serve({theirs.fileno()})"
+        code = f"from tsfm_lens.sweep.run.ray_cluster import serve; serve({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],

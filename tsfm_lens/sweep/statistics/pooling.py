@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.sweep.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
 
 KEYS = ("model", "variant", "dataset", "item")
 # name under which the rows of the seasonal naive forecast are stored
+PLAIN = "plain"
 SEASONAL_NAIVE = "seasonal_naive"
 
 

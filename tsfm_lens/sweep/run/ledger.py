@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tsfm_lens.sweep.progress import Estimate
-from tsfm_lens.sweep.tasks import GroupDone, GroupTask
+from tsfm_lens.sweep.run.progress import Estimate
+from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
 
 Progress = Callable[[str, int, int, float | None], None]
 """Called with the stage in words, cells finished, cells in all, and seconds left or None."""

@@ -38,7 +38,7 @@ def released_lists() -> dict[str, Released]:
     """Everything that was released, by architecture, in the order of the paper's figure 11."""
     found = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
-        text = (files("tsfm_lens.sweep") / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (files("tsfm_lens.sweep.plan") / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
         row = yaml.safe_load(text)
         listed = row.pop("heads", None)
         # a layer without an entry loses no head

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.sweep.frames import (
+from tsfm_lens.sweep.results.frames import (
     CHANGE,
     TABLE_METRICS,
     Results,
@@ -19,8 +19,8 @@ from tsfm_lens.sweep.frames import (
     coords,
     per_dataset,
 )
-from tsfm_lens.sweep.spec import PLAIN
-from tsfm_lens.sweep.statistics import difference, resilience
+from tsfm_lens.sweep.statistics.changes import difference, resilience
+from tsfm_lens.sweep.statistics.pooling import PLAIN
 
 EFFECTS = ("layers", "groups", "ranges", "heads", "heads_per_layer", "components")
 RECIPE = {"change": "change", "lower": "lower", "upper": "upper", "p_value": "p_holm", "stands": "stands"}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tsfm_lens.errors import LensError, StoreError, SweepFailedError
-from tsfm_lens.sweep.store import Store, group_key
+from tsfm_lens.sweep.store.folder import Store, group_key
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.component import Component, components
 from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.sweep.statistics.pooling import PLAIN
 
-PLAIN = "plain"
 TAGS = (
     *("part", "stack", "first", "last", "layer", "kind", "head", "order"),
     *("ablated", "of", "recipe", "selection", "seed", "mlps"),

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.checked import Strict, Texts, complaints, read_fields
-from tsfm_lens.sweep.data_sources import SOURCES, Source
+from tsfm_lens.sweep.plan.checked import Strict, Texts, complaints, read_fields
+from tsfm_lens.sweep.plan.data_sources import SOURCES, Source
 
 Part = Literal["both", "heads", "mlp"]
 How = Literal["zero", "mean", "resample", "noise"]
@@ -102,7 +102,7 @@ class HeadsAt(Strict):
 
     @model_validator(mode="after")
     def _errors(self) -> HeadsAt:
-        from tsfm_lens.sweep.pooling import METRICS, SUMS_OF_ERRORS
+        from tsfm_lens.sweep.statistics.pooling import METRICS, SUMS_OF_ERRORS
 
         known = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
         if self.metric not in known:

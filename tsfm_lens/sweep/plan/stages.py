@@ -15,13 +15,11 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.config import HeadsAt, ModelConfig, SweepConfig
-from tsfm_lens.sweep.orders import parse_orders, rankings
-from tsfm_lens.sweep.pooling import formula, per_series
-from tsfm_lens.sweep.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
-from tsfm_lens.sweep.spec import PLAIN, Entry
-from tsfm_lens.sweep.statistics import dataset_changes
-from tsfm_lens.sweep.variants import (
+from tsfm_lens.sweep.plan.config import HeadsAt, ModelConfig, SweepConfig
+from tsfm_lens.sweep.plan.orders import parse_orders, rankings
+from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
+from tsfm_lens.sweep.plan.spec import Entry
+from tsfm_lens.sweep.plan.variants import (
     component_entries,
     count_entries,
     head_entries,
@@ -30,6 +28,8 @@ from tsfm_lens.sweep.variants import (
     plain_entry,
     range_entries,
 )
+from tsfm_lens.sweep.statistics.changes import dataset_changes
+from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
 
 Rows = Callable[[Sequence[Entry], int | None], pd.DataFrame]
 """Stored rows of some entries' variants, on the first so many looks; on all windows if None."""

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.sweep.config import Statistics
-from tsfm_lens.sweep.pooling import SEASONAL_NAIVE, dataset_metrics, geometric_mean, normalised
-from tsfm_lens.sweep.spec import PLAIN
-from tsfm_lens.sweep.statistics import changes, dataset_changes
+from tsfm_lens.sweep.plan.config import Statistics
+from tsfm_lens.sweep.statistics.changes import changes, dataset_changes
+from tsfm_lens.sweep.statistics.pooling import PLAIN, SEASONAL_NAIVE, dataset_metrics, geometric_mean, normalised
 
 SOURCE = "tsfm-lens paper, sections 3 and 5"
 TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")

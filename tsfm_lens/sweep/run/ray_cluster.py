@@ -22,8 +22,8 @@ from typing import Any
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, LensError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.store import Store
-from tsfm_lens.sweep.tasks import GroupTask, Report, Work, compute, cores, failure, limit_threads, run_one
+from tsfm_lens.sweep.run.tasks import GroupTask, Report, Work, compute, cores, failure, limit_threads, run_one
+from tsfm_lens.sweep.store.folder import Store
 
 _ANSWER_SECONDS = 5.0
 # chunks of series that stay in the cluster's memory for the next task; older ones are sent again

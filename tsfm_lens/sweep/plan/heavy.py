@@ -9,8 +9,16 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.head_choice import random_heads
-from tsfm_lens.sweep.parts import EVERY_KIND, heads_at, kinds_of, known_layer, mlps_at, selection_words, share_words
-from tsfm_lens.sweep.spec import Entry, Tags, variant_spec
+from tsfm_lens.sweep.plan.parts import (
+    EVERY_KIND,
+    heads_at,
+    kinds_of,
+    known_layer,
+    mlps_at,
+    selection_words,
+    share_words,
+)
+from tsfm_lens.sweep.plan.spec import Entry, Tags, variant_spec
 
 
 def recipe_entry(

@@ -10,8 +10,8 @@ from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.config import SweepConfig
-from tsfm_lens.sweep.data_sources import Bundled, Dysts, File, Folder, GiftEval, Gluonts, Source
+from tsfm_lens.sweep.plan.config import SweepConfig
+from tsfm_lens.sweep.plan.data_sources import Bundled, Dysts, File, Folder, GiftEval, Gluonts, Source
 
 
 def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:

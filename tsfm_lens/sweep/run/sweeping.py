@@ -11,20 +11,20 @@ from typing import Any
 import pandas as pd
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
-from tsfm_lens.sweep.config import SweepConfig
-from tsfm_lens.sweep.engines import run_groups
-from tsfm_lens.sweep.grid import Cell, ModelCells
-from tsfm_lens.sweep.ledger import Ledger, Progress
-from tsfm_lens.sweep.plan import ModelPlan
-from tsfm_lens.sweep.plans import save_plan
-from tsfm_lens.sweep.pooling import SEASONAL_NAIVE
-from tsfm_lens.sweep.recipes import read_recipe
-from tsfm_lens.sweep.scores import DISTANCES, SUMS
-from tsfm_lens.sweep.sources import evaluation_sets
-from tsfm_lens.sweep.spec import Entry, VariantSpec
-from tsfm_lens.sweep.store import Store, cell_key
-from tsfm_lens.sweep.tasks import GroupDone, GroupTask, cores
+from tsfm_lens.sweep.plan.config import SweepConfig
+from tsfm_lens.sweep.plan.recipes import read_recipe
+from tsfm_lens.sweep.plan.sources import evaluation_sets
+from tsfm_lens.sweep.plan.spec import Entry, VariantSpec
+from tsfm_lens.sweep.plan.stages import ModelPlan
+from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
+from tsfm_lens.sweep.run.engines import run_groups
+from tsfm_lens.sweep.run.grid import Cell, ModelCells
+from tsfm_lens.sweep.run.ledger import Ledger, Progress
+from tsfm_lens.sweep.run.saved_plans import save_plan
+from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, cores
+from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.store.folder import Store, cell_key
 
 
 @dataclass

@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.sweep import bootstrap
-from tsfm_lens.sweep.pairing import Group, on_log_scale, pair
-from tsfm_lens.sweep.pooling import (
+from tsfm_lens.sweep.statistics import bootstrap
+from tsfm_lens.sweep.statistics.pairing import Group, on_log_scale, pair
+from tsfm_lens.sweep.statistics.pooling import (
     LARGEST,
     METRICS,
+    PLAIN,
     as_series_sums,
     dataset_metrics,
     geometric_mean,
@@ -41,7 +42,6 @@ __all__ = [
     "resilience",
 ]
 
-PLAIN = "plain"
 Sampled = Literal["sampled", "fixed"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tsfm_lens.sweep.files import trouble
+from tsfm_lens.sweep.store.files import trouble
 
 
 @contextmanager

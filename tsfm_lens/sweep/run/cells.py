@@ -21,11 +21,11 @@ from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.ablating import reference_activations
-from tsfm_lens.sweep.config import ModelConfig
-from tsfm_lens.sweep.pooling import SEASONAL_NAIVE
-from tsfm_lens.sweep.scores import DISTANCES, forecast_distances, window_scores
-from tsfm_lens.sweep.spec import VariantSpec
-from tsfm_lens.sweep.tasks import GroupTask
+from tsfm_lens.sweep.plan.config import ModelConfig
+from tsfm_lens.sweep.plan.spec import VariantSpec
+from tsfm_lens.sweep.run.tasks import GroupTask
+from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
+from tsfm_lens.sweep.statistics.scores import DISTANCES, forecast_distances, window_scores
 
 LEVELS = tuple(level / 10 for level in range(1, 10))
 # raised whenever the same cell would be given other numbers

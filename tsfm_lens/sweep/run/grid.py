@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.cells import CellGroup, ChunkSource, Settings, Shared, model_fingerprint, shown_steps
-from tsfm_lens.sweep.config import ModelConfig, SweepConfig
-from tsfm_lens.sweep.plan import parts_of
-from tsfm_lens.sweep.spec import VariantSpec
-from tsfm_lens.sweep.store import cell_key
-from tsfm_lens.sweep.tasks import GroupTask
+from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
+from tsfm_lens.sweep.plan.spec import VariantSpec
+from tsfm_lens.sweep.plan.stages import parts_of
+from tsfm_lens.sweep.run.cells import CellGroup, ChunkSource, Settings, Shared, model_fingerprint, shown_steps
+from tsfm_lens.sweep.run.tasks import GroupTask
+from tsfm_lens.sweep.store.folder import cell_key
 
 # of the context in one pass of a model that takes patches
 _TOKENS = 64

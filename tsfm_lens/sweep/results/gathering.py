@@ -11,14 +11,13 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.config import SweepConfig, parse_config
-from tsfm_lens.sweep.effects import by_dataset, curves, effects, heads_at, recipes, selection
-from tsfm_lens.sweep.frames import TABLE_METRICS, Results
-from tsfm_lens.sweep.plans import read_saved
-from tsfm_lens.sweep.pooling import SEASONAL_NAIVE, formula, per_series
-from tsfm_lens.sweep.scores import DISTANCES, SUMS
-from tsfm_lens.sweep.spec import PLAIN
-from tsfm_lens.sweep.store import KEY_COLUMNS, Store
+from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
+from tsfm_lens.sweep.results.effects import by_dataset, curves, effects, heads_at, recipes, selection
+from tsfm_lens.sweep.results.frames import TABLE_METRICS, Results
+from tsfm_lens.sweep.run.saved_plans import read_saved
+from tsfm_lens.sweep.statistics.pooling import PLAIN, SEASONAL_NAIVE, formula, per_series
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 
 TOLERANCE = 0.01
 VALUES = (*SUMS, *DISTANCES)

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.sweep.bootstrap import Sums
-from tsfm_lens.sweep.pooling import KEYS, METRICS, formula
+from tsfm_lens.sweep.statistics.bootstrap import Sums
+from tsfm_lens.sweep.statistics.pooling import KEYS, METRICS, formula
 
 # the count of steps without which a series has no part in a metric; n for the others
 _COUNTED = {"MASE": "n_scaled", "MSIS": "n_interval"}

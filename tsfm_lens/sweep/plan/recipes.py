@@ -14,12 +14,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.checked import Strict, complaints, read_fields
-from tsfm_lens.sweep.heavy import random_entries, recipe_entry
-from tsfm_lens.sweep.orders import FROM_WEIGHTS, parse_orders, rankings
-from tsfm_lens.sweep.parts import kinds_of
-from tsfm_lens.sweep.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
-from tsfm_lens.sweep.spec import Entry
+from tsfm_lens.sweep.plan.checked import Strict, complaints, read_fields
+from tsfm_lens.sweep.plan.heavy import random_entries, recipe_entry
+from tsfm_lens.sweep.plan.orders import FROM_WEIGHTS, parse_orders, rankings
+from tsfm_lens.sweep.plan.parts import kinds_of
+from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
+from tsfm_lens.sweep.plan.spec import Entry
 
 Named = tuple[int, ...] | Literal["all", "middle third", "others"]
 Ranked = Mapping[int, Sequence[int]]
@@ -122,7 +122,9 @@ class Recipe(Strict):
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package, also of those that their publication leaves open."""
-    return sorted(each.name.removesuffix(".yaml") for each in (files("tsfm_lens.sweep") / "recipe_files").iterdir())
+    return sorted(
+        each.name.removesuffix(".yaml") for each in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
+    )
 
 
 def read_recipe(source: str | Path) -> Recipe:
@@ -143,7 +145,7 @@ def read_recipe(source: str | Path) -> Recipe:
 
 @cache
 def _packaged(name: str) -> Recipe:
-    text = (files("tsfm_lens.sweep") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
     return parse_recipe(yaml.safe_load(text), name)
 
 
@@ -179,7 +181,7 @@ def heads_of(
         lens: the model.
         measured: layer -> heads that go at heads@k as measured, the first to go first.
         ranked: all heads of each layer in the recipe's order; worked out if None and weights are enough.
-        kind: see :func:`tsfm_lens.sweep.variants.count_entries`.
+        kind: see :func:`tsfm_lens.sweep.plan.variants.count_entries`.
         scale: overrides the recipe's.
 
     Returns:
@@ -221,7 +223,7 @@ def to_entries(
         recipe, lens, measured, ranked, kind, scale: see :func:`heads_of`.
         model: name in the plan.
         random_seeds: one random choice each.
-        how, seed: see :class:`tsfm_lens.sweep.spec.VariantSpec`.
+        how, seed: see :class:`tsfm_lens.sweep.plan.spec.VariantSpec`.
 
     Returns:
         An entry of family "recipes", and one of family "random" for each seed.

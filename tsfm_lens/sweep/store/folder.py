@@ -29,8 +29,8 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, StoreError, unknown_name
-from tsfm_lens.sweep.claims import claimed
-from tsfm_lens.sweep.files import (
+from tsfm_lens.sweep.store.claims import claimed
+from tsfm_lens.sweep.store.files import (
     KEY_COLUMNS,
     SCHEMA_VERSION,
     Damage,
@@ -50,7 +50,7 @@ from tsfm_lens.sweep.files import (
     trouble,
     write_atomically,
 )
-from tsfm_lens.sweep.seals import DamagedFileError, read_json, sealed_json
+from tsfm_lens.sweep.store.seals import DamagedFileError, read_json, sealed_json
 
 __all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
@@ -247,7 +247,7 @@ class Store:
             raise self._advice(footer.path, error) from None
 
     def claim(self, key: str) -> AbstractContextManager[bool]:
-        """Claim a group of cells by its key while the context lasts; see :func:`tsfm_lens.sweep.claims.claimed`."""
+        """Claim a group of cells by its key while the context lasts; see :func:`.claims.claimed`."""
         return claimed(self.path / "claims" / f"{key}.lock")
 
     def damaged(self, *, move: bool = False) -> list[Damage]:

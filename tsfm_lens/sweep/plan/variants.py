@@ -10,8 +10,8 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.recipes import ablated_share
-from tsfm_lens.sweep.heavy import random_entries, recipe_entry
-from tsfm_lens.sweep.parts import (
+from tsfm_lens.sweep.plan.heavy import random_entries, recipe_entry
+from tsfm_lens.sweep.plan.parts import (
     PARTS,
     check_ranking,
     heads_at,
@@ -25,7 +25,8 @@ from tsfm_lens.sweep.parts import (
     stack_of,
     stack_tag,
 )
-from tsfm_lens.sweep.spec import PLAIN, TAGS, Entry, Tags, VariantSpec, plan_frame, variant_spec
+from tsfm_lens.sweep.plan.spec import TAGS, Entry, Tags, VariantSpec, plan_frame, variant_spec
+from tsfm_lens.sweep.statistics.pooling import PLAIN
 
 __all__ = [
     "PARTS",

@@ -14,8 +14,7 @@ from multiprocessing import connection
 from typing import Any
 
 from tsfm_lens.errors import InputError, StoreError, SweepFailedError, unknown_name
-from tsfm_lens.sweep.store import Store
-from tsfm_lens.sweep.tasks import (
+from tsfm_lens.sweep.run.tasks import (
     GroupDone,
     GroupTask,
     MakeWorker,
@@ -27,6 +26,7 @@ from tsfm_lens.sweep.tasks import (
     limit_threads,
     run_one,
 )
+from tsfm_lens.sweep.store.folder import Store
 
 __all__ = ["ENGINES", "GroupDone", "GroupTask", "RunSummary", "run_groups"]
 
@@ -119,7 +119,7 @@ def _pool(
     if engine == "single":
         return _Inline(make_worker, common, store, devices[0] if devices else None)
     if engine == "ray":
-        from tsfm_lens.sweep.ray_engine import RayPool
+        from tsfm_lens.sweep.run.ray_engine import RayPool
 
         return RayPool(make_worker, common, store, workers, devices, address, shared_store, most)
     wanted = workers or len(devices) or min(cores(), _MOST_WORKERS)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tsfm_lens.errors import InputError, StoreError
-from tsfm_lens.sweep.seals import (
+from tsfm_lens.sweep.store.seals import (
     PARQUET_SEAL,
     DamagedFileError,
     UnsealedError,

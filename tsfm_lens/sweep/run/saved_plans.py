@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from tsfm_lens.errors import InputError, StoreError, UnknownNameError, unknown_name
-from tsfm_lens.sweep.config import SweepConfig
-from tsfm_lens.sweep.grid import Cell
-from tsfm_lens.sweep.spec import Entry, plan_frame
-from tsfm_lens.sweep.store import Store
+from tsfm_lens.sweep.plan.config import SweepConfig
+from tsfm_lens.sweep.plan.spec import Entry, plan_frame
+from tsfm_lens.sweep.run.grid import Cell
+from tsfm_lens.sweep.store.folder import Store
 
 
 @dataclass(frozen=True, eq=False)
