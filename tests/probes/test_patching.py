@@ -122,7 +122,7 @@ def test_the_error_is_that_against_patching() -> None:
     found = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="heads", positions=3)
     exact = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at="heads", positions=3)
     assert_close(found["recovered"], exact["recovered"], depth=100, magnitude=1.0, dtype=np.float32)
-    np.testing.assert_allclose(found["error"], found["estimate"] - found["recovered"])
+    np.testing.assert_allclose(found["error"], found["first_order"] - found["recovered"])
     assert found.attrs["mean_absolute_error"] == pytest.approx(float(np.abs(found["error"]).mean()))
     assert found.attrs["mean_absolute_error"] > 0
     assert -1 <= found.attrs["rank_correlation"] <= 1
@@ -409,7 +409,7 @@ def test_gradients_are_there_under_no_grad() -> None:
     with torch.no_grad():
         within = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
     outside = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
-    np.testing.assert_array_equal(within["estimate"], outside["estimate"])
+    np.testing.assert_array_equal(within["first_order"], outside["first_order"])
 
 
 def test_places_of_several_stacks_at_all_positions() -> None:
@@ -421,4 +421,4 @@ def test_places_of_several_stacks_at_all_positions() -> None:
     exact = activation_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=places, positions="all")
     assert_close(both["recovered"], exact["recovered"], depth=100, magnitude=1.0, dtype=np.float32)
     alone = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=places[:1], positions="each")
-    assert_close(both["estimate"][0, 0], alone["estimate"].sum("position")[0], depth=100, dtype=np.float32)
+    assert_close(both["first_order"][0, 0], alone["first_order"].sum("position")[0], depth=100, dtype=np.float32)

@@ -404,7 +404,7 @@ def make_attribution_patching(ids=("a", "b", "c")) -> xr.Dataset:
     ds = make_patching(ids).drop_vars(["forecast", "effect"])
     error = np.zeros(ds["recovered"].shape)
     error[1, 1] = 0.5
-    ds["estimate"], ds["error"] = ds["recovered"] + error, (ds["recovered"].dims, error)
+    ds["first_order"], ds["error"] = ds["recovered"] + error, (ds["recovered"].dims, error)
     ds.attrs |= {"kind": "attribution_patching", "mean_absolute_error": 0.5 / 9, "rank_correlation": 0.9}
     return ds
 

@@ -112,7 +112,7 @@ def test_colours_of_shares_are_centred_and_sizes_have_the_unit() -> None:
     assert "ppm" in sizes.colorbar.title.text
     assert "ppm" in viz.patching_map(ds).layout.yaxis.title.text
     with pytest.raises(UnknownNameError, match="recovered"):
-        viz.patching_map(ds, value="estimate")
+        viz.patching_map(ds, value="first_order")
 
 
 def test_the_words_say_which_run_is_patched() -> None:
@@ -160,7 +160,7 @@ def test_the_estimate_is_drawn_against_the_exact_share() -> None:
     fig = viz.attribution_patching_scatter(ds)
     dots = line(fig, "a place and position")
     np.testing.assert_array_equal(dots.x, ds["recovered"].values.ravel())
-    np.testing.assert_array_equal(dots.y, ds["estimate"].values.ravel())
+    np.testing.assert_array_equal(dots.y, ds["first_order"].values.ravel())
     np.testing.assert_array_equal(dots.marker.color, np.repeat(ds["layer_index"].values, ds.sizes["position"]))
     identity = line(fig, "estimate = exact")
     assert identity.x == identity.y
@@ -174,7 +174,7 @@ def test_the_estimate_is_drawn_against_the_exact_share() -> None:
 def test_estimates_and_errors_have_maps() -> None:
     ds = results()["attribution"]
     ordinary = ds["position_special"].values == ""
-    for value in ("estimate", "recovered", "error"):
+    for value in ("first_order", "recovered", "error"):
         np.testing.assert_array_equal(
             heatmaps(viz.patching_map(ds, value=value))[0].z, ds[value].values[:, ordinary, 0]
         )

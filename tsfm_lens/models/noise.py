@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+
+Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Two forecasts (series, step) -> how far they are apart, (series,)."""
 
 # every library scales series in float32 or better
 _OUTER = torch.finfo(torch.float32).eps
@@ -25,14 +28,32 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
         Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n independent roundings add up
         to about the square root of n, not to n.
     """
-    blocks = sum(stack.n_layers for stack in run.lens.wiring.stacks)
-    kinds = {each.dtype for each in run.lens.adapter.model.parameters() if each.is_floating_point()}
-    inner = math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=_OUTER)
+    inner = relative_rounding(run.lens)
     found = np.empty(len(run.batch))
     for row, context in enumerate(run.batch.values):
         known = np.concatenate([np.ravel(context), plain[row]]).astype(float)
         known = known[np.isfinite(known)]
-        found[row] = 4 * _OUTER * np.abs(known).max(initial=0.0) + inner * (np.ptp(known) if known.size else 0.0)
+        found[row] = 4 * _OUTER * np.abs(known).max(initial=0.0)
+    return found + inner * ranges(run, plain)
+
+
+def relative_rounding(lens: Lens) -> float:
+    """What rounding may do to a number that a forward ends in, over the size of what it is made of."""
+    blocks = sum(stack.n_layers for stack in lens.wiring.stacks)
+    kinds = {each.dtype for each in lens.adapter.model.parameters() if each.is_floating_point()}
+    return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=_OUTER)
+
+
+def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
+    """Largest less smallest value of each context and its forecast in ``plain`` (series, step), data units, (series,).
+
+    What changes of a forecast are held against.
+    """
+    found = np.zeros(len(run.batch))
+    for row, context in enumerate(run.batch.values):
+        known = np.concatenate([np.ravel(context), plain[row]]).astype(float)
+        known = known[np.isfinite(known)]
+        found[row] = np.ptp(known) if known.size else 0.0
     return found
 
 
@@ -42,19 +63,37 @@ def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray
     return np.where(same[..., None], plain, forecasts)
 
 
-def noise_floor(run: Run, measure: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     """What a comparison of two forecasts gives where nothing was changed in the model, (series,).
 
     In rollouts of a sampling model, two seeds of the unchanged model are compared; they differ by more than two
     variants that draw the same random numbers, so that the floor errs on the safe side. Everything else takes no draw,
-    and what is left is rounding: the forecast is held against itself with every other step off by as much.
+    and what is left is rounding: the forecast is held against itself with every step off by as much, all to one side
+    or in turn to either, whichever the comparison minds more.
 
     Args:
         run: whose forecast variants are compared with.
-        measure: of forecasts (series, step) and the plain one (series, step), (series,).
+        measure: of forecasts (series, step) and the plain one (series, step), (series,) from 0 on.
     """
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
-        return measure(replace(run, seed=run.seed + 1, _of=None).forecast.median, plain)
+        return measure(run.redrawn.forecast.median, plain)
+    off = rounding(run, plain)[:, None]
     turn = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
-    return measure(plain + rounding(run, plain)[:, None] * turn, plain)
+    return np.fmax(measure(plain + off * turn, plain), measure(plain + off, plain))
+
+
+def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
+    """The floor of how far forecasts are along a way (…, series, step) from the run's own, 1 being its end, (…, series).
+
+    A projection of noise may come out small by chance; so it is taken for no smaller than steps that err by themselves
+    would make it.
+    """
+    length = np.square(way).sum(-1)
+
+    def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        along = (other - plain) * way
+        size = np.fmax(np.abs(along.sum(-1)), np.sqrt(np.square(along).sum(-1)))
+        return np.divide(size, length, out=np.full(length.shape, np.inf), where=length > 0)
+
+    return noise_floor(run, share)

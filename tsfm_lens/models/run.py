@@ -259,6 +259,15 @@ class Run:
     def _other_view(self) -> Run:
         return replace(self, rollout=not self.rollout, _of=(self, list(range(len(self.batch)))))
 
+    @cached_property
+    def redrawn(self) -> Run:
+        """The same run under the next seed, with draws and a forecast of its own."""
+        seed = self.seed + 1
+        if self._of is None:
+            return replace(self, seed=seed)
+        run, rows = self._of
+        return replace(self, seed=seed, _of=(run.redrawn, rows))
+
     def select(self, which: str | int | Sequence[str | int]) -> Run:
         """The same run of some of its series: their forecast and path are those of this run.
 

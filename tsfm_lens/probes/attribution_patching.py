@@ -46,9 +46,10 @@ def attribution_patching(
         progress: of the exact patching.
 
     Returns:
-        Dataset of kind "attribution_patching" over (component, position, series): ``estimate`` of the share
-        recovered; with ``exact`` also ``recovered`` and ``error`` = estimate - recovered; attributes
-        ``mean_absolute_error`` and ``rank_correlation`` over all cells.
+        Dataset of kind "attribution_patching" over (component, position, series): ``first_order``, the
+        estimated share recovered; with ``exact`` also ``recovered`` and ``error`` = first_order - recovered, and
+        attributes ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares what
+        :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs.
 
     Source:
         Nanda 2023; Syed et al. 2023.
@@ -64,19 +65,19 @@ def attribution_patching(
     pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
     own = slopes(pair, names)
     groups, where = grid_of(pair, places, positions)
-    estimate = np.array([[_products(place, pair.source_acts, own, group) for group in groups] for place in places])
+    first_order = np.array([[_products(place, pair.source_acts, own, group) for group in groups] for place in places])
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
-    data["estimate"] = (axes, estimate)
+    data["first_order"] = (axes, first_order)
     parameters: dict[str, object] = {**pair.parameters(), "positions": str(positions)}
     if exact:
         forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
-        recovered = pair.recovered(forecasts).reshape(estimate.shape)
-        data["recovered"], data["error"] = (axes, recovered), (axes, estimate - recovered)
-        parameters["mean_absolute_error"] = float(np.abs(estimate - recovered).mean())
-        parameters["rank_correlation"] = rank_correlation(estimate, recovered)
+        recovered = pair.recovered(forecasts).reshape(first_order.shape)
+        data["recovered"], data["error"] = (axes, recovered), (axes, first_order - recovered)
+        parameters["mean_absolute_error"] = float(np.abs(first_order - recovered).mean())
+        parameters["rank_correlation"] = rank_correlation(first_order, recovered)
     data.attrs = pair.base.describe("attribution_patching", "Attribution patching", _SOURCE, **parameters)
-    return data
+    return pair.judged(data)
 
 
 def slopes(pair: Contrast, names: Sequence[str]) -> Activations:

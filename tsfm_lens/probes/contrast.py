@@ -11,8 +11,9 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.models.noise import told_apart
+from tsfm_lens.models.noise import noise_floor, share_floor, told_apart
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
 
 Direction = Literal["denoise", "noise"]
 
@@ -48,6 +49,24 @@ class Contrast:
     def effect(self, forecasts: np.ndarray) -> np.ndarray:
         """Mean distance of forecasts (…, series, step) from the base's, in data units, (…, series)."""
         return np.abs(forecasts - self.base_forecast).mean(-1)
+
+    def judged(self, data: xr.Dataset, groups: xr.DataArray | None = None) -> xr.Dataset:
+        """With intervals, floors of both runs, and what stands out, for what a result holds of these.
+
+        Args:
+            data: with ``recovered``, ``first_order`` or ``score``, shares of the way, and ``effect``.
+            groups: see :func:`tsfm_lens.probes.findings.judge`.
+        """
+        runs = (self.base, self.source)
+        way = self.source_forecast - self.base_forecast
+        for name in ("recovered", "first_order", "score"):
+            if name in data:
+                floor = np.fmax(*(share_floor(run, way) for run in runs))
+                data = judge(data, name, floor=floor, signed=True, groups=groups)
+        if "effect" in data:
+            floor = np.fmax(*(noise_floor(run, lambda a, b: np.abs(a - b).mean(-1)) for run in runs))
+            data = judge(data, "effect", floor=floor, groups=groups)
+        return data
 
     def dataset(self) -> xr.Dataset:
         """Context, both contexts' forecasts, and their coordinates."""

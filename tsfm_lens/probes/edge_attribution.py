@@ -8,12 +8,13 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import Contrast, Direction
-from tsfm_lens.probes.path_patching import OUTPUT, heard_by, sender_contrast
-from tsfm_lens.probes.places import Place, listed, place_coords, places_of
+from tsfm_lens.probes.path_patching import OUTPUT, branch_at, component_at, heard_by, sender_contrast
+from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 
 __all__ = ["edge_attribution"]
 
@@ -39,7 +40,8 @@ def edge_attribution(
 
     Returns:
         Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
-        source's forecast; 0 where the receiver does not come after the sender. The last receiver is "output".
+        source's forecast; 0 where the receiver does not come after the sender; and what :func:`tsfm_lens.probes.findings.judge` adds, of
+        edges that there are, with the noise of both runs. The last receiver is "output".
 
     Source:
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
@@ -54,9 +56,17 @@ def edge_attribution(
     pair = sender_contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
     data = pair.dataset().assign_coords(place_coords(places, "sender"))
     data = data.assign_coords(receiver=[*(str(place.target) for place in places), OUTPUT])
-    data["score"] = (("sender", "receiver", "series"), edge_scores(pair, places))
+    scores = edge_scores(pair, places)
     data.attrs = pair.base.describe("edges", "Edge attribution", _SOURCE, **pair.parameters())
-    return data
+    axes = ("sender", "receiver", "series")
+    judged = pair.judged(data.assign(score=(axes, np.where(_reached(lens, places)[..., None], scores, np.nan))))
+    return judged.assign(score=(axes, scores))
+
+
+def _reached(lens: Lens, places: Sequence[Place]) -> np.ndarray:
+    """(sender, receiver and output): whether the receiver comes after the sender."""
+    after = [later_branches(lens.wiring, component_at(place)) for place in places]
+    return np.array([[*(branch_at(place) in later for place in places), True] for later in after])
 
 
 def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:

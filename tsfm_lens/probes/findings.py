@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,49 +19,87 @@ def judge(
     data: xr.Dataset,
     name: str,
     *,
-    floor: np.ndarray | float,
+    floor: xr.DataArray | np.ndarray | float,
     signed: bool = False,
-    groups: Sequence[Hashable] | None = None,
+    groups: str | xr.DataArray | Sequence[Hashable] | None = None,
+    values: xr.DataArray | None = None,
+    over: str = "series",
 ) -> xr.Dataset:
-    """Add to an effect of components what is needed to know whether it is one.
+    """Add to an effect what is needed to know whether it is one.
 
     Of at least three series the effect is estimated by its mean over them; they are a sample, so that what is found
-    would be found on others like them. Fewer are spoken of as they are. A component stands out if its effect is
-    above the noise floor, and leads its group if it is also larger than that of every other member: one-sided t
-    tests over series (paired between members), after Holm over the members; of fewer than three series the effect, or
-    the difference, must exceed the floor in each.
+    would be found on others like them. Fewer are spoken of as they are. Members are what the effect is told of beside
+    series: components, or components at positions. One stands out if its effect is above the noise floor, and leads
+    its group if it is also larger than that of every other member: one-sided t tests over series (paired between
+    members), after Holm over the members of a group; of fewer than three series the effect, or the difference, must
+    exceed the floor in each.
 
     Args:
-        data: result with ``name`` over (component, series).
+        data: result with ``name`` over (…, series).
         name: of the effect.
-        floor: (series,) or one value: what the same measure gives where nothing was changed.
+        floor: (series,), one value, or labelled by some of the effect's dimensions: what the same measure gives where
+            nothing was changed.
         signed: whether effects below zero count by their size.
-        groups: one label per component; leaders are found within each. None puts all into one.
+        groups: a coordinate or array over some of the members' dimensions, or one label per member; leaders are found
+            within each. None puts all into one.
+        values: (…, series) the effect by series, where the result has it in some other form.
+        over: the dimension that is a sample, if it is not "series".
 
     Returns:
-        The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (component), the ends of the 95 % interval over
-        series (the estimate itself where there are fewer than three), ``NAME_floor`` (series), and the booleans
-        ``NAME_stands_out`` and ``NAME_leads`` (component).
+        The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), the ends of the 95 % interval over series
+        (the estimate itself where there are fewer than three), ``NAME_floor`` (series, or as labelled), and the
+        booleans ``NAME_stands_out`` and ``NAME_leads`` (…). The attribute ``test`` names the test, and ``noise`` says
+        of which effects no member stands out.
     """
-    effect = data[name].transpose("component", "series").values.astype(float)
-    floors = np.broadcast_to(np.asarray(floor, dtype=float), effect.shape[1:])
-    estimate, low, high = interval_over_series(effect)
-    labels = list(groups) if groups is not None else [""] * len(effect)
-    stands_out, leads = np.zeros(len(effect), dtype=bool), np.zeros(len(effect), dtype=bool)
-    for label in dict.fromkeys(labels):
-        members = np.array([index for index, each in enumerate(labels) if each == label])
-        stands_out[members], leads[members] = standing(effect[members], floors, signed=signed)
+    effect = data[name] if values is None else values
+    dims = [dim for dim in effect.dims if dim != over]
+    effect = effect.transpose(*dims, over)
+    if isinstance(floor, xr.DataArray):
+        floors = xr.Variable(floor.dims, floor.values.astype(float))
+    else:
+        floors = xr.Variable((over,), np.broadcast_to(np.asarray(floor, dtype=float), effect.shape[-1:]).copy())
+    sizes = dict(effect.sizes)
+    flat = effect.values.astype(float).reshape(-1, sizes[over])
+    beneath = floors.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
+    labels = _labels(data, groups, {dim: sizes[dim] for dim in dims})
+    estimate, low, high = interval_over_series(flat)
+    stands_out, leads = np.zeros(len(flat), dtype=bool), np.zeros(len(flat), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        stands_out[members], leads[members] = standing(flat[members], beneath[members], signed=signed)
     found = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
-    data = data.assign({f"{name}_{part}": ("component", values) for part, values in found.items()})
-    data[f"{name}_floor"] = ("series", floors.copy())
+    shape = effect.shape[:-1]
+    data = data.assign({f"{name}_{part}": (dims, each.reshape(shape)) for part, each in found.items()})
+    data[f"{name}_floor"] = floors
+    plural = over if over == "series" else f"{over}s"
     data.attrs["test"] = (
-        f"t tests over series after Holm, {100 * CONFIDENCE:g} % intervals" if effect.shape[1] >= FEWEST else "none"
+        f"t tests over {plural} after Holm, {100 * CONFIDENCE:g} % intervals" if sizes[over] >= FEWEST else "none"
     )
+    if not stands_out.any():
+        above = np.nan_to_num(np.abs(estimate), nan=0.0) <= beneath.mean(-1)
+        words = "the noise floor is above every effect" if above.all() else "no effect stands out of the noise floor"
+        data.attrs["noise"] = "; ".join([*filter(None, [data.attrs.get("noise")]), f"{name}: {words}"])
     return data
 
 
+def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.ndarray:
+    """One label per member, as an index of groups, (member,)."""
+    shape = tuple(sizes.values())
+    if groups is None:
+        return np.zeros(int(np.prod(shape)), dtype=int)
+    if not isinstance(groups, str | xr.DataArray):
+        known = list(dict.fromkeys(groups))
+        return np.array([known.index(each) for each in groups])
+    labelled = data[groups] if isinstance(groups, str) else groups
+    indices = np.unique(labelled.values.astype(str), return_inverse=True)[1].reshape(labelled.shape)
+    return xr.Variable(labelled.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
+
+
 def standing(effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Which members (member, series) stand out, and which one leads, each (member,); see :func:`judge`."""
+    """Which members (member, series) stand out of floors of their own or shared ones, and which one leads, (member,).
+
+    See :func:`judge`.
+    """
     # the side that the estimate is on; testing the size of each value would find noise large
     side = np.where(signed & (interval_over_series(effect)[0] < 0), -1.0, 1.0)[:, None]
     stands_out = _exceeds(side * effect - floor, 2.0 if signed else 1.0)
@@ -90,7 +129,7 @@ def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
 
     Args:
         effect: (member, series).
-        floor: (series,) or one value: differences up to it are none.
+        floor: (member, series), (series,) or one value: differences up to it are none.
     """
     mean = interval_over_series(effect)[0]
     known = np.flatnonzero(np.isfinite(mean))
@@ -101,7 +140,8 @@ def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
     if not len(others):
         return first
     # half a floor on either side of two effects
-    return first if _exceeds(effect[first] - effect[others] - floor, 1.0).all() else None
+    floors = np.broadcast_to(np.asarray(floor, dtype=float), effect.shape) / 2
+    return first if _exceeds(effect[first] - effect[others] - (floors[first] + floors[others]), 1.0).all() else None
 
 
 def _exceeds(values: np.ndarray, sides: float) -> np.ndarray:

@@ -61,7 +61,8 @@ def activation_patching(
     Returns:
         Dataset of kind "patching" over (component, position, series): ``recovered``, the share of the way from the
         unpatched forecast to the source's (0 none, 1 all; a projection, so it may lie outside); ``effect``, the mean
-        distance from the unpatched forecast in data units; ``forecast`` (…, step); ``clean_forecast`` and
+        distance from the unpatched forecast in data units; for both what :func:`tsfm_lens.probes.findings.judge` adds,
+        with the noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and
         ``corrupted_forecast`` (series, step); ``corrupted_context``. Positions have ``position_start``,
         ``position_stop`` in steps from the forecast start, and ``position_special``.
 
@@ -84,7 +85,7 @@ def activation_patching(
     data["forecast"] = (("component", "position", "series", "step"), forecasts)
     parameters = {**pair.parameters(), "positions": str(positions)}
     data.attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
-    return data
+    return pair.judged(data)
 
 
 def patches(pair: Contrast, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:

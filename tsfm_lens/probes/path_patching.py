@@ -57,7 +57,7 @@ def path_patching(
 
     Returns:
         Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
-        patching, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        patching, with what is added there, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -92,8 +92,8 @@ def path_patching(
         variants.clear()
 
     for row, (sender, direct, heard) in enumerate(heard_by(pair, froms, tos, via)):
-        later = set(later_branches(lens.wiring, _component(sender)))
-        reached = [column for column, place in enumerate(tos) if _branch(place) in later]
+        later = set(later_branches(lens.wiring, component_at(sender)))
+        reached = [column for column, place in enumerate(tos) if branch_at(place) in later]
         edges += [(row, column) for column in reached]
         variants += [Variant("path", (_receive(tos[column], heard, via),)) for column in reached]
         if to_output:
@@ -110,7 +110,7 @@ def path_patching(
     data["effect"] = (("sender", "receiver", "series"), pair.effect(forecasts))
     data["forecast"] = (("sender", "receiver", "series", "step"), forecasts)
     data.attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
-    return data
+    return pair.judged(data)
 
 
 def sender_contrast(
@@ -121,7 +121,7 @@ def sender_contrast(
     held = {
         f"{wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
         for sender in senders
-        for branch in later_branches(wiring, _component(sender))
+        for branch in later_branches(wiring, component_at(sender))
     }
     names = sorted({place.point for place in senders})
     return contrast(clean, corrupted, names=names, base_names=sorted(held), direction=direction)
@@ -145,8 +145,8 @@ def _heard_together(
     kept: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
     for sender, store in zip(senders, kept, strict=True):
-        later = later_branches(run.lens.wiring, _component(sender))
-        points = dict.fromkeys(_input(place, via) for place in receivers if _branch(place) in later)
+        later = later_branches(run.lens.wiring, component_at(sender))
+        points = dict.fromkeys(_input(place, via) for place in receivers if branch_at(place) in later)
         listening = [_Listen(point, store) for point in points]
         # a branch is heard before it is held, so listeners come first
         held = [PatchFrom(branch, pair.base_acts) for branch in later]
@@ -212,12 +212,18 @@ def _input(place: Place, via: str) -> str:
     return place.point if via == "all" else place.point.replace("hook_z", f"hook_{via}")
 
 
-def _component(place: Place) -> Component:
+def component_at(place: Place) -> Component:
+    """The component at a place.
+
+    Raises:
+        InputError: it is a residual stream.
+    """
     if isinstance(place.target, str):
         raise InputError(f"{place.target} is a residual stream; paths run between components")
     return place.target
 
 
-def _branch(place: Place) -> Component:
-    component = _component(place)
+def branch_at(place: Place) -> Component:
+    """The branch that a place is, or is a head of."""
+    component = component_at(place)
     return Component(component.stack, component.layer, component.kind)

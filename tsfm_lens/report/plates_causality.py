@@ -34,13 +34,13 @@ def _patching(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
-    known = [name for name in ("estimate", "recovered", "error") if name in ds]
+    known = [name for name in ("first_order", "recovered", "error") if name in ds]
     if "recovered" in known:
         words = read.read_attribution_patching(ds)
         yield Plate(attribution_patching_scatter(ds), _cells(ds, *known), words)
     for i in range(min(ds.sizes["series"], _PATCHED)):
         table = _cells(ds.isel(series=[i]), *known)
-        yield Plate(patching_map(ds, value="estimate", series=i), table, read.read_estimate(ds, i))
+        yield Plate(patching_map(ds, value="first_order", series=i), table, read.read_estimate(ds, i))
 
 
 def _paths(ds: xr.Dataset) -> Iterator[Plate]:

@@ -57,7 +57,7 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
 
 def read_attribution_patching(ds: xr.Dataset) -> list[str]:
     """Whether the estimate can stand in for patching."""
-    estimate, exact = (array(ds, name, "component", "position", "series") for name in ("estimate", "recovered"))
+    estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
     error = np.abs(estimate - exact)
     worst = int(error.mean(-1).argmax())
     best = [int(values.mean(-1).argmax()) for values in (estimate, exact)]
@@ -76,7 +76,7 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     """Where the estimated share is largest."""
-    estimate = array(ds, "estimate", "component", "position", series=series)
+    estimate = array(ds, "first_order", "component", "position", series=series)
     most = [f"{_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in _largest(np.abs(estimate))]
     return [f"The largest estimates for {names(ds, 'series')[series]}, as shares of the way, are at {listed(most)}."]
 

@@ -32,13 +32,13 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         InputError: ``ds`` is of another kind, or has no exact values.
         UnknownNameError: no such series.
     """
-    check(ds, "attribution_patching", "estimate", "recovered")
+    check(ds, "attribution_patching", "first_order", "recovered")
     ids = names(ds, "series")
     rows = list(range(len(ids))) if series is None else [series_position(ds, series)]
     places = places_in(ds)
     estimate, exact = (
         array(ds, name, "component", "position", "series")[places.order][..., rows]
-        for name in ("estimate", "recovered")
+        for name in ("first_order", "recovered")
     )
     moments = [when(ds, col) for col in range(ds.sizes["position"])]
     words = [

@@ -42,7 +42,7 @@ KINDS = {"patching": "Activation patching", "attribution_patching": "Attribution
 WORDS = {
     "recovered": "share recovered",
     "effect": "mean change",
-    "estimate": "estimated share recovered",
+    "first_order": "estimated share recovered",
     "error": "error of the estimate",
 }
 _UPPER, _GAP = 170, 34  # pixels: the panel of the series, and what parts it from the next
@@ -55,7 +55,7 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
 
     Args:
         ds: of kind "patching" or "attribution_patching".
-        value: "recovered" or "effect", of attribution patching "estimate", "recovered" or "error"; the first if None.
+        value: "recovered" or "effect", of attribution patching "first_order", "recovered" or "error"; the first if None.
         series: id, or place counted from 0.
 
     Returns:
@@ -68,7 +68,7 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         UnknownNameError: no such value or series.
     """
     kind = patching_kind(ds)
-    known = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("estimate", "error"))]
+    known = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
     if kind == "attribution_patching":
         known.sort(key=lambda name: name == "recovered")
     chosen = known[0] if value is None else value
@@ -86,7 +86,7 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         "; ".join(
             [
                 f"{places.what()}: activations of the {source} run put into the {base} run",
-                *([f"0: the {base} forecast, 1: the {source}"] if chosen in ("recovered", "estimate") else []),
+                *([f"0: the {base} forecast, 1: the {source}"] if chosen in ("recovered", "first_order") else []),
                 _difference(ds, at),
                 *([remark] if remark else []),
             ]
@@ -259,7 +259,7 @@ def _bars(ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series
             row=2,
             col=1,
         )
-    marks = (0.0, 1.0) if value in ("recovered", "estimate") and np.nanmax(values) > 0.5 else (0.0,)
+    marks = (0.0, 1.0) if value in ("recovered", "first_order") and np.nanmax(values) > 0.5 else (0.0,)
     for mark in marks:
         dash = "dash" if mark else "solid"
         fig.add_hline(y=mark, line={"color": GREY, "width": 1, "dash": dash}, row=2, col=1)
