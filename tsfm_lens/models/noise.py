@@ -84,10 +84,14 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
 
 
 def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
-    """The floor of how far forecasts are along a way (…, series, step) from the run's own, 1 being its end, (…, series).
+    """What :func:`noise_floor` is of a share of a way from the run's forecast, 1 being its end, (…, series).
 
     A projection of noise may come out small by chance; so it is taken for no smaller than steps that err by themselves
     would make it.
+
+    Args:
+        run: whose forecast the way begins at.
+        way: (…, series, step), data units.
     """
     length = np.square(way).sum(-1)
 

@@ -55,7 +55,8 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
 
     Args:
         ds: of kind "patching" or "attribution_patching".
-        value: "recovered" or "effect", of attribution patching "first_order", "recovered" or "error"; the first if None.
+        value: "recovered" or "effect", of attribution patching "first_order", "recovered" or "error"; if None the
+            first.
         series: id, or place counted from 0.
 
     Returns:
