@@ -30,7 +30,7 @@ _HOME = {
 }
 
 _ROOMS = (
-    *("ablation", "data", "errors", "explore", "hooks", "models", "paper", "pipeline", "probes", "report", "sweep"),
+    *("ablation", "catalogue", "data", "errors", "explore", "hooks", "models", "paper", "pipeline", "probes", "report", "sweep"),
     *("testing", "viz", "zoo"),
 )
 

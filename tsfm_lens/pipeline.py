@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,56 +14,56 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
+    from tsfm_lens.catalogue import Measurement
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
     from tsfm_lens.models.run import Run
 
 Progress = Callable[[str, int, int], None]
 
-# of the series with the attention maps and the linked view: one is enough to see which head looks where
-_ATTENTION_SERIES = 0
+CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
+"""Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"
 
 
-def analyse(run: Run, *, progress: Progress | None = None) -> dict[str, xr.Dataset]:
-    """Forecast, logit lens, gain per layer, attribution, ablation, attention, and the heads one at a time.
+def analyse(run: Run, *, chapters: Sequence[str] = CHAPTERS, progress: Progress | None = None) -> dict[str, xr.Dataset]:
+    """The measurements of a report, each computed once.
 
     Args:
         run: what every chapter looks at; at most one pass of the model.
-        progress: called as (name of the step, done, total) before, within and after each step.
+        chapters: kinds of measurements, in the order of the report; see :func:`tsfm_lens.catalogue.measurements`.
+        progress: called as (name of the result, done, total) before, within and after each.
 
     Returns:
-        Labelled results by name, in the order of a report. Without a truth the gain is measured against
-        the model's own forecast.
+        Labelled results by name. Without a truth the gain is measured against the model's own forecast.
 
     Raises:
-        InputError: one pass does not cover the horizon.
+        InputError: one pass does not cover the horizon, or a definition forbids the model or the series.
+        UnknownNameError: no measurement has this kind.
     """
-    from tsfm_lens import probes
+    from tsfm_lens.catalogue import work_on
 
-    results: dict[str, xr.Dataset] = {}
-    one = run.select([_ATTENTION_SERIES])
+    work = work_on(run)
+    for name, measurement, options in _results(run.lens, chapters):
+        told = partial(progress or _untold, name)
+        told(0, 1)
+        work.progress = told
+        if options or name not in work.results:
+            work.results[name] = measurement.of(work, **options)
+        told(1, 1)
+    return {name: work.results[name] for name, _, _ in _results(run.lens, chapters)}
 
-    def told(name: str) -> Callable[[int, int], None]:
-        return lambda done, total: None if progress is None else progress(name, done, total)
 
-    reference = "model" if run.truth is None else "truth"
-    work: dict[str, Callable[[], xr.Dataset]] = {
-        "forecast": lambda: run.forecast.to_dataset(run.truth),
-        "logit_lens": lambda: probes.logit_lens(run),
-        "layer_gain": lambda: probes.layer_gain(results["logit_lens"], reference=reference),
-        "attribution": lambda: probes.attribute(run),
-        "ablation": lambda: probes.ablation_effects(run, progress=told("ablation")),
-    }
-    for stack, kind in _maps(run.lens):
-        work[f"attention_{kind}"] = partial(probes.attention_patterns, one, kind=kind, stack=stack)
-    if _maps(run.lens):
-        work["explore"] = lambda: probes.head_states(one, progress=told("explore"))
-    for name, compute in work.items():
-        told(name)(0, 1)
-        results[name] = compute()
-        told(name)(1, 1)
-    return results
+def _untold(name: str, done: int, total: int) -> None:
+    """Nobody is told how far an analysis is."""
+
+
+def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
+    """Name of each result of a report, the measurement that gives it, and the options of its probe."""
+    from tsfm_lens.catalogue import find
+
+    found = [find(kind) for kind in chapters]
+    return [(name, each, options) for each in found for name, options in each.in_report(lens).items()]
 
 
 def report(
@@ -71,6 +71,7 @@ def report(
     out: str | Path,
     *,
     title: str | None = None,
+    chapters: Sequence[str] = CHAPTERS,
     sources: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Path:
@@ -80,6 +81,7 @@ def report(
         run: what every chapter looks at; at most one pass of the model.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
+        chapters: see :func:`analyse`.
         sources: where the series come from, in words or as ``bundled:NAME``.
         progress: see :func:`analyse`.
 
@@ -87,11 +89,12 @@ def report(
         The file.
 
     Raises:
-        InputError: one pass does not cover the horizon.
+        InputError: see :func:`analyse`.
+        UnknownNameError: no measurement has this kind.
     """
     from tsfm_lens.report import build_report
 
-    results = analyse(run, progress=progress)
+    results = analyse(run, chapters=chapters, progress=progress)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
     told = progress or (lambda _name, _done, _total: None)
@@ -101,22 +104,9 @@ def report(
     return path
 
 
-def steps_of(lens: Lens) -> list[str]:
+def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
     """Names of the steps of :func:`report`, in order."""
-    fixed = ["forecast", "logit_lens", "layer_gain", "attribution", "ablation"]
-    maps = [f"attention_{kind}" for _, kind in _maps(lens)]
-    return [*fixed, *maps, *(["explore"] if maps else []), "report"]
-
-
-def _maps(lens: Lens) -> list[tuple[str, str]]:
-    """Stack and kind of the attention that is shown: all of the stack that is read out."""
-    stack = lens.wiring.output_stack
-    found = dict.fromkeys((stack.name, kind) for kind in stack.attention_kinds())
-    # one decoder token attends to itself alone, which shows nothing
-    single = stack.name == "decoder" and lens.adapter.readout == "quantile"
-    # attention between variates has no time axis, and one series has nobody to attend to
-    in_time = {row.kind for layer in range(stack.n_layers) for row in stack.attentions(layer) if row.over == "time"}
-    return [(name, kind) for name, kind in found if kind in in_time and not (single and kind == "self_attn")]
+    return [*(name for name, _, _ in _results(lens, chapters)), "report"]
 
 
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:

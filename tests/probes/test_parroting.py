@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from tsfm_lens.catalogue.copying import read_lag
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import context_parroting, lag_attention
 from tsfm_lens.probes.parroting import best_lag, lag_errors, naive_parrot
-from tsfm_lens.report.readings_copying import read_lag
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map
 

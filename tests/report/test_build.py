@@ -14,10 +14,10 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import viz
+from tsfm_lens.catalogue.depth import map_table
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
-from tsfm_lens.report.plates import CHAPTERS
-from tsfm_lens.report.tables import download, map_table
+from tsfm_lens.report.downloads import download
 from tsfm_lens.testing import assert_close
 
 PROVENANCE = {"model": "toy", "seed": "3"}
@@ -74,10 +74,6 @@ def table(link: dict[str, str | None]) -> pd.DataFrame:
     kind, _, content = (link["href"] or "").partition(";base64,")
     raw = base64.b64decode(content)
     return pd.read_csv(io.BytesIO(gzip.decompress(raw) if "gzip" in kind else raw))
-
-
-def test_every_kind_of_chapter_is_in_the_report(results):
-    assert {ds.attrs["kind"] for ds in results.values()} == set(CHAPTERS)
 
 
 def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts):

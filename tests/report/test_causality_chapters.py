@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tsfm_lens.report import readings_causality as read
-from tsfm_lens.report.plates import chapter_of
+from tsfm_lens.catalogue import circuits, patching
+from tsfm_lens.report.build import chapter_of
 
 KINDS = ("patching", "attribution_patching", "paths", "edges", "effects", "circuit")
 
@@ -24,7 +24,7 @@ def test_every_plate_has_a_title_rows_and_sentences(name, results, counts):
 
 
 def test_patching_names_what_carries_the_forecast(results):
-    words = " ".join(read.read_patching(results["patching"], 0))
+    words = " ".join(patching.read_patching(results["patching"], 0))
     assert "are 4 m apart on average" in words
     assert "from the corrupted to the clean one" in words
     assert (
@@ -34,34 +34,34 @@ def test_patching_names_what_carries_the_forecast(results):
     assert "away" not in words
     results["patching"]["recovered"][0, 0] = -0.5
     results["patching"]["recovered"][1, 1] = 0.25
-    again = " ".join(read.read_patching(results["patching"], 0))
+    again = " ".join(patching.read_patching(results["patching"], 0))
     assert "1 of 9 patches carries half" in again
     assert "1 leads away" in again
 
 
 def test_a_share_that_brings_the_forecast_no_nearer_is_called_so(results):
     ds = results["patching"]
-    assert read.read_patched_forecasts(ds, 0) == [
+    assert patching.read_patched_forecasts(ds, 0) == [
         "Patched at the stream after layer 1, the EOS token, the forecast is 0 m from the clean one on average; "
         "unpatched it is 4 m away."
     ]
     ds["forecast"][...] = ds["clean_forecast"] + 9.0
-    assert "no nearer than before" in read.read_patched_forecasts(ds, 0)[1]
+    assert "no nearer than before" in patching.read_patched_forecasts(ds, 0)[1]
 
 
 def test_attribution_patching_says_where_it_errs(results):
-    words = " ".join(read.read_attribution_patching(results["attribution_patching"]))
+    words = " ".join(patching.read_attribution_patching(results["attribution_patching"]))
     # 0.5 in one of nine cells
     assert "by 0.0556 on average, most at the stream before layer 1, steps -12 to -1 (by 0.5)" in words
     assert "rank correlation with patching is 0.9" in words
     assert "The estimate finds most at the stream before layer 1" in words
     assert "patching at the stream after layer 1, the EOS token" in words
-    assert "steps -12 to -1 (+1.25)" in read.read_estimate(results["attribution_patching"], 0)[0]
+    assert "steps -12 to -1 (+1.25)" in patching.read_estimate(results["attribution_patching"], 0)[0]
 
 
 @pytest.mark.parametrize("name", ["paths", "edges"])
 def test_paths_are_named_with_their_signs(name, results):
-    direct, between = read.read_paths(results[name])
+    direct, between = patching.read_paths(results[name])
     assert "decoder.0.cross_attn.0 (+0.5) and decoder.1.mlp (+0.125)" in direct
     assert "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)" in between
     table = next(chapter_of(results[name], name).plates(results[name])).table
@@ -71,11 +71,11 @@ def test_paths_are_named_with_their_signs(name, results):
 
 def test_effects_and_repair_are_counted(results):
     ds = results["effects"].isel(series=[0])
-    largest, none = read.read_effects(ds)
+    largest, none = circuits.read_effects(ds)
     assert "Set to zero, these change the forecast most" in largest
     assert "decoder.1.mlp (7 m), decoder.1.cross_attn.2 (6 m) and decoder.1.cross_attn.1 (5 m)" in largest
     assert none == "1 of 8 components have no direct effect."
-    counted, most = read.read_self_repair(ds)
+    counted, most = circuits.read_self_repair(ds)
     assert "Of the 7 components" in counted
     assert "more than a tenth of it for 7" in counted
     assert most == "Most is undone of decoder.1.mlp: 100 % of its direct effect."
@@ -83,13 +83,13 @@ def test_effects_and_repair_are_counted(results):
 
 def test_circuits_say_what_they_keep_and_lose(results):
     ds = results["circuit"]
-    kept, faithful = read.read_circuit(ds)
+    kept, faithful = circuits.read_circuit(ds)
     assert "3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs" in kept
     assert "90 %" in faithful
     assert "80 %" in faithful
-    assert "1 m from the whole model's" in read.read_circuit_forecasts(ds, 0)[0]
-    assert "that of the rest 8 m" in read.read_circuit_forecasts(ds, 0)[0]
-    size, step = read.read_curve(ds)
+    assert "1 m from the whole model's" in circuits.read_circuit_forecasts(ds, 0)[0]
+    assert "that of the rest 8 m" in circuits.read_circuit_forecasts(ds, 0)[0]
+    size, step = circuits.read_curve(ds)
     assert size.startswith("3 components are the smallest number tried that is 0.9 faithful")
     assert "0.1, is between 5 and 8 components" in step
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import xarray as xr
 
-from tsfm_lens.report import explore
+from tsfm_lens.catalogue import explore, find
 from tsfm_lens.testing import last_digit
 from tsfm_lens.viz.explore_panels import TRACES
 
@@ -114,7 +114,7 @@ def test_a_long_context_is_drawn_in_wider_stripes(results):
         context=(("series", "time"), ds["context"].values.repeat(times, axis=-1)),
     )
     longer = longer.assign_coords(time=range(-longer.sizes["time"], 0))
-    fig = next(explore.CHAPTERS["explore"].plates(longer)).figure
+    fig = next(find("explore").plates(longer)).figure
     states = fig.layout.meta["states"]
     for layer in range(2):
         for head in range(3):
@@ -129,5 +129,5 @@ def test_the_states_of_a_large_model_are_a_fraction_of_the_page(results):
     ds: xr.Dataset = results["explore"]
     large = ds.isel(layer=[0, 1] * 6, head=[0, 1, 2] * 4)
     large = large.assign_coords(layer=[str(v) for v in range(12)], head=range(12))
-    fig = next(explore.CHAPTERS["explore"].plates(large)).figure
+    fig = next(find("explore").plates(large)).figure
     assert len(json.dumps(fig.layout.meta["states"])) < 400_000

@@ -5,15 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tsfm_lens.catalogue import ablation, attention, attribution, copying, depth, forecast, kernel, rollout, structure
 from tsfm_lens.probes.findings import judge
-from tsfm_lens.report import readings as read
-from tsfm_lens.report import readings_copying as copying
-from tsfm_lens.report import readings_heads as heads
-from tsfm_lens.report import readings_structure as structure
 
 
 def test_forecast_counts_what_the_band_holds(results):
-    words = read.read_forecast(results["forecast"], 0)
+    words = forecast.read_forecast(results["forecast"], 0)
     assert words[0] == "The median forecast of a starts at 11 m and ends at 15 m after 5 steps."
     assert "80 % band is 4 m wide at the first step and 1 m at the last" in words[1]
     assert "within the band in 3 of 5 steps" in words[2]
@@ -23,11 +20,11 @@ def test_forecast_counts_what_the_band_holds(results):
 
 
 def test_forecast_without_truth_judges_nothing(results):
-    assert len(read.read_forecast(results["forecast"].drop_vars("truth"), 0)) == 2
+    assert len(forecast.read_forecast(results["forecast"].drop_vars("truth"), 0)) == 2
 
 
 def test_entropy_names_the_layer_of_the_largest_fall(results):
-    words = " ".join(read.read_entropy(results["lens"]))
+    words = " ".join(depth.read_entropy(results["lens"]))
     assert "6 nats at the embedding to 1 nats at layer 1" in words
     assert f"{np.exp(6):.3g} at first and {np.e:.3g} at the end" in words
     assert "Layer 1 lowers it most, by 4 nats; it is the layer of the largest fall in 3 of 3 series." in words
@@ -37,12 +34,12 @@ def test_entropy_names_the_layer_of_the_largest_fall(results):
 def test_entropy_that_rises_is_said_to_rise(results):
     ds = results["lens"]
     ds["entropy"][1] = 7.0
-    words = " ".join(read.read_entropy(ds))
+    words = " ".join(depth.read_entropy(ds))
     assert "It rises in layer 0" in words
 
 
 def test_logit_map_finds_the_layer_that_settles(results):
-    words = " ".join(read.read_logit_map(results["lens"], 0))
+    words = " ".join(depth.read_logit_map(results["lens"], 0))
     assert "at 0 % of the steps; from layer 0 on it is at half of them and more" in words
     # the embedding's mode is 0, the truth 10 to 14
     assert "is 12 m at the embedding and 0 m at layer 1" in words
@@ -51,18 +48,18 @@ def test_logit_map_finds_the_layer_that_settles(results):
 def test_logit_map_where_only_the_last_layer_settles(results):
     ds = results["lens"]
     ds["probability"][1] = ds["probability"].values[0]
-    assert "only the last layer settles it" in read.read_logit_map(ds, 0)[0]
+    assert "only the last layer settles it" in depth.read_logit_map(ds, 0)[0]
 
 
 def test_lens_forecast_measures_the_way_left(results):
-    words = " ".join(read.read_lens_forecast(results["patches"], 0))
+    words = " ".join(depth.read_lens_forecast(results["patches"], 0))
     assert "is 8 m away from the final one" in words
     assert "before the last layer it is 2 m away" in words
     assert "Against the truth layer 1 is closest (0 m)." in words
 
 
 def test_gain_names_the_best_layer_and_admits_none(results):
-    mae, rmse = read.read_gain(results["gain"])
+    mae, rmse = depth.read_gain(results["gain"])
     assert mae == (
         "MAE: layer 0 lowers the error most, by 20 % in the median; it lowers it in 2 of 3 series; layer 1 raises it."
     )
@@ -70,13 +67,13 @@ def test_gain_names_the_best_layer_and_admits_none(results):
 
 
 def test_ablation_ranks_heads_and_mlps(results):
-    words = " ".join(read.read_ablation(results["ablation"], "spearman_distance"))
+    words = " ".join(ablation.read_ablation(results["ablation"], "spearman_distance"))
     assert "moves the forecast most is decoder.1.cross_attn.1 (Spearman distance 0.8)" in words
     assert "The MLP whose removal moves the forecast most is decoder.0.mlp (Spearman distance 0.3)" in words
     assert "6 of 6 heads stand out of the noise" in words
     # 0.8 of 0.8 + 5 * 0.1
     assert "1 of 6 heads make up half" in words
-    change = " ".join(read.read_ablation(results["ablation"], "mase_change"))
+    change = " ".join(ablation.read_ablation(results["ablation"], "mase_change"))
     assert "raises the MASE most is decoder.1.cross_attn.1 (+65 %" in change
 
 
@@ -88,43 +85,45 @@ def test_where_no_component_stands_out_none_is_named(results):
     noise = np.random.default_rng(0).normal(size=ds["spearman_distance"].shape)
     ds["spearman_distance"] = (ds["spearman_distance"].dims, 0.5 + 0.2 * noise)
     kinds = ["head" if head >= 0 else kind for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)]
-    words = " ".join(read.read_ablation(judge(ds, "spearman_distance", floor=0.01, groups=kinds), "spearman_distance"))
+    words = " ".join(
+        ablation.read_ablation(judge(ds, "spearman_distance", floor=0.01, groups=kinds), "spearman_distance")
+    )
     assert "No head stands out" in words
     assert "No MLP stands out" in words
     assert not any(name in words for name in ds["component"].values)
 
 
 def test_ablation_forecast_measures_the_move(results):
-    (words,) = read.read_ablation_forecasts(results["ablation"], 0, ["decoder.1.cross_attn.1"])
+    (words,) = ablation.read_ablation_forecasts(results["ablation"], 0, ["decoder.1.cross_attn.1"])
     # 4 * 0.8 above a forecast that runs through 4 m
     assert "moves by 3.2 m on average, 80 % of the range" in words
 
 
 def test_attribution_names_signs_sums_and_gap(results):
-    words = " ".join(read.read_attribution(results["attribution"], "expected_value", 0))
+    words = " ".join(attribution.read_attribution(results["attribution"], "expected_value", 0))
     assert "decoder.0.mlp (+3), decoder.1.cross_attn.0 (−1)" in words
     assert "positive ones sum to +3, all negative ones to −1" in words
     assert "completeness error is 25 %: so much of the whole is unexplained" in words
-    exact = " ".join(read.read_attribution(results["attribution"], "logit", 0))
+    exact = " ".join(attribution.read_attribution(results["attribution"], "logit", 0))
     assert "up to rounding they add up" in exact
-    steps = " ".join(read.read_attribution_steps(results["attribution"], "expected_value", 0))
+    steps = " ".join(attribution.read_attribution_steps(results["attribution"], "expected_value", 0))
     assert "decoder.1.cross_attn.0 changes most over the steps: from −2 (step 4)" in steps
     assert "decoder.0.mlp has the largest contribution at 5 of 5 steps" in steps
 
 
 def test_attention_tells_sharp_diffuse_and_resting_heads(results):
-    words = " ".join(read.read_attention(results["attention"]))
+    words = " ".join(attention.read_attention(results["attention"]))
     assert "The sharpest is layer 0, head 0 (entropy 0 nats)" in words
     assert f"the most diffuse layer 0, head 1 ({np.log(25):.3g} of at most {np.log(25):.3g} nats)" in words
     assert "special tokens in layer 1, head 0 and layer 1, head 1." in words
-    (lag,) = read.read_attention_map(results["attention"], 0, 0)
+    (lag,) = attention.read_attention_map(results["attention"], 0, 0)
     assert "most often 7 steps back (the largest weight of 5 of 5 queries)" in lag
 
 
 @pytest.mark.parametrize("width", [2, 7])
 def test_head_entropy_of_a_uniform_head(width):
     pattern = np.full((1, 1, 3, width), 1 / width)
-    np.testing.assert_allclose(read.head_entropy(pattern), np.log(width))
+    np.testing.assert_allclose(attention.head_entropy(pattern), np.log(width))
 
 
 def test_stable_ranks_and_spectra_count_directions(results):
@@ -159,31 +158,31 @@ def test_similarities_name_the_pairs(results):
 
 def test_kernels_name_widths_tilts_and_what_the_bound_says(results):
     ds = results["kernel"]
-    (words,) = structure.read_bandwidths(ds)
+    (words,) = kernel.read_bandwidths(ds)
     # widths 1, 2, 4 in three heads and 0.5, 2, 4 in the other
     assert "layer 0, head 1, with a bandwidth of 0.5" in words
     assert "is 4 times as wide" in words
     assert (
         "strongest in layer 1, head 0 (2); it varies as much as the scores themselves, or more, in 1 of 4"
-        in (structure.read_tilt(ds)[0])
+        in (kernel.read_tilt(ds)[0])
     )
-    words = " ".join(structure.read_bound(ds))
+    words = " ".join(kernel.read_bound(ds))
     assert "hold for 7 of 8 heads and queries, and the bound is below 1 for 2 of them" in words
     assert "There it is 2 times what is measured" in words
     assert "exceeded nowhere" in words
     ds["missing"][1, 1, 0] = 0.5
-    assert "exceeded 1 times" in " ".join(structure.read_bound(ds))
-    assert structure.read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
+    assert "exceeded 1 times" in " ".join(kernel.read_bound(ds))
+    assert kernel.read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
 
 
 def test_head_entropy_counts_the_sharp_by_layer(results):
-    words = " ".join(heads.read_head_entropy(results["head_entropy"]))
+    words = " ".join(attention.read_head_entropy(results["head_entropy"]))
     assert "The sharpest is layer 0, head 0 (0 nats), the most diffuse layer 1, head 1 (4 nats)." in words
     assert "2 of 4 heads are sharp; most of them, 2, in layer 0." in words
 
 
 def test_rollouts_find_the_head_that_reads_at_a_lag(results):
-    sharp, diffuse = (" ".join(heads.read_rollout(results["rollout"], word)) for word in ("sharp", "diffuse"))
+    sharp, diffuse = (" ".join(rollout.read_rollout(results["rollout"], word)) for word in ("sharp", "diffuse"))
     assert "The sharpest head is layer 0, head 0 (0 nats)." in sharp
     assert "1 of 4 heads have their largest weight at one and the same lag" in sharp
     assert "of the queries: layer 0, head 0." in sharp
@@ -191,17 +190,17 @@ def test_rollouts_find_the_head_that_reads_at_a_lag(results):
 
 
 def test_flow_says_what_tokens_keep_and_where_the_rest_is_from(results):
-    words = " ".join(heads.read_flow(results["flow"]))
+    words = " ".join(rollout.read_flow(results["flow"]))
     # the first token has 1 of itself, the three others 0.3
     assert "keeps 100 % of itself on average, after layer 1 47.5 %" in words
     # 1 and three times 0.7
     assert "Step -4 reaches the others most: 77.5 % of a token on average, where an even flow would bring 25 %" in words
     alone = results["flow"].isel(query=[0], key=[0])
-    assert heads.read_flow(alone) == ["There is a single token, which can only keep what it has."]
+    assert rollout.read_flow(alone) == ["There is a single token, which can only keep what it has."]
 
 
 def test_norms_tell_attention_from_contribution(results):
-    words = " ".join(heads.read_norm_weighted(results["norm_weighted"]))
+    words = " ".join(rollout.read_norm_weighted(results["norm_weighted"]))
     # every weight of a one-hot head counts twice; 0.2 of layer 1 is on a real step, 0.045 on EOS
     assert "longest in layer 0, head 0 (2 on average)" in words
     assert "Special tokens make up most of it in 0 of 4 heads" in words

@@ -9,7 +9,7 @@ import pytest
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
 from tsfm_lens.pipeline import analyse
-from tsfm_lens.report.plates import chapter_of
+from tsfm_lens.report.build import chapter_of
 
 SEEDS = range(5)
 # a sentence that names a part of the model, or ranks parts

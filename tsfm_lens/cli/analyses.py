@@ -30,6 +30,10 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
+    chapters: Annotated[
+        str | None,
+        typer.Option(metavar="KIND[,KIND…]", help="Measurements to report, as `tsfm-lens measurements` lists them."),
+    ] = None,
     horizon: Horizon = None,
     holdout: Holdout = True,
     seed: Seed = 0,
@@ -40,13 +44,14 @@ def report(
     series = read_data(data, reading)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=1)
+        from tsfm_lens.pipeline import CHAPTERS, steps_of
         from tsfm_lens.pipeline import report as write_report
-        from tsfm_lens.pipeline import steps_of
 
+        kinds = CHAPTERS if chapters is None else tuple(each.strip() for each in chapters.split(",") if each.strip())
         lens = open_lens(model)
         bar.update(opening, completed=1)
         # one bar a step, all shown from the start, so that what is left to do can be seen
-        bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens)}
+        bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
 
         def progress(name: str, done: int, total: int) -> None:
             bar.start_task(bars[name])
@@ -54,7 +59,7 @@ def report(
 
         run = lens.run(series, horizon, holdout=holdout, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
-        path = write_report(run, out, title=title, sources=data, progress=progress)
+        path = write_report(run, out, title=title, chapters=kinds, sources=data, progress=progress)
     typer.echo(str(path))
 
 

@@ -79,6 +79,22 @@ def data(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def measurements(as_json: AsJson = False) -> None:
+    """List the measurements: the kind of each result, its probe, its figures, and the models it allows."""
+    from tsfm_lens.catalogue.listing import facts
+
+    listed = facts()
+    if as_json:
+        typer.echo(json.dumps(listed))
+        return
+    rows: list[list[object]] = [
+        [each["kind"], each["about"], " ".join(each["probes"]), " ".join(each["figures"]), each["models"]]
+        for each in listed
+    ]
+    show_rows(["kind", "what is measured", "probe", "figure", "models"], rows)
+
+
+@app.command()
 def doctor(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} Check it too.")] = None,
     as_json: AsJson = False,

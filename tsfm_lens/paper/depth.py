@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from tsfm_lens import probes, viz
+from tsfm_lens.catalogue import first_item
+from tsfm_lens.catalogue.needs import TOKENS
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.paper.registry import Entry, Plate, first_item, need_tokens
+from tsfm_lens.paper.registry import Entry, Plate
 
 MOST_WINDOWS = 12  # a series
 
@@ -66,13 +68,13 @@ def _scheme(run: Run) -> list[Plate]:
 
 
 def _logits(run: Run) -> list[Plate]:
-    need_tokens(run, "1C", "lens_forecast")
+    TOKENS.check(run.lens, "figure 1C", "figure 'lens_forecast' shows what its layers hold")
     ds = probes.lens_logits(first_item(run))
     return [Plate("", viz.lens_logit_map(ds), (ds,))]
 
 
 def _entropy(run: Run) -> list[Plate]:
-    need_tokens(run, "1D", "lens_forecast")
+    TOKENS.check(run.lens, "figure 1D", "figure 'lens_forecast' shows what its layers hold")
     ds = probes.logit_lens(_over_windows(run))
     note = f"{ds.sizes['series']} windows, at most {MOST_WINDOWS} a series, cut without overlap of their horizons."
     return [Plate("", viz.layer_entropy(ds), (ds,), note)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -13,8 +12,9 @@ import plotly.graph_objects as go
 from tsfm_lens import viz
 from tsfm_lens.errors import UnknownNameError, unknown_name
 from tsfm_lens.models.run import Run
-from tsfm_lens.paper import causal, depth, heads, heavy, plain
+from tsfm_lens.paper import depth, heads, heavy
 from tsfm_lens.paper.captions import caption
+from tsfm_lens.paper.plain import entries
 from tsfm_lens.paper.registry import Entry, Plate, within_pass
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
@@ -25,13 +25,12 @@ _FROM_SWEEPS = {item.id: item for item in ITEMS if item.sweep or item.id in ("S3
 DOTS = 6.25  # dots a pixel of a png for print: 600 an inch
 
 
-@cache
 def figures() -> dict[str, Entry]:
-    """Every figure by name: those of the paper in its order, then one a renderer."""
+    """Every figure by name: those of the paper in its order, then one per renderer of the catalogue."""
     paper = sorted(
         (*depth.ENTRIES, *heads.ENTRIES, *heavy.ENTRIES), key=lambda e: (int(re.sub(r"\D", "", e.name)), e.name)
     )
-    return {entry.name: entry for entry in (*paper, *plain.ENTRIES, *causal.ENTRIES)}
+    return {entry.name: entry for entry in (*paper, *entries())}
 
 
 def find_figure(name: str) -> Entry:

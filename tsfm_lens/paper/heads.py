@@ -6,8 +6,10 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens import probes, viz
+from tsfm_lens.catalogue import first_item
+from tsfm_lens.catalogue.needs import TOKENS
 from tsfm_lens.models.run import Run
-from tsfm_lens.paper.registry import Entry, Plate, first_item, long_run, need_tokens, within_pass
+from tsfm_lens.paper.registry import Entry, Plate, long_run, within_pass
 
 SHARE_SHARP = 6 / 144  # of all heads, in figure 20D
 SHARE_DIFFUSE = 0.25
@@ -82,7 +84,7 @@ def _selected(run: Run) -> list[Plate]:
 
 
 def _overlap(run: Run) -> list[Plate]:
-    need_tokens(run, "23", "head_entropy_map")
+    TOKENS.check(run.lens, "figure 23", "figure 'head_entropy_map' shows which of its heads are sharp")
     entropy = probes.head_entropy(run)
     induction = probes.repeated_tokens(run.lens, seed=run.seed)
     overlap = probes.induction_overlap(induction, entropy)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 
 
@@ -34,12 +33,6 @@ def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
 def within_pass(run: Run) -> Run:
     """The run over at most one pass, for what is looked at beside a longer roll-out."""
     return run.at(min(run.horizon, run.lens.adapter.longest_pass))
-
-
-def first_item(run: Run) -> Run:
-    """The run of its first series; the variates of an item stay together."""
-    groups = run.batch.groups
-    return run.select([index for index, group in enumerate(groups) if group == groups[0]])
 
 
 @dataclass(frozen=True)
@@ -78,17 +71,3 @@ class Entry:
     renderers: tuple[str, ...]
     draw: Callable[[Run], list[Plate]]
     paper: str = field(default="")
-
-
-def need_tokens(run: Run, name: str, instead: str) -> None:
-    """Refuse a figure whose definition asks for a distribution over tokens.
-
-    Raises:
-        InputError: the model has none.
-    """
-    readout = run.lens.adapter.readout
-    if readout != "token":
-        raise InputError(
-            f"figure {name} is defined by logits over a vocabulary, and {run.lens.model_id} emits {readout}s; "
-            f"figure {instead!r} shows what its layers hold"
-        )

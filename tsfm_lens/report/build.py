@@ -13,15 +13,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from tsfm_lens.catalogue import Measurement, Plate, find, measurements
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.report.chapter import Plate
-from tsfm_lens.report.plates import chapter_of
-from tsfm_lens.report.tables import Download, download
+from tsfm_lens.report import plates_sweep
+from tsfm_lens.report.chapter import Chapter
+from tsfm_lens.report.downloads import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
 from tsfm_lens.viz.select import model_of, names, shown
 from tsfm_lens.viz.theme import untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
+_HEIGHT = 450  # pixels of a figure that has none of its own
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,20 @@ def plates_of(results: Mapping[str, xr.Dataset]) -> dict[str, list[Plate]]:
     return {name: list(chapters[name].plates(ds)) for name, ds in results.items()}
 
 
+def chapter_of(ds: xr.Dataset, name: str) -> Measurement | Chapter:
+    """The measurement that a result is of.
+
+    Raises:
+        InputError: ``ds`` is no labelled result of a known kind.
+    """
+    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else type(ds).__name__
+    if kind in plates_sweep.CHAPTERS:
+        return plates_sweep.CHAPTERS[str(kind)]
+    if kind not in measurements():
+        raise InputError(f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}.")
+    return find(str(kind))
+
+
 def page_of(
     results: Mapping[str, xr.Dataset],
     plates: Mapping[str, list[Plate]],
@@ -169,14 +185,20 @@ def _fit(sections: list[_Section], budget: int) -> None:
 
 
 def _figure(anchor: str, file: str, plate: Plate) -> _Figure:
-    bare = untitled(plate.figure)
-    meta = plate.figure.layout.meta
+    meta = plate.figure.layout.meta or {}
+    if "title_height" in meta:
+        bare = untitled(plate.figure)
+    else:
+        # a figure that somebody drew with plotly alone
+        bare = go.Figure(plate.figure)
+        meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
+        bare.layout.title.text = None
     return _Figure(
         anchor=anchor,
         title=meta["title"],
         subtitle=meta["subtitle"],
         spec=script_json(bare),
-        height=int(bare.layout.height),
+        height=int(bare.layout.height or _HEIGHT),
         min_width=int(meta["min_width"]),
         reading=[_tied(text) for text in plate.reading],
         table=download(plate.table, f"{file}.csv"),

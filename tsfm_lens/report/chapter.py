@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
-
-@dataclass(frozen=True)
-class Plate:
-    """A figure, the table behind it, and what it shows in words; a name where it gets a file of its own."""
-
-    figure: go.Figure
-    table: pd.DataFrame
-    reading: list[str]
-    name: str = ""
+from tsfm_lens.catalogue import Plate
 
 
 @dataclass(frozen=True)

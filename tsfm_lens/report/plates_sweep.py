@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.catalogue import Plate
+from tsfm_lens.catalogue.words import listed
 from tsfm_lens.errors import InputError
 from tsfm_lens.report import readings_sweep as read
-from tsfm_lens.report.chapter import Chapter, Plate
+from tsfm_lens.report.chapter import Chapter
 from tsfm_lens.report.sweep_tables import tidy
-from tsfm_lens.report.words import listed
 from tsfm_lens.viz import (
     component_errors,
     dataset_heatmap,

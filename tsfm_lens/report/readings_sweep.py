@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.report.words import listed, num
+from tsfm_lens.catalogue.words import listed, num
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sweep_entries import (
     PARTS,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.catalogue import Plate
 from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.build import page_of, plates_of
-from tsfm_lens.report.chapter import Plate
 from tsfm_lens.report.sweep_tables import latex, tidy
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together

@@ -1,33 +1,23 @@
-"""Readings of where heads look: entropy, roll-out maps, attention flow, norm-weighted attention."""
+"""Attention along a forecast and through the layers."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.report.words import capital, extremes, head_at, layers, listed, nats, num
+from tsfm_lens.catalogue.computing import on_first
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.tables import frame, tokens_table
+from tsfm_lens.catalogue.words import capital, extremes, head_at, layers, listed, nats, num
+from tsfm_lens.viz import attention_flow_map, norm_weighted_map, rollout_panels
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.tokens import TokenAxis, token_axis
 
-
-def read_head_entropy(ds: xr.Dataset) -> list[str]:
-    """Which head is sharpest, and where the sharp ones are."""
-    entropy, sharp = array(ds, "entropy", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
-    low, high = extremes(entropy)
-    out = [
-        f"The sharpest is {head_at(ds, low)} ({nats(entropy.flat[low])}), the most diffuse {head_at(ds, high)} "
-        f"({nats(entropy.flat[high])})."
-    ]
-    counts = sharp.sum(axis=1)
-    if counts.any():
-        most = [word for word, count in zip(layers(ds), counts, strict=True) if count == counts.max()]
-        out.append(
-            f"{int(counts.sum())} of {sharp.size} heads are sharp; most of them, {int(counts.max())}, "
-            f"{'in' if len(most) == 1 else 'each in'} {listed(most)}."
-        )
-    out.append("The threshold is relative to this model's own heads, so it compares no two models.")
-    return out
+_DRAWN = 9  # heads
+_LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
@@ -107,3 +97,59 @@ def _token(axis: TokenAxis, token: int) -> str:
         return f"the {axis.special[token]} token"
     first, last = int(axis.start[token]), int(axis.stop[token]) - 1
     return f"step {first}" if first == last else f"the token of steps {first} to {last}"
+
+
+def _rollout(ds: xr.Dataset) -> Iterator[Plate]:
+    drawn = ds[["attention"]].where(ds["sharpness_rank"] < _DRAWN)
+    weights, entropies = tokens_table(drawn, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
+    for heads, table in (("sharp", weights), ("diffuse", entropies)):
+        yield Plate(rollout_panels(ds, heads=heads, count=_DRAWN), table, read_rollout(ds, heads))
+
+
+def _flow(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(attention_flow_map(ds), tokens_table(ds, "flow", _LEAST), read_flow(ds))
+
+
+def _norm_weighted(ds: xr.Dataset) -> Iterator[Plate]:
+    table = tokens_table(ds, "norm", _LEAST * float(np.nanmax(ds["norm"].values)))
+    yield Plate(norm_weighted_map(ds), table, read_norm_weighted(ds))
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="rollout",
+        theme="Activations",
+        about="roll-out maps: context × horizon, head by head",
+        heading="Roll-out maps",
+        guide="What each head reads in the context for every token of the forecast, side by side. A diagonal band "
+        "reads at a fixed lag, a horizontal one the same steps throughout.",
+        compute=on_first("rollout_maps"),
+        plates=_rollout,
+        figures=(Figure("rollout_panels", "What the sharpest heads read along the forecast."),),
+        source="tsfm-lens, appendix D.2",
+    ),
+    Measurement(
+        kind="attention_flow",
+        theme="Activations",
+        about="attention roll-out through the layers",
+        heading="Attention flow",
+        guide="How much of each input token may have reached each token after a layer: the attention of all layers "
+        "multiplied, with half of each token staying in place.",
+        compute=on_first("attention_flow"),
+        plates=_flow,
+        figures=(Figure("attention_flow_map", "How much of each token may have reached each other."),),
+        source="Abnar and Zuidema 2020",
+    ),
+    Measurement(
+        kind="norm_weighted",
+        theme="Activations",
+        about="attention weighted by the length of what it moves",
+        heading="Norm-weighted attention",
+        guide="The attention weight times the length of what it brings. A token can be much attended to and bring "
+        "little.",
+        compute=on_first("norm_weighted_attention"),
+        plates=_norm_weighted,
+        figures=(Figure("norm_weighted_map", "How long the vectors are that keys contribute."),),
+        source="Kobayashi et al. 2020",
+    ),
+)

@@ -1,21 +1,29 @@
-"""Readings of interventions: patching, paths, causal effects, circuits."""
+"""Patching: what a forecast depends on, shown by putting one run into another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pandas as pd
 import xarray as xr
 
-from tsfm_lens.report.words import capital, listed, measured, num, signed
+from tsfm_lens.catalogue.computing import between
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.needs import GRADIENTS
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import capital, listed, measured, num, signed
+from tsfm_lens.viz import attribution_patching_scatter, patched_forecasts, patching_map, path_map
 from tsfm_lens.viz.contrast import way, when
-from tsfm_lens.viz.effects import ablation_word, effect_sizes
-from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.paths import path_values
-from tsfm_lens.viz.places import OUTPUT, kind_word, places_in
+from tsfm_lens.viz.places import OUTPUT, places_in
 from tsfm_lens.viz.select import array, names, unit_of
 from tsfm_lens.viz.theme import percent
 
 _HALF = 0.5
 _NAMED = 3  # places in a sentence
+_DRAWN = 3  # series with figures of their own
+_POSITION = ("position_start", "position_stop", "position_special")
 
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
@@ -101,79 +109,6 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     return out or ["No path changes the forecast."]
 
 
-def read_effects(ds: xr.Dataset) -> list[str]:
-    """Which components act most on the forecast directly."""
-    sizes = effect_sizes(ds, list(range(ds.sizes["series"])))
-    direct, labels = medians(sizes.direct), names(ds, "component")
-    order = np.argsort(-np.nan_to_num(direct), kind="stable")[:_NAMED]
-    unit = sizes.unit.replace("share of", "of") if sizes.unit.startswith("share") else sizes.unit
-    most = [f"{labels[i]} ({num(direct[i])} {unit})" for i in order]
-    none = int((~np.isfinite(array(ds, "self_repair", "component", "series"))).all(-1).sum())
-    out = [f"{capital(ablation_word(ds))}, these change the forecast most by themselves: {listed(most)}."]
-    if none:
-        out.append(f"{none} of {len(labels)} components have no direct effect.")
-    return out
-
-
-def read_self_repair(ds: xr.Dataset) -> list[str]:
-    """How many direct effects are undone later, and whose most."""
-    repair, labels = medians(array(ds, "self_repair", "component", "series")), names(ds, "component")
-    direct = medians(effect_sizes(ds, list(range(ds.sizes["series"]))).direct)
-    known = np.flatnonzero(np.isfinite(repair))
-    if not len(known):
-        return ["No component has a direct effect."]
-    strong = known[np.argsort(-direct[known], kind="stable")][:10]
-    undone, added = int((repair[strong] > 0.1).sum()), int((repair[strong] < -0.1).sum())
-    best = strong[int(np.argmax(repair[strong]))]
-    return [
-        f"Of the {len(strong)} components with the largest direct effect, later ones undo more than a tenth of it for "
-        f"{undone}, and add more than a tenth for {added}.",
-        f"Most is undone of {labels[best]}: {percent(float(repair[best]))} of its direct effect.",
-    ]
-
-
-def read_circuit(ds: xr.Dataset) -> list[str]:
-    """Size and make-up of the circuit, and how well it does alone."""
-    kept, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
-    ordered, kinds = kept[places.order], np.array(places.kind)
-    counts = {kind: (int(ordered[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
-    parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
-    faithful, complete = (float(array(ds, name, "series").mean()) for name in ("faithfulness", "completeness"))
-    rest = "" if kept.all() else f" Everything else is {ablation_word(ds)}."
-    return [
-        f"{int(kept.sum())} of {len(kept)} components are kept: {listed(parts)}.{rest}",
-        f"Alone they bring {percent(faithful)} of the way from a model without all components back to the whole model "
-        f"(faithfulness). Without them, the rest falls {percent(complete)} of that way back (completeness).",
-    ]
-
-
-def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
-    """How far each part's forecast is from the whole model's."""
-    amount, parts = measured(unit_of(ds, series)), names(ds, "part")
-    forecasts = {part: array(ds, "forecast", "step", part=i, series=series) for i, part in enumerate(parts)}
-    away = {part: amount(np.abs(values - forecasts["model"]).mean()) for part, values in forecasts.items()}
-    return [
-        f"On {names(ds, 'series')[series]} the circuit's forecast is {away['circuit']} from the whole model's on "
-        f"average, that of the rest {away['complement']}, and that of none of the components {away['nothing']}."
-    ]
-
-
-def read_curve(ds: xr.Dataset) -> list[str]:
-    """Where faithfulness is lost."""
-    curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
-    known = np.flatnonzero(np.isfinite(curve))
-    size, least = int(ds["in_circuit"].values.sum()), 1 - float(ds.attrs.get("tolerance", 0.0))
-    out = [f"{size} components are the smallest number tried that is {num(least)} faithful or more."]
-    if len(known) > 1:
-        loss = np.diff(curve[known])
-        at = int(np.argmax(loss))
-        out.append(
-            f"The largest step of the curve, {num(loss[at])}, is between {sizes[known[at]]} and "
-            f"{sizes[known[at + 1]]} components."
-        )
-    return out
-
-
 def _largest(values: np.ndarray) -> list[int]:
     """Flat places of the few largest values, only positive ones where there are any."""
     order = [int(i) for i in np.argsort(-values.ravel(), kind="stable")[:_NAMED]]
@@ -192,5 +127,91 @@ def _cell(ds: xr.Dataset, flat: int) -> str:
     return f"{label}, {moment}" if moment else label
 
 
-def _several(kind: str) -> str:
-    return "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads"
+def _patching(ds: xr.Dataset) -> Iterator[Plate]:
+    for i in range(min(ds.sizes["series"], _DRAWN)):
+        table = _cells(ds.isel(series=[i]), "recovered", "effect")
+        yield Plate(patching_map(ds, series=i), table, read_patching(ds, i))
+        yield Plate(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
+
+
+def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
+    known = [name for name in ("first_order", "recovered", "error") if name in ds]
+    if "recovered" in known:
+        words = read_attribution_patching(ds)
+        yield Plate(attribution_patching_scatter(ds), _cells(ds, *known), words)
+    for i in range(min(ds.sizes["series"], _DRAWN)):
+        table = _cells(ds.isel(series=[i]), *known)
+        yield Plate(patching_map(ds, value="first_order", series=i), table, read_estimate(ds, i))
+
+
+def _paths(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(path_map(ds), frame(ds, "recovered", "effect").dropna(ignore_index=True), read_paths(ds))
+
+
+def _edges(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(path_map(ds), frame(ds, "score").query("score != 0"), read_paths(ds))
+
+
+def _cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """A row per place, group of positions and series, with the steps that the group covers."""
+    steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
+    return frame(ds, *variables).merge(steps, on="position")
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="patching",
+        theme="Causes",
+        about="activation patching: layer × position × component, also in rollouts",
+        heading="Activation patching",
+        guide="The model runs on two versions of a series, one with something taken away. Activations of one run are "
+        "put into the other, place by place; where the forecast follows, what was taken away is carried.",
+        compute=between("activation_patching"),
+        plates=_patching,
+        figures=(
+            Figure("patching_map", "Where the season is: what a patched stream brings back."),
+            Figure("patched_forecasts", "Forecasts after single patches."),
+        ),
+        source="Meng et al. 2022; Heimersheim and Nanda 2024",
+    ),
+    Measurement(
+        kind="attribution_patching",
+        theme="Causes",
+        about="attribution patching, with its error",
+        heading="Attribution patching",
+        guide="The same to first order, from one gradient: an estimate for all places at once, held against patching "
+        "itself where that was done.",
+        compute=between("attribution_patching"),
+        plates=_attribution,
+        figures=(
+            Figure("attribution_patching_scatter", "Gradient estimates of patching against the exact values."),
+            Figure("patching_map", "Gradient estimates, place by place.", options={"value": "first_order"}),
+        ),
+        source="Nanda 2023; Syed et al. 2023",
+        needs=GRADIENTS,
+    ),
+    Measurement(
+        kind="paths",
+        theme="Causes",
+        about="path patching between components, through all inputs or through q, k or v",
+        heading="Path patching",
+        guide="What one component does through one other, with every other path held: who reads what from whom.",
+        compute=between("path_patching"),
+        plates=_paths,
+        figures=(Figure("path_map", "What flows between single components."),),
+        source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+    ),
+    Measurement(
+        kind="edges",
+        theme="Causes",
+        about="edge attribution",
+        heading="Edge attribution",
+        guide="The same for every pair of components, with what the forecast makes of a change taken from its "
+        "gradient.",
+        compute=between("edge_attribution"),
+        plates=_edges,
+        figures=(Figure("path_map", "Gradient estimates of what flows between single components."),),
+        source="Syed et al. 2023; Hanna et al. 2024",
+        needs=GRADIENTS,
+    ),
+)

@@ -1,11 +1,17 @@
-"""Readings of weights and streams: spectra, entropic rank, similarity, kernels."""
+"""Weights and streams: spectra, entropic rank, similarity."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.report.words import capital, extremes, head_at, layers, listed, num, signed
+from tsfm_lens.catalogue.computing import of_weights, on_all
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import capital, extremes, head_at, layers, listed, num, signed
+from tsfm_lens.viz import entropic_rank_line, head_similarity_map, similarity_map, spectrum_lines, stable_rank_map
 from tsfm_lens.viz.select import array, names, position
 
 
@@ -107,44 +113,81 @@ def read_head_similarity(ds: xr.Dataset) -> list[str]:
     ]
 
 
-def read_bandwidths(ds: xr.Dataset) -> list[str]:
-    """How narrow kernels are, and how much they differ between directions."""
-    widths = array(ds, "bandwidth", "layer", "head", "mode")
-    narrow, wide = np.nanmin(widths, axis=-1), np.nanmax(widths, axis=-1)
-    at = int(np.nanargmin(narrow))
-    return [
-        f"The narrowest kernel is that of {head_at(ds, at)}, with a bandwidth of {num(narrow.flat[at])} along its "
-        f"first direction; in the median head the widest direction is {num(np.nanmedian(wide / narrow))} times as "
-        "wide as the narrowest."
-    ]
+def _spectra(ds: xr.Dataset) -> Iterator[Plate]:
+    for product in names(ds, "product"):
+        one = ds.sel(product=product)
+        ranks = frame(one, "stable_rank", "order")
+        yield Plate(stable_rank_map(ds, product=product), ranks, read_stable_rank(ds, product))
+        values = frame(one, "singular_value")
+        yield Plate(spectrum_lines(ds, product=product), values, read_spectra(ds, product))
 
 
-def read_tilt(ds: xr.Dataset) -> list[str]:
-    """In how many heads keys draw attention by their length alone."""
-    share = array(ds, "tilt_share", "layer", "head")
-    low, high = extremes(share)
-    strong = int((share >= 1).sum())
-    return [
-        f"The tilt is weakest in {head_at(ds, low)} ({num(share.flat[low])}) and strongest in {head_at(ds, high)} "
-        f"({num(share.flat[high])}); it varies as much as the scores themselves, or more, in {strong} of "
-        f"{share.size} heads."
-    ]
+def _entropic_rank(ds: xr.Dataset) -> Iterator[Plate]:
+    table = frame(ds, "entropy").merge(frame(ds, "rank"), on="layer")
+    yield Plate(entropic_rank_line(ds), table, read_entropic_rank(ds))
 
 
-def read_bound(ds: xr.Dataset) -> list[str]:
-    """Where the bound holds, where it says something, and how close it comes."""
-    missing, bound = (array(ds, name, "layer", "head", "query") for name in ("missing", "bound"))
-    usable = array(ds, "applicable", "layer", "head", "query") > 0
-    if not usable.any():
-        return ["The conditions of the proposition hold nowhere, so it bounds nothing here."]
-    telling = usable & (bound < 1)
-    out = [
-        f"The conditions hold for {int(usable.sum())} of {usable.size} heads and queries, and the bound is below 1 for "
-        f"{int(telling.sum())} of them; everywhere else it is vacuous: no attention could exceed it."
-    ]
-    if telling.any():
-        ratio = float(np.median(bound[telling] / np.maximum(missing[telling], 1e-16)))
-        out.append(f"There it is {num(ratio)} times what is measured, in the median.")
-    broken = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
-    out.append("It is exceeded nowhere." if not broken else f"It is exceeded {broken} times, which it must not be.")
-    return out
+def _layer_similarity(ds: xr.Dataset) -> Iterator[Plate]:
+    for measure in ("cka", "update_cosine"):
+        words = read_layer_similarity(ds, measure)
+        yield Plate(similarity_map(ds, measure=measure), frame(ds, measure), words)
+
+
+def _head_similarity(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(head_similarity_map(ds), frame(ds, "cosine"), read_head_similarity(ds))
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="spectra",
+        theme="Weights alone",
+        about="stable rank and singular spectra of W_Q W_Kᵀ and W_V W_O",
+        heading="Spectra of the heads",
+        guide="The singular values of each head's two products, from the weights alone: query–key says what a head "
+        "matches, value–output what it moves. Few large ones mean that it acts along few directions.",
+        compute=of_weights("head_spectra"),
+        plates=_spectra,
+        figures=(
+            Figure("stable_rank_map", "Stable rank of every head."),
+            Figure("spectrum_lines", "Singular values of every head."),
+        ),
+        helpers=("stable_rank",),
+        source="tsfm-lens, definition 5.1 (S3-SRANK)",
+    ),
+    Measurement(
+        kind="entropic_rank",
+        theme="Activations",
+        about="entropic rank of the heads of a layer",
+        heading="Entropic rank",
+        guide="How many different directions the heads of a layer write in. As many as heads: none repeats another.",
+        compute=on_all("entropic_rank"),
+        plates=_entropic_rank,
+        figures=(Figure("entropic_rank_line", "Directions that the heads of a layer write in."),),
+        source="tsfm-lens, appendix E",
+        paper=("S3-F1E",),
+    ),
+    Measurement(
+        kind="layer_similarity",
+        theme="Activations",
+        about="similarity of layers (CKA, cosine of updates)",
+        heading="Similarity of layers",
+        guide="How alike the residual stream is after different layers, and what the layers add to it. Neighbours that "
+        "are almost the same change little.",
+        compute=on_all("layer_similarity"),
+        plates=_layer_similarity,
+        figures=(Figure("similarity_map", "How alike the layers' streams are."),),
+        source="Kornblith et al. 2019",
+    ),
+    Measurement(
+        kind="head_similarity",
+        theme="Activations",
+        about="similarity of the heads of a layer",
+        heading="Similarity of heads",
+        guide="Whether the heads of a layer write in the same direction (1), at right angles (0) or against each other "
+        "(−1).",
+        compute=on_all("head_similarity"),
+        plates=_head_similarity,
+        figures=(Figure("head_similarity_map", "How alike the heads of a layer write."),),
+        source="Kornblith et al. 2019",
+    ),
+)

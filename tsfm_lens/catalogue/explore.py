@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.report.chapter import Chapter, Plate
+from tsfm_lens.catalogue.attention import maps_of
+from tsfm_lens.catalogue.computing import on_first
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.viz.explore import (
     Update,
     ablation_update,
@@ -135,11 +137,17 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     return out
 
 
-CHAPTERS = {
-    "explore": Chapter(
-        "One head at a time",
-        "A linked view of every attention head: what it looks at, what it writes to the forecast, the spectra of its "
-        "matrices, and the forecast without it. In a notebook, run.explore() opens it with any set of heads ablated.",
-        _explore,
+MEASUREMENTS = (
+    Measurement(
+        kind="explore",
+        theme="Activations",
+        about="one head in one view: what it reads and writes, its spectra, the forecast without it (`run.explore()`)",
+        heading="One head at a time",
+        guide="A linked view of every attention head: what it looks at, what it writes to the forecast, the spectra "
+        "of its matrices, and the forecast without it. In a notebook, run.explore() opens it with any set of heads "
+        "ablated.",
+        compute=on_first("head_states", each=lambda lens: {"explore": {}} if maps_of(lens) else {}),
+        plates=_explore,
+        figures=(Figure("explore_figure", "One head: what it reads, what it writes, and the forecast without it."),),
     ),
-}
+)

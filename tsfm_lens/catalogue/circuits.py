@@ -1,0 +1,146 @@
+"""Direct and total effects, and the few components that are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.catalogue.computing import between, on_all
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import capital, listed, measured, num
+from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
+from tsfm_lens.viz.effects import ablation_word, effect_sizes
+from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.places import kind_word, places_in
+from tsfm_lens.viz.select import array, names, unit_of
+from tsfm_lens.viz.theme import percent
+
+_NAMED = 3  # components in a sentence
+_DRAWN = 3  # series with figures of their own
+
+
+def read_effects(ds: xr.Dataset) -> list[str]:
+    """Which components act most on the forecast directly."""
+    sizes = effect_sizes(ds, list(range(ds.sizes["series"])))
+    direct, labels = medians(sizes.direct), names(ds, "component")
+    order = np.argsort(-np.nan_to_num(direct), kind="stable")[:_NAMED]
+    unit = sizes.unit.replace("share of", "of") if sizes.unit.startswith("share") else sizes.unit
+    most = [f"{labels[i]} ({num(direct[i])} {unit})" for i in order]
+    none = int((~np.isfinite(array(ds, "self_repair", "component", "series"))).all(-1).sum())
+    out = [f"{capital(ablation_word(ds))}, these change the forecast most by themselves: {listed(most)}."]
+    if none:
+        out.append(f"{none} of {len(labels)} components have no direct effect.")
+    return out
+
+
+def read_self_repair(ds: xr.Dataset) -> list[str]:
+    """How many direct effects are undone later, and whose most."""
+    repair, labels = medians(array(ds, "self_repair", "component", "series")), names(ds, "component")
+    direct = medians(effect_sizes(ds, list(range(ds.sizes["series"]))).direct)
+    known = np.flatnonzero(np.isfinite(repair))
+    if not len(known):
+        return ["No component has a direct effect."]
+    strong = known[np.argsort(-direct[known], kind="stable")][:10]
+    undone, added = int((repair[strong] > 0.1).sum()), int((repair[strong] < -0.1).sum())
+    best = strong[int(np.argmax(repair[strong]))]
+    return [
+        f"Of the {len(strong)} components with the largest direct effect, later ones undo more than a tenth of it for "
+        f"{undone}, and add more than a tenth for {added}.",
+        f"Most is undone of {labels[best]}: {percent(float(repair[best]))} of its direct effect.",
+    ]
+
+
+def read_circuit(ds: xr.Dataset) -> list[str]:
+    """Size and make-up of the circuit, and how well it does alone."""
+    kept, places = np.asarray(ds["in_circuit"].values, dtype=bool), places_in(ds)
+    ordered, kinds = kept[places.order], np.array(places.kind)
+    counts = {kind: (int(ordered[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
+    parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
+    faithful, complete = (float(array(ds, name, "series").mean()) for name in ("faithfulness", "completeness"))
+    rest = "" if kept.all() else f" Everything else is {ablation_word(ds)}."
+    return [
+        f"{int(kept.sum())} of {len(kept)} components are kept: {listed(parts)}.{rest}",
+        f"Alone they bring {percent(faithful)} of the way from a model without all components back to the whole model "
+        f"(faithfulness). Without them, the rest falls {percent(complete)} of that way back (completeness).",
+    ]
+
+
+def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
+    """How far each part's forecast is from the whole model's."""
+    amount, parts = measured(unit_of(ds, series)), names(ds, "part")
+    forecasts = {part: array(ds, "forecast", "step", part=i, series=series) for i, part in enumerate(parts)}
+    away = {part: amount(np.abs(values - forecasts["model"]).mean()) for part, values in forecasts.items()}
+    return [
+        f"On {names(ds, 'series')[series]} the circuit's forecast is {away['circuit']} from the whole model's on "
+        f"average, that of the rest {away['complement']}, and that of none of the components {away['nothing']}."
+    ]
+
+
+def read_curve(ds: xr.Dataset) -> list[str]:
+    """Where faithfulness is lost."""
+    curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
+    known = np.flatnonzero(np.isfinite(curve))
+    size, least = int(ds["in_circuit"].values.sum()), 1 - float(ds.attrs.get("tolerance", 0.0))
+    out = [f"{size} components are the smallest number tried that is {num(least)} faithful or more."]
+    if len(known) > 1:
+        loss = np.diff(curve[known])
+        at = int(np.argmax(loss))
+        out.append(
+            f"The largest step of the curve, {num(loss[at])}, is between {sizes[known[at]]} and "
+            f"{sizes[known[at + 1]]} components."
+        )
+    return out
+
+
+def _several(kind: str) -> str:
+    return "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads"
+
+
+def _effects(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(effects_scatter(ds), frame(ds, "direct", "total", "indirect"), read_effects(ds))
+    yield Plate(self_repair_bars(ds), frame(ds, "self_repair"), read_self_repair(ds))
+
+
+def _circuit(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(circuit_graph(ds), frame(ds, "in_circuit", "taken"), read_circuit(ds))
+    for i in range(min(ds.sizes["series"], _DRAWN)):
+        table = frame(ds.isel(series=[i]), "forecast")
+        yield Plate(circuit_forecasts(ds, series=i), table, read_circuit_forecasts(ds, i))
+    yield Plate(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds))
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="effects",
+        theme="Causes",
+        about="direct, indirect and total effects; self-repair",
+        heading="Direct and total effects",
+        guide="Each component is taken out twice: with everything behind it held as it was, and with everything free "
+        "to respond. Where later components undo part of the loss, the model repairs itself.",
+        compute=on_all("causal_effects"),
+        plates=_effects,
+        figures=(
+            Figure("effects_scatter", "Direct against total effect of every component."),
+            Figure("self_repair_bars", "What later layers repair after an ablation."),
+        ),
+        source="Pearl 2001; McGrath et al. 2023",
+    ),
+    Measurement(
+        kind="circuit",
+        theme="Causes",
+        about="minimal circuits with faithfulness and completeness",
+        heading="Minimal circuit",
+        guide="As few heads and MLPs as keep the forecast within a tolerance while everything else is taken out.",
+        compute=between("minimal_circuit"),
+        plates=_circuit,
+        figures=(
+            Figure("circuit_graph", "A minimal circuit and the edges between its components.", beside=("edges",)),
+            Figure("circuit_curve", "What is lost as a circuit gets smaller."),
+            Figure("circuit_forecasts", "Forecasts of a minimal circuit and of its complement."),
+        ),
+        source="Wang et al. 2022; Conmy et al. 2023; Marks et al. 2024",
+    ),
+)

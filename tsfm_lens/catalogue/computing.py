@@ -1,0 +1,190 @@
+"""How the result of a measurement is computed from a run, and what several measurements of one run share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.models import Lens
+    from tsfm_lens.models.run import Run
+
+Progress = Callable[[int, int], None]
+Options = Mapping[str, Any]
+Probe = str | Callable[..., xr.Dataset]
+"""A function of :mod:`tsfm_lens.probes` by name, or one of your own."""
+
+SHIFTED = "the first series against itself with its season half a period later"
+
+
+def first_item(run: Run) -> Run:
+    """The run of its first series; the variates of an item stay together."""
+    groups = run.batch.groups
+    return run.select([index for index, group in enumerate(groups) if group == groups[0]])
+
+
+class Work:
+    """A run with the results that were computed of it, each once; see :func:`tsfm_lens.catalogue.work_on`.
+
+    Attributes:
+        run: what all results are of.
+        results: by name.
+        progress: of the result that is being computed, called with (done, of).
+    """
+
+    def __init__(self, run: Run, compute: Callable[[str, Work], xr.Dataset]) -> None:
+        self.run = run
+        self._compute = compute
+        self.results: dict[str, xr.Dataset] = {}
+        self.progress: Progress | None = None
+
+    @cached_property
+    def first(self) -> Run:
+        """The run of the first series alone."""
+        return first_item(self.run)
+
+    @property
+    def season(self) -> int:
+        """Steps of the first series' season.
+
+        Raises:
+            InputError: it has none.
+        """
+        season = self.first.batch.seasonalities[0]
+        if season < 2:
+            raise InputError(
+                f"series {self.first.batch.ids[0]!r} has no season, at which attention could be counted or which "
+                "could be shifted"
+            )
+        return season
+
+    @cached_property
+    def shifted(self) -> tuple[Run, Run]:
+        """The first series, without gaps, and the same with its season half a period later.
+
+        Raises:
+            InputError: it has no season.
+        """
+        from tsfm_lens.data import shift_phase
+
+        one = self.first
+        clean = _filled(one.batch)
+        how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
+        late = shift_phase(clean, self.season // 2)
+        return one.lens.run(clean, one.horizon, **how), one.lens.run(late, one.horizon, **how)
+
+    def result(self, kind: str) -> xr.Dataset:
+        """The result of a measurement, computed where it is not there yet.
+
+        Raises:
+            InputError: the measurement's definition forbids the model or the series.
+            UnknownNameError: there is no such measurement of a run.
+        """
+        if kind not in self.results:
+            self.results[kind] = self._compute(kind, self)
+        return self.results[kind]
+
+    def call(self, probe: Probe, *args: Any, **options: Any) -> xr.Dataset:
+        """A probe, which is told where to report how far it is."""
+        function = getattr(import_module("tsfm_lens.probes"), probe) if isinstance(probe, str) else probe
+        if self.progress is not None and "progress" in signature(function).parameters:
+            options["progress"] = self.progress
+        found: xr.Dataset = function(*args, **options)
+        return found
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a measurement is computed.
+
+    Attributes:
+        probe: gives the result; "" where the run itself does.
+        words: what is computed on what, for captions and lists.
+        call: gives the result.
+        each: the results that a report shows, options by name; one, of the measurement's own kind, if None.
+    """
+
+    probe: Probe
+    words: str
+    call: Callable[[Work, Options], xr.Dataset]
+    each: Callable[[Lens], Mapping[str, Options]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the probe."""
+        return _name(self.probe)
+
+
+def _name(probe: Probe) -> str:
+    return probe if isinstance(probe, str) else probe.__name__
+
+
+def on_all(probe: Probe, **options: Any) -> Compute:
+    """A probe of the run."""
+    return Compute(
+        probe, f"{_name(probe)} on all series", lambda work, more: work.call(probe, work.run, **{**options, **more})
+    )
+
+
+def on_first(probe: Probe, each: Callable[[Lens], Mapping[str, Options]] | None = None, **options: Any) -> Compute:
+    """A probe of the run of its first series."""
+    return Compute(
+        probe,
+        f"{_name(probe)} on the first series",
+        lambda work, more: work.call(probe, work.first, **{**options, **more}),
+        each,
+    )
+
+
+def of_weights(probe: Probe) -> Compute:
+    """A probe of the lens."""
+    return Compute(
+        probe, f"{_name(probe)}, from the weights alone", lambda work, more: work.call(probe, work.run.lens, **more)
+    )
+
+
+def of_sequences(probe: Probe) -> Compute:
+    """A probe of the lens on series of its own, drawn with the run's seed."""
+    return Compute(
+        probe,
+        f"{_name(probe)}, on series of its own",
+        lambda work, more: work.call(probe, work.run.lens, seed=work.run.seed, **more),
+    )
+
+
+def of_results(probe: Probe, *kinds: str, options: Callable[[Work], Options] = lambda work: {}) -> Compute:
+    """A probe of other results."""
+    return Compute(
+        probe,
+        f"{_name(probe)} of {' and '.join(kinds)}",
+        lambda work, more: work.call(probe, *(work.result(kind) for kind in kinds), **{**options(work), **more}),
+    )
+
+
+def between(probe: Probe, options: Callable[[Work], Options] = lambda work: {}) -> Compute:
+    """A probe of two runs: the first series, and the same with its season half a period later."""
+
+    def call(work: Work, more: Options) -> xr.Dataset:
+        found = work.call(probe, *work.shifted, **{**options(work), **more})
+        missing = sum(int(np.isnan(values).sum()) for values in work.first.batch.values)
+        told = {"shifted_by": work.season // 2, "season": work.season, "missing_steps_filled": missing}
+        return found.assign_attrs(told)
+
+    return Compute(probe, f"{_name(probe)}, {SHIFTED}", call)
+
+
+def _filled(batch: SeriesBatch) -> SeriesBatch:
+    """The series with straight lines over their gaps, since a season is taken apart only of complete ones."""
+    whole = tuple(pd.Series(values).interpolate(limit_direction="both").to_numpy() for values in batch.values)
+    return replace(batch, values=whole)

@@ -1,0 +1,153 @@
+"""What one measurement is to every part of the toolbox that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from tsfm_lens.catalogue.computing import Compute, Options, Work
+    from tsfm_lens.models import Lens
+
+THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Sweeps")
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure of a report, the table behind it, and what it shows in words; a name where it gets files of its own."""
+
+    figure: go.Figure
+    table: pd.DataFrame
+    reading: list[str]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a definition asks of a model.
+
+    Attributes:
+        words: what the model must have, as the end of "is defined by …".
+        models: which have it, for lists.
+        met: whether a model has it.
+    """
+
+    words: str
+    models: str
+    met: Callable[[Lens], bool]
+
+    def check(self, lens: Lens, name: str, instead: str = "") -> None:
+        """Refuse a model that does not have it.
+
+        Raises:
+            InputError: the message names what is asked for and what can be had instead.
+        """
+        if not self.met(lens):
+            other = f"; {instead}" if instead else ""
+            raise InputError(f"{name} is defined by {self.words}, which {lens.model_id} does not have{other}")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One way to draw a measurement.
+
+    Attributes:
+        renderer: function of :mod:`tsfm_lens.viz` by name, or one of your own; its name is the figure's on the
+            command line.
+        title: what it shows, as a sentence.
+        options: of the renderer where the figure is drawn by its name alone.
+        beside: kinds of further results that the renderer takes.
+        needs: what it asks of a model beyond what the measurement does.
+        instead: figure for models that do not have it.
+    """
+
+    renderer: str | Callable[..., go.Figure]
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+    needs: Needs | None = None
+    instead: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the command line takes it."""
+        return self.renderer if isinstance(self.renderer, str) else self.renderer.__name__
+
+    def draw(self, *results: xr.Dataset) -> go.Figure:
+        """The figure of a result and of those that it takes beside it."""
+        renderer = (
+            getattr(import_module("tsfm_lens.viz"), self.renderer) if isinstance(self.renderer, str) else self.renderer
+        )
+        drawn: go.Figure = renderer(*results, **self.options)
+        return drawn
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One kind of result: how it is computed, drawn, tabulated and read.
+
+    The command line, the report, the tables of the documentation and the list of reported values are all made from
+    this; nothing else has to know of it.
+
+    Attributes:
+        kind: of its result, ``result.attrs["kind"]``.
+        theme: one of :data:`THEMES`.
+        about: what is measured, as the documentation's tables have it.
+        heading: of its chapter in a report.
+        guide: what a reader of the chapter must know, in one or two sentences.
+        compute: gives the result of a run; None for what is made of many runs.
+        plates: what a report draws of a result, each with its table and its reading.
+        figures: all ways to draw it.
+        helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
+        source: where the definition is from.
+        paper: ids of the reported values that it measures, as ``tsfm-lens reproduce`` knows them.
+        needs: what it asks of a model; None for every model.
+        subject: what the chapter is about; its model and series if None.
+    """
+
+    kind: str
+    theme: str
+    about: str
+    heading: str
+    guide: str
+    compute: Compute | None
+    plates: Callable[[xr.Dataset], Iterator[Plate]]
+    figures: tuple[Figure, ...]
+    helpers: tuple[str, ...] = ()
+    source: str = ""
+    paper: tuple[str, ...] = ()
+    needs: Needs | None = None
+    subject: Callable[[xr.Dataset], str] | None = None
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Functions of :mod:`tsfm_lens.probes`, that which gives the result first."""
+        return (self.compute.name, *self.helpers) if self.compute is not None and self.compute.name else self.helpers
+
+    def of(self, work: Work, **options: Any) -> xr.Dataset:
+        """The result of a run.
+
+        Args:
+            work: the run, with the results that are there already.
+            options: of the probe.
+
+        Raises:
+            InputError: the definition forbids the model or the series, or the result is one of many runs.
+        """
+        if self.compute is None:
+            raise InputError(f"a result of kind {self.kind!r} is made of many runs: `tsfm-lens sweep` makes it")
+        if self.needs is not None:
+            self.needs.check(work.run.lens, f"{self.kind!r}")
+        return self.compute.call(work, options)
+
+    def in_report(self, lens: Lens) -> Mapping[str, Options]:
+        """The results that a report on a model shows of it: options of the probe by name of the result."""
+        return {self.kind: {}} if self.compute is None or self.compute.each is None else self.compute.each(lens)

@@ -1,0 +1,108 @@
+"""Induction: what heads do with a motif that comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import xarray as xr
+
+from tsfm_lens.catalogue.computing import of_results, of_sequences
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.needs import SEQUENCES
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import num
+from tsfm_lens.viz import induction_corner, induction_maps, overlap_thresholds, repeated_motif_map
+from tsfm_lens.viz.select import array
+from tsfm_lens.viz.theme import percent
+
+
+def _induction(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(induction_maps(ds), frame(ds, "prefix_matching", "copy_score", "induction"), read_induction(ds))
+
+
+def _overlap(ds: xr.Dataset) -> Iterator[Plate]:
+    scores = frame(ds, "prefix_matching", "copy_score", "normalised", "induction", "sharp")
+    yield Plate(induction_corner(ds), scores, read_overlap(ds))
+    swept = frame(ds, "sweep_sharp_given_induction", "sweep_induction_given_sharp")
+    yield Plate(overlap_thresholds(ds), swept, [])
+
+
+def _motif(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(repeated_motif_map(ds), frame(ds, "prefix_matching", "control", "advantage"), read_motif(ds))
+
+
+def read_induction(ds: xr.Dataset) -> list[str]:
+    """How many heads pass both thresholds, and how well the model copies."""
+    heads = array(ds, "induction", "layer", "head") > 0
+    return [
+        f"{int(heads.sum())} of {heads.size} heads are induction heads: prefix matching of at least "
+        f"{num(float(ds.attrs['prefix_from']))} and a copy score of at least {num(float(ds.attrs['copy_from']))}.",
+        f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases.",
+    ]
+
+
+def read_overlap(ds: xr.Dataset) -> list[str]:
+    """How many induction heads are sharp."""
+    heads, sharp = (array(ds, name, "layer", "head") > 0 for name in ("induction", "sharp"))
+    both = int((heads & sharp).sum())
+    return [
+        f"{int(heads.sum())} of {heads.size} heads are induction heads and {int(sharp.sum())} are sharp; "
+        f"{both} are both."
+    ]
+
+
+def read_motif(ds: xr.Dataset) -> list[str]:
+    """How many heads look at the motif's last instance more than at the same steps of a series without one."""
+    advantage = array(ds, "advantage", "layer", "head", target=0)
+    above = int((advantage > 0.1).sum())
+    return [
+        f"{above} of {advantage.size} heads give at least a tenth more of their attention there than in the control, "
+        "which has no motif that comes again."
+    ]
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="induction",
+        theme="Behaviour",
+        about="repeated random tokens: prefix matching, copy score, induction heads",
+        heading="Induction heads",
+        guide="A motif of random tokens comes several times. An induction head looks at what followed its earlier "
+        "instances, and raises the probability that it follows again.",
+        compute=of_sequences("repeated_tokens"),
+        plates=_induction,
+        figures=(Figure("induction_maps", "Prefix-matching and copying of every head."),),
+        source="tsfm-lens, appendix G; Olsson et al. 2022",
+        paper=("S3-PREF", "S3-RRT"),
+        needs=SEQUENCES,
+    ),
+    Measurement(
+        kind="induction_overlap",
+        theme="Behaviour",
+        about="overlap of induction and sharp heads, over thresholds",
+        heading="Induction heads and sharp heads",
+        guide="Whether the heads that copy a motif are those that attend sharply, and how much that hangs on the "
+        "thresholds.",
+        compute=of_results("induction_overlap", "induction", "head_entropy"),
+        plates=_overlap,
+        figures=(
+            Figure("induction_corner", "Prefix-matching, copying and entropy against each other."),
+            Figure("overlap_thresholds", "Overlap of induction and sharp heads over thresholds."),
+        ),
+        source="tsfm-lens, table 5 and figure 23",
+        paper=("S3-T5", "S3-F23"),
+        needs=SEQUENCES,
+    ),
+    Measurement(
+        kind="repeated_motif",
+        theme="Behaviour",
+        about="repeated random motif in values, for every model, with a control",
+        heading="Repeated motifs",
+        guide="A motif of random values comes several times. How much attention heads give to its last instance, "
+        "against the same steps of a series in which nothing comes again.",
+        compute=of_sequences("repeated_motif"),
+        plates=_motif,
+        figures=(Figure("repeated_motif_map", "Attention to the last instance of a repeated motif."),),
+        source="after Olsson et al. 2022",
+    ),
+)

@@ -1,0 +1,32 @@
+"""What definitions ask of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tsfm_lens.catalogue.entry import Needs
+
+if TYPE_CHECKING:
+    from tsfm_lens.models import Lens
+
+
+def _tokens(lens: Lens) -> bool:
+    return lens.adapter.readout == "token"
+
+
+def _sequences(lens: Lens) -> bool:
+    return hasattr(lens.adapter, "encode_tokens") and _cross(lens)
+
+
+def _cross(lens: Lens) -> bool:
+    return "cross_attn" in lens.wiring.output_stack.attention_kinds()
+
+
+TOKENS = Needs("logits over a vocabulary", "Chronos", _tokens)
+SEQUENCES = Needs("an encoder and a decoder over value tokens", "Chronos", _sequences)
+CROSS_ATTENTION = Needs("cross-attention without rotary embeddings or norms of queries and keys", "T5 family", _cross)
+GRADIENTS = Needs(
+    "derivatives of the forecast",
+    "all but Toto 2, whose backward pass is rescaled",
+    lambda lens: lens.wiring.true_gradients,
+)

@@ -1,0 +1,79 @@
+"""All measurements by the kind of their results, those of this package and those that were added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
+from tsfm_lens.catalogue.computing import Work
+from tsfm_lens.catalogue.entry import THEMES, Figure, Measurement
+from tsfm_lens.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.run import Run
+
+_ROOM = "tsfm_lens.catalogue"
+_ADDED: dict[str, Measurement] = {}
+
+
+@cache
+def _shipped() -> dict[str, Measurement]:
+    found: list[Measurement] = []
+    for module in iter_modules(import_module(_ROOM).__path__):
+        found += getattr(import_module(f"{_ROOM}.{module.name}"), "MEASUREMENTS", ())
+    found.sort(key=lambda each: THEMES.index(each.theme))
+    return {each.kind: each for each in found}
+
+
+def measurements() -> dict[str, Measurement]:
+    """Every measurement by the kind of its result, theme by theme."""
+    return _shipped() | _ADDED
+
+
+def find(kind: str) -> Measurement:
+    """A measurement by the kind of its result.
+
+    Raises:
+        UnknownNameError: there is none; the message has the nearest.
+    """
+    known = measurements()
+    if kind not in known:
+        raise unknown_name("measurement", kind, known)
+    return known[kind]
+
+
+def add(measurement: Measurement) -> None:
+    """Make a measurement of your own one of the catalogue: of reports, ``tsfm-lens figure`` and its list.
+
+    Args:
+        measurement: its renderers are looked up in :mod:`tsfm_lens.viz`, and may also be functions.
+
+    Raises:
+        InputError: its kind is taken, or it has a theme that is not one of :data:`THEMES`.
+    """
+    if measurement.kind in _shipped():
+        raise InputError(f"kind {measurement.kind!r} is taken by a measurement of tsfm_lens; choose another")
+    if measurement.theme not in THEMES:
+        raise InputError(f"theme={measurement.theme!r} is not known, choose one of {', '.join(THEMES)}")
+    _ADDED[measurement.kind] = measurement
+
+
+def figures() -> Iterator[tuple[Measurement, Figure]]:
+    """Every way to draw a measurement, theme by theme; a renderer of several measurements comes several times."""
+    for measurement in measurements().values():
+        for figure in measurement.figures:
+            yield measurement, figure
+
+
+def drawn_by(kind: str) -> tuple[str, ...]:
+    """Names of the renderers of a kind of result; none where the kind is not known."""
+    known = measurements()
+    return tuple(figure.name for figure in known[kind].figures) if kind in known else ()
+
+
+def work_on(run: Run) -> Work:
+    """A run whose results are computed by this catalogue, each once."""
+    return Work(run, lambda kind, work: find(kind).of(work))

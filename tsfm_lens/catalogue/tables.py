@@ -1,0 +1,42 @@
+"""Tables that several measurements make of their numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.viz.select import names, unit_of
+
+
+def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
+    """A row per combination of labels, a column per variable; variables must share their dimensions."""
+    return ds[list(variables)].reset_coords(drop=True).to_dataframe().reset_index()
+
+
+def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
+    """A row per query and key (and layer and head) with at least ``least``: what they cover, the value."""
+    others = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
+    values = ds[variable].transpose(*others, "query", "key").values
+    *outer, query, key = np.nonzero(values >= least)
+    columns = {dim: np.array(names(ds, dim))[place] for dim, place in zip(others, outer, strict=True)}
+    for side, place in (("query", query), ("key", key)):
+        columns |= {f"{side}_{part}": ds[f"{side}_{part}"].values[place] for part in ("start", "stop", "special")}
+    return pd.DataFrame(columns | {variable: values[(*outer, query, key)]})
+
+
+def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
+    """A row per step of one series: its name, the date where known, the unit."""
+    count = ds.sizes["step"]
+    table = pd.DataFrame({"series": [names(ds, "series")[series]] * count, "step": names(ds, "step")})
+    if "forecast_timestamp" in ds.coords:
+        stamps = ds["forecast_timestamp"]
+        table["timestamp"] = (stamps.isel(series=series) if "series" in stamps.dims else stamps).values
+    table["unit"] = unit_of(ds, series)
+    return table
+
+
+def add_quantiles(table: pd.DataFrame, ds: xr.Dataset, values: np.ndarray) -> None:
+    """A column per quantile. ``values``: (quantile, step)."""
+    for level, row in zip(ds["quantile"].values, values, strict=True):
+        table[f"q{float(level):g}"] = row
