@@ -30,7 +30,20 @@ _HOME = {
 }
 
 _ROOMS = (
-    *("ablation", "catalogue", "data", "errors", "explore", "hooks", "models", "paper", "pipeline", "probes", "report", "sweep"),
+    *(
+        "ablation",
+        "catalogue",
+        "data",
+        "errors",
+        "explore",
+        "hooks",
+        "models",
+        "paper",
+        "pipeline",
+        "probes",
+        "report",
+        "sweep",
+    ),
     *("testing", "viz", "zoo"),
 )
 
