@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.data import bundled, shift_phase
+from tsfm_lens.data import SeriesBatch, bundled, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import Lens, architectures, load
@@ -70,7 +71,7 @@ def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
 def test_nothing_repairs_the_last_branch(name: str) -> None:
     lens = lens_of(name)
     last = writers(lens.wiring)[-1]
-    found = causal_effects(lens.run(series_for(name), 4), components=[last]).isel(component=0)
+    found = causal_effects(lens.run(series_for(name), 4), components=[last], smallest=0.0).isel(component=0)
     np.testing.assert_allclose(found["total"], found["direct"])
     # a share of one, in the float64 that effects are compared in
     assert_close(found["self_repair"], 0, depth=100, magnitude=1.0)
@@ -147,7 +148,9 @@ def test_reference_series_are_recorded_along_the_horizon_asked_for() -> None:
 def test_self_repair_of_known_effects() -> None:
     direct = np.array([[2.0, -2.0], [1.0, 1.0], [0.1, 0.0], [1.0, 0.0]])
     total = np.array([[1.0, -1.0], [1.0, 1.0], [3.0, 3.0], [-1.0, 5.0]])
-    np.testing.assert_allclose(self_repair(total, direct, np.full(4, 0.1)), [0.5, 0.0, np.nan, 2.0])
+    none = np.array([False, False, True, False])
+    np.testing.assert_allclose(self_repair(total, direct, none), [0.5, 0.0, np.nan, 2.0])
+    assert np.isnan(self_repair(total, 0 * direct, np.full(4, False))).all()
 
 
 def test_components_of_other_stacks_have_no_direct_effect() -> None:
@@ -236,6 +239,67 @@ def test_a_behaviour_of_ones_own_and_several_at_once() -> None:
     # from the very forecasts that the result holds, so in float64
     expected = 1 - np.abs(circuit - model) / np.abs(nothing - model)
     assert_close(found["faithfulness"], expected, depth=16, magnitude=1.0, dtype=np.float32)
+
+
+def nearly(batch: SeriesBatch, row: int, share: float) -> SeriesBatch:
+    """The same series, one of them off by a share of its range."""
+    values = list(batch.values)
+    values[row] = values[row] + share * np.ptp(values[row]) * np.sin(np.arange(len(values[row])))
+    return replace(batch, values=tuple(values))
+
+
+def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> None:
+    clean = bundled("co2", "elnino").tail(40)
+    shifted = shift_phase(clean, 6, period=12)
+    corrupted = replace(shifted, values=(shifted.values[0], nearly(clean, 1, 1e-4).values[1]))
+    lens = sparse_lens()
+    found = minimal_circuit(lens.run(clean, 4), lens.run(corrupted, 4), tolerance=1e-6)
+    alone = minimal_circuit(lens.run(clean.select(0), 4), lens.run(corrupted.select(0), 4), tolerance=1e-6)
+    assert found["refused"].values.tolist() == [False, True]
+    assert "elnino" in found.attrs["refused"]
+    assert "refused" not in alone.attrs
+    np.testing.assert_array_equal(found["in_circuit"], alone["in_circuit"])
+    for name in ("faithfulness", "completeness"):
+        assert np.isnan(found[name].values[1])
+        assert_close(found[name].values[0], alone[name].values[0], depth=100, magnitude=1.0, dtype=np.float32)
+        assert float(found[f"{name}_estimate"]) == found[name].values[0]
+    forecasts = found["forecast"]
+    gap = np.sqrt(((forecasts.sel(part="nothing") - forecasts.sel(part="model")) ** 2).mean("step"))
+    np.testing.assert_allclose(found["gap"], gap)
+    wide = [np.ptp([*v, *f]) for v, f in zip(clean.values, forecasts.sel(part="model").values, strict=True)]
+    np.testing.assert_allclose(found["gap_share"], gap / wide)
+    with pytest.raises(InputError, match=r"by more than 0\.01 of the series' range.*smallest"):
+        minimal_circuit(lens.run(clean.select(1), 4), lens.run(corrupted.select(1), 4))
+
+
+def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
+    """A sampling model's rollouts: with few paths, all that the corruption does is less than another seed does."""
+    lens, clean = lens_of("chronos"), bundled("co2", "elnino").tail(40)
+    runs = [lens.run(each, 4, rollout=True, num_samples=2) for each in (clean, nearly(clean, 0, 0.05))]
+    apart = [np.sqrt(np.square(run.redrawn.forecast.median - run.point).mean(-1)) for run in runs]
+    whole = lens.run(clean, 4, rollout=True, num_samples=2)
+    found = minimal_circuit(whole, ranking="effects", smallest=0.0)
+    np.testing.assert_allclose(found["gap_floor"], apart[0])
+    np.testing.assert_array_equal(found["refused"], found["gap"] <= apart[0])
+    with pytest.raises(InputError, match="more sample paths"):
+        minimal_circuit(whole, nodes=["decoder.1.cross_attn.0"], smallest=0.0)
+
+
+def test_direct_effects_too_small_for_a_ratio_have_none() -> None:
+    lens = lens_of("chronos-bolt")
+    batch = bundled("co2", "elnino", "pedestrians").tail(40)
+    everything = causal_effects(lens.run(batch, 4), smallest=0.0)
+    wide = [np.ptp([*v, *f]) for v, f in zip(batch.values, everything["plain_forecast"].values, strict=True)]
+    share = np.abs(everything["direct"]).mean("step") / wide
+    np.testing.assert_allclose(everything["direct_share"], share)
+    limit = float(share.median())
+    some = causal_effects(lens.run(batch, 4), smallest=limit)
+    expected = everything["self_repair"].where(everything["direct_share"] > limit)
+    np.testing.assert_array_equal(some["self_repair"], expected)
+    assert 0 < np.isfinite(expected).sum() < expected.size
+    assert not some["self_repair_stands_out"].where(some["self_repair_estimate"].isnull(), False).any()
+    with pytest.raises(InputError, match="smallest is 2, expected a share"):
+        causal_effects(lens.run(batch, 4), smallest=2)
 
 
 def test_what_gives_no_circuit_is_refused() -> None:

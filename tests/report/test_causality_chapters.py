@@ -74,7 +74,7 @@ def test_effects_and_repair_are_counted(results):
     largest, none = circuits.read_effects(ds)
     assert "Set to zero, these change the forecast most" in largest
     assert "decoder.1.mlp (7 m), decoder.1.cross_attn.2 (6 m) and decoder.1.cross_attn.1 (5 m)" in largest
-    assert none == "1 of 8 components have no direct effect."
+    assert none == "1 of 8 components have no direct effect that is more than noise."
     counted, most = circuits.read_self_repair(ds)
     assert "Of the 7 components" in counted
     assert "more than a tenth of it for 7" in counted

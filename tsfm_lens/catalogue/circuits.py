@@ -32,7 +32,7 @@ def read_effects(ds: xr.Dataset) -> list[str]:
     none = int((~np.isfinite(array(ds, "self_repair", "component", "series"))).all(-1).sum())
     out = [f"{capital(ablation_word(ds))}, these change the forecast most by themselves: {listed(most)}."]
     if none:
-        out.append(f"{none} of {len(labels)} components have no direct effect.")
+        out.append(f"{none} of {len(labels)} components have no direct effect that is more than noise.")
     return out
 
 
@@ -42,7 +42,7 @@ def read_self_repair(ds: xr.Dataset) -> list[str]:
     direct = medians(effect_sizes(ds, list(range(ds.sizes["series"]))).direct)
     known = np.flatnonzero(np.isfinite(repair))
     if not len(known):
-        return ["No component has a direct effect."]
+        return ["No component has a direct effect that is large enough for a share of it to be undone."]
     strong = known[np.argsort(-direct[known], kind="stable")][:10]
     undone, added = int((repair[strong] > 0.1).sum()), int((repair[strong] < -0.1).sum())
     best = strong[int(np.argmax(repair[strong]))]
@@ -59,7 +59,7 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     ordered, kinds = kept[places.order], np.array(places.kind)
     counts = {kind: (int(ordered[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
     parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
-    faithful, complete = (float(array(ds, name, "series").mean()) for name in ("faithfulness", "completeness"))
+    faithful, complete = (float(np.nanmean(array(ds, name, "series"))) for name in ("faithfulness", "completeness"))
     rest = "" if kept.all() else f" Everything else is {ablation_word(ds)}."
     return [
         f"{int(kept.sum())} of {len(kept)} components are kept: {listed(parts)}.{rest}",

@@ -16,12 +16,14 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import rounding, told_apart
+from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.contrast import contrast
 from tsfm_lens.probes.edge_attribution import edge_attribution
-from tsfm_lens.probes.places import listed, places_of
+from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
+from tsfm_lens.probes.path_patching import component_at
+from tsfm_lens.probes.places import Place, listed, places_of
 from tsfm_lens.probes.zero_ablation import reference_of
 
 __all__ = ["minimal_circuit"]
@@ -45,6 +47,7 @@ def minimal_circuit(
     how: str = "zero",
     reference: Any = None,
     per_round: int = 1,
+    smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Take components away as long as the behaviour stays within a tolerance.
@@ -60,18 +63,23 @@ def minimal_circuit(
             more can go; "effects" orders components by what ablating each alone does, "edges" by the size of their
             outgoing edges (edge attribution, in single forwards), and both take the shortest such list that is faithful
             enough.
-        tolerance: allowed loss of faithfulness, averaged over series.
+        tolerance: allowed loss of faithfulness, averaged over the series that have one.
         behaviour: what must be kept of a forecast; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
         how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
         per_round: components that greedy takes away at once, as long as that is faithful enough.
+        smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
         progress: called with (taken away, of).
 
     Returns:
         Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
         taking away, -1 for those that stay; ``curve`` (size), faithfulness of the set of each size on the way, NaN for
         sizes not reached; ``faithfulness`` and ``completeness`` (series), the latter 1 - faithfulness of the
-        complement; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing".
+        complement, both with what :func:`tsfm_lens.probes.findings.judge` adds; ``forecast`` (part, series, step) of
+        "model", "circuit", "complement" and "nothing". Over ``series`` also ``gap``, the behaviour's difference between
+        the whole model and none of the nodes, ``gap_floor``, what that is in noise, ``gap_share``, the forecast's
+        over the series' range, and ``refused``: whether the gap is below its floor or ``smallest``, so that both
+        measures are NaN and the series has no say; the attribute ``refused`` names such series.
 
     Source:
         Wang et al. 2022; Conmy et al. 2023 (greedy pruning); Syed et al. 2023 (edge attribution); completeness after
@@ -80,39 +88,27 @@ def minimal_circuit(
 
     Raises:
         InputError: no such ranking, "edges" without a corrupted series or gradients, a tolerance outside [0, 1), or a
-            behaviour that does not change when every node is ablated.
+            behaviour that does not change, in any series, when every node is ablated.
         UnknownNameError: no such component.
     """
-    if ranking not in RANKINGS:
-        raise InputError(f"ranking={ranking!r} is not known, choose one of {', '.join(RANKINGS)}")
-    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1 or not is_count(per_round):
-        raise InputError(
-            f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance from 0 to below 1, and a whole "
-            "number of components of 1 or more"
-        )
-    if behaviour is not None and not callable(behaviour):
-        raise InputError(f"behaviour is {behaviour!r}, expected a function of forecasts (…, series, step)")
+    _refuse(ranking, tolerance, per_round, behaviour, smallest)
     if corrupted is not None and (how != "zero" or reference is not None):
         raise InputError("give either corrupted=… or how=… with its reference, not both: each says what nodes get")
     if ranking == "edges" and corrupted is None:
         raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
-    lens = clean.lens
-    places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
-    chosen = [place.target for place in places if isinstance(place.target, Component)]
-    if len(chosen) < len(places):
-        raise InputError("a circuit is made of heads and branches; residual streams cannot be nodes")
-    for node in chosen:
-        if node.head is not None and replace(node, head=None) in chosen:
-            raise InputError(f"{node} is part of {replace(node, head=None)}; name either the branch or its heads")
+    places = _nodes(clean, nodes)
+    chosen = [component_at(place) for place in places]
+    sources = [clean]
     if corrupted is not None:
         names = sorted({place.point for place in places})
         pair = contrast(clean, corrupted, names=names, direction="noise")
+        sources.append(pair.source)
         ablations: Ablations = {node: (PatchFrom(node, pair.source_acts),) for node in chosen}
     else:
         known = reference_of(clean, how, reference)
-        made = ablated_variants(lens, chosen, how, known, horizon=clean.horizon, seed=clean.seed)
+        made = ablated_variants(clean.lens, chosen, how, known, horizon=clean.horizon, seed=clean.seed)
         ablations = dict(zip(chosen, made, strict=True))
-    bench = _Bench.of(clean, ablations, behaviour)
+    bench = _Bench.of(clean, ablations, behaviour).judged_by(sources, smallest)
     if ranking == "greedy":
         order, curve = _greedy(bench, tolerance, per_round, progress)
     else:
@@ -125,38 +121,103 @@ def minimal_circuit(
         _SOURCE,
         ranking=ranking,
         tolerance=tolerance,
+        smallest=smallest,
         behaviour=label,
         how="corrupted" if corrupted is not None else how,
         rollout=int(clean.rollout),
         statistic=clean.statistic,
     )
+    if bench.refused.any():
+        without = ", ".join(name for name, none in zip(clean.batch.ids, bench.refused, strict=True) if none)
+        data.attrs["refused"] = f"no verdict on {without}: all nodes together change too little there"
+    for name in ("faithfulness", "completeness"):
+        floor = np.where(bench.refused, np.nan, bench.noise / np.where(bench.refused, 1.0, bench.gap))
+        data = judge(data, name, floor=floor, signed=True)
     return data
+
+
+def _refuse(ranking: str, tolerance: object, per_round: object, behaviour: object, smallest: object) -> None:
+    if ranking not in RANKINGS:
+        raise InputError(f"ranking={ranking!r} is not known, choose one of {', '.join(RANKINGS)}")
+    if not isinstance(tolerance, int | float) or not 0 <= tolerance < 1 or not is_count(per_round):
+        raise InputError(
+            f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance from 0 to below 1, and a whole "
+            "number of components of 1 or more"
+        )
+    refuse_no_share(smallest, "smallest")
+    if behaviour is not None and not callable(behaviour):
+        raise InputError(f"behaviour is {behaviour!r}, expected a function of forecasts (…, series, step)")
+
+
+def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
+    """The heads and branches to choose from, none of which is part of another."""
+    lens = run.lens
+    places = places_of(lens, writers(lens.wiring) if nodes is None else listed(nodes, "nodes"))
+    chosen = [place.target for place in places if isinstance(place.target, Component)]
+    if len(chosen) < len(places):
+        raise InputError("a circuit is made of heads and branches; residual streams cannot be nodes")
+    for node in chosen:
+        if node.head is not None and replace(node, head=None) in chosen:
+            raise InputError(f"{node} is part of {replace(node, head=None)}; name either the branch or its heads")
+    return places
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """A run with sets of nodes ablated, and how faithful they are."""
+    """A run with sets of nodes ablated, and how faithful they are.
+
+    Attributes:
+        noise: (series,) the distance of two behaviours between which nothing was changed.
+        refused: (series,) whether the gap between the whole model and nothing of it is too small to be divided.
+    """
 
     run: Run
     ablations: Ablations
     behaviour: Behaviour
     whole: np.ndarray
     nothing: np.ndarray
+    noise: np.ndarray
+    refused: np.ndarray
 
     @classmethod
     def of(cls, run: Run, ablations: dict[Component, tuple[Intervention, ...]], behaviour: Behaviour | None) -> _Bench:
         kept: Behaviour = behaviour or (lambda forecasts: forecasts)
-        bench = cls(run, ablations, kept, np.empty(0), np.empty(0))
+        empty = np.zeros(len(run.batch))
+        bench = cls(run, ablations, kept, np.empty(0), np.empty(0), empty, empty.astype(bool))
         # side by side, so that both have the same rounding
         whole, nothing = bench.forecasts([set(), set(ablations)])
-        nothing = told_apart(run, nothing, whole)
-        found = cls(run, ablations, kept, whole, nothing)
-        if not found._distance(nothing).all():
+        return replace(bench, whole=whole, nothing=told_apart(run, nothing, whole))
+
+    def judged_by(self, sources: Sequence[Run], smallest: float) -> _Bench:
+        """With the noise of all runs that a variant's activations come from, and the series that have no verdict.
+
+        Raises:
+            InputError: none has one.
+        """
+        floors = [
+            noise_floor(run, lambda other, plain: _rms(self._features(other), self._features(plain))) for run in sources
+        ]
+        noise = np.max(floors, axis=0)
+        refused = (self.gap <= noise) | (self.gap_share <= smallest)
+        if refused.all():
             raise InputError(
-                "ablating every node does not change the behaviour of every series, so no circuit can be told apart; "
-                "take more nodes, another behaviour, or a stronger corruption"
+                "ablating every node does not change the behaviour of any series by more than its noise, and its "
+                f"forecast by more than {smallest:.3g} of the series' range, so no circuit can be told apart; take "
+                "more nodes, another behaviour or a stronger corruption, of a sampling model more sample paths, or a "
+                "lower smallest=…"
             )
-        return found
+        return replace(self, noise=noise, refused=refused)
+
+    @property
+    def gap(self) -> np.ndarray:
+        """(series,) distance of nothing of the model from all of it."""
+        return self._distance(self.nothing)
+
+    @property
+    def gap_share(self) -> np.ndarray:
+        """(series,) that of the forecasts themselves, over the range of context and forecast."""
+        wide = ranges(self.run, self.whole)
+        return _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
 
     def forecasts(self, ablated: Sequence[set[Component]]) -> np.ndarray:
         """(set, series, step)."""
@@ -168,12 +229,15 @@ class _Bench:
         return found
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Of forecasts (…, series, step), (…, series)."""
-        return 1.0 - self._distance(forecasts) / self._distance(self.nothing)
+        """Of forecasts (…, series, step), (…, series); NaN without a verdict."""
+        return np.where(self.refused, np.nan, 1.0 - self._distance(forecasts) / np.where(self.refused, 1.0, self.gap))
+
+    def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
+        """Of forecasts (…, series, step), over the series that have a verdict, (…)."""
+        return self.faithfulness(forecasts)[..., ~self.refused].mean(-1)
 
     def _distance(self, forecasts: np.ndarray) -> np.ndarray:
-        gap = self._features(forecasts) - self._features(self.whole)
-        return np.sqrt(np.square(gap).mean(-1))
+        return _rms(self._features(forecasts), self._features(self.whole))
 
     def _features(self, forecasts: np.ndarray) -> np.ndarray:
         try:
@@ -190,6 +254,11 @@ class _Bench:
         return found[..., None] if found.ndim == forecasts.ndim - 1 else found
 
 
+def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Root mean square difference over the last axis."""
+    return np.asarray(np.sqrt(np.square(one - other).mean(-1)))
+
+
 def _greedy(
     bench: _Bench, tolerance: float, per_round: int, progress: Progress | None
 ) -> tuple[list[Component], dict[int, float]]:
@@ -198,11 +267,11 @@ def _greedy(
     left = list(bench.ablations)
     curve = {len(left): 1.0}
     while left:
-        tried = bench.faithfulness(bench.forecasts([{*gone, node} for node in left])).mean(-1)
+        tried = bench.mean_faithfulness(bench.forecasts([{*gone, node} for node in left]))
         best = [left[i] for i in np.argsort(-tried, kind="stable")]
         taken, value = best[:1], float(tried.max())
         if per_round > 1 and value >= 1 - tolerance:
-            together = float(bench.faithfulness(bench.forecasts([{*gone, *best[:per_round]}]))[0].mean())
+            together = float(bench.mean_faithfulness(bench.forecasts([{*gone, *best[:per_round]}]))[0])
             if together >= 1 - tolerance:
                 taken, value = best[:per_round], together
         if value < 1 - tolerance:
@@ -220,7 +289,7 @@ def _ranked(
 ) -> tuple[list[Component], dict[int, float]]:
     """Of the lists of the highest scores the shortest that is faithful enough."""
     order = sorted(bench.ablations, key=lambda node: scores[node])
-    found = bench.faithfulness(bench.forecasts([set(order[:gone]) for gone in range(len(order) + 1)])).mean(-1)
+    found = bench.mean_faithfulness(bench.forecasts([set(order[:gone]) for gone in range(len(order) + 1)]))
     curve = {len(order) - gone: float(value) for gone, value in enumerate(found)}
     passing = [gone for gone, value in enumerate(found) if value >= 1 - tolerance]
     return order[: max(passing, default=0)], curve
@@ -230,12 +299,12 @@ def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Componen
     nodes = list(bench.ablations)
     if ranking == "effects" or corrupted is None:
         alone = bench.forecasts([{node} for node in nodes])
-        return dict(zip(nodes, 1.0 - bench.faithfulness(alone).mean(-1), strict=True))
+        return dict(zip(nodes, 1.0 - bench.mean_faithfulness(alone), strict=True))
     edges = edge_attribution(bench.run, corrupted, nodes=nodes)
     moved = abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
     found = np.abs(edges["score"].values)
     told = np.where(found * moved > rounding(bench.run, bench.whole), found, 0.0)
-    return dict(zip(nodes, told.sum(1).mean(-1), strict=True))
+    return dict(zip(nodes, told.sum(1)[:, ~bench.refused].mean(-1), strict=True))
 
 
 def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curve: dict[int, float]) -> xr.Dataset:
@@ -250,5 +319,7 @@ def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curv
     data["curve"] = ("size", [curve.get(size, np.nan) for size in range(len(nodes) + 1)])
     data["faithfulness"] = ("series", bench.faithfulness(circuit))
     data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
+    data["gap"], data["gap_floor"] = ("series", bench.gap), ("series", bench.noise)
+    data["gap_share"], data["refused"] = ("series", bench.gap_share), ("series", bench.refused)
     data["forecast"] = (("part", "series", "step"), np.stack([bench.whole, circuit, complement, bench.nothing]))
     return data

@@ -15,11 +15,12 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import rounding
+from tsfm_lens.models.noise import noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.places import later_branches, listed
-from tsfm_lens.probes.zero_ablation import reference_of
+from tsfm_lens.probes.zero_ablation import head_or_kind, reference_of, steps_after_first
 
 __all__ = ["causal_effects"]
 
@@ -32,6 +33,7 @@ def causal_effects(
     components: Sequence[str | Component] | None = None,
     how: str = "zero",
     reference: Any = None,
+    smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
@@ -47,21 +49,28 @@ def causal_effects(
         components: heads, branches or layers of the stack that is read out, by name or glob; its heads and MLPs if
             None.
         how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
+        smallest: direct effects whose mean size is up to this share of the series' range are too small for the part of
+            them that is undone to mean anything.
         progress: called with (done, of).
 
     Returns:
         Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
-        ``self_repair`` (component, series) = 1 - <total, direct> / <direct, direct>: 0 none, 1 all of the direct
-        effect is undone, negative where later components add to it, and NaN where the direct effect is within
-        rounding (:func:`tsfm_lens.models.noise.rounding`); ``plain_forecast`` (series, step).
+        over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of context and
+        forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>: 0 none, 1 all of the direct effect is
+        undone, negative where later components add to it, and NaN where the direct effect is no larger than the noise
+        floor or ``smallest``; for each of these what :func:`tsfm_lens.probes.findings.judge` adds. A token model's
+        first step is left out of them, as in :func:`tsfm_lens.probes.ablation_effects`; the attribute ``steps_from``
+        says so. ``plain_forecast`` (series, step).
 
     Source:
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
 
     Raises:
-        InputError: a component of another stack: with the stack that is read out held, it has no direct effect.
+        InputError: a component of another stack: with the stack that is read out held, it has no direct effect; or
+            ``smallest`` is no share.
         UnknownNameError: no such component.
     """
+    refuse_no_share(smallest, "smallest")
     lens = run.lens
     out = lens.wiring.output_stack.name
     chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
@@ -85,26 +94,47 @@ def causal_effects(
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")
     data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
-    data["self_repair"] = (axes[:2], self_repair(total, direct, rounding(run, plain)))
     data["plain_forecast"] = (axes[1:], plain)
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    facts |= {"smallest": smallest, "steps_from": steps_after_first(run).start}
     data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)
-    return data
+    return _judged(data, run, smallest)
 
 
-def self_repair(total: np.ndarray, direct: np.ndarray, rounding: np.ndarray) -> np.ndarray:
+def _judged(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
+    """With shares of the range, self-repair, and what is known of them; heads among heads, and so on."""
+    later, wide = steps_after_first(run), ranges(run, run.point)
+    total, direct = (data[part].values[..., later] for part in ("total", "direct"))
+    axes, groups = ("component", "series"), head_or_kind(data)
+
+    def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        size = np.abs(other - plain)[..., later].mean(-1)
+        return np.divide(size, wide, out=np.zeros_like(size), where=wide > 0)
+
+    floor = noise_floor(run, share)
+    for name, part in (("total_share", "total"), ("direct_share", "direct")):
+        data[name] = (axes, share(data[part].values, np.zeros(run.horizon)))
+        data = judge(data, name, floor=floor, groups=groups)
+    none = data["direct_share"].values <= np.fmax(floor, smallest)
+    data["self_repair"] = (axes, self_repair(total, direct, none))
+    way = data["direct"].values.copy()
+    way[..., : later.start] = 0.0
+    return judge(data, "self_repair", floor=xr.DataArray(share_floor(run, way), dims=axes), signed=True, groups=groups)
+
+
+def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
     """The share of a direct effect that later components undo.
 
     Args:
         total, direct: (…, step) in data units.
-        rounding: (…) what counts as none: steps that are all within it are a direct effect of nothing.
+        none: (…) whether a direct effect counts as none.
 
     Returns:
         (…); NaN where there is no direct effect.
     """
     size = np.square(direct).sum(-1)
-    none = (np.abs(direct).max(-1) <= rounding) | (size == 0)
-    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=~none)
+    known = ~none & (size > 0)
+    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=known)
     return 1.0 - share
 
 

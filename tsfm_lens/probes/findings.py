@@ -10,7 +10,11 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
+from tsfm_lens.errors import InputError
+
 CONFIDENCE = 0.95
+SMALLEST_SHARE = 0.01
+"""Of a series' range: changes of a forecast below it are nothing to form a ratio with, unless a caller asks for it."""
 FEWEST = 3
 """Series from which on they are taken for a sample, over which an effect has an interval."""
 
@@ -93,6 +97,16 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
     labelled = data[groups] if isinstance(groups, str) else groups
     indices = np.unique(labelled.values.astype(str), return_inverse=True)[1].reshape(labelled.shape)
     return xr.Variable(labelled.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
+
+
+def refuse_no_share(value: object, what: str) -> None:
+    """Raise where a value is no number from 0 to 1.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")
 
 
 def standing(effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -80,11 +80,10 @@ def ablation_effects(
     data["mean_shift"] = (("component", "series"), np.abs(forecasts - plain)[..., later].mean(axis=-1))
     if run.truth is not None:
         data = _errors(data, run.batch, run.truth[..., later], forecasts[..., later], plain[..., later])
-    data = _judged(data, run)
     source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
-    data.attrs = run.describe("ablation", "Ablation effects", source, **facts, test=data.attrs["test"])
-    return data
+    data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
+    return _judged(data, run)
 
 
 def reference_of(run: Run, how: str, reference: Any) -> Any:
@@ -108,11 +107,15 @@ def steps_after_first(run: Run) -> slice:
     return slice(1, None) if run.tokens_read and run.horizon > 2 else slice(0, None)
 
 
+def head_or_kind(data: xr.Dataset) -> list[str]:
+    """What each component is compared with: "head" of heads, the kind of all else."""
+    kinds, heads = data["kind"].values.astype(str), data["head"].values
+    return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
+
+
 def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
     """With intervals, floors and what stands out, for each way of measuring an effect; heads among heads, and so on."""
     later = steps_after_first(run)
-    kinds, heads = data["kind"].values.astype(str), data["head"].values
-    groups = ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
     ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
         "spearman_distance": lambda other, plain: spearman_distance(other[..., later], plain[..., later]),
         "mean_shift": lambda other, plain: np.abs(other - plain)[..., later].mean(axis=-1),
@@ -127,7 +130,7 @@ def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
     for name, measure in ways.items():
         if name in data:
             floor = noise_floor(run, measure)
-            data = judge(data, name, floor=floor, signed=name.endswith("change"), groups=groups)
+            data = judge(data, name, floor=floor, signed=name.endswith("change"), groups=head_or_kind(data))
     return data
 
 

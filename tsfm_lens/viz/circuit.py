@@ -332,7 +332,7 @@ def _signs(fig: go.Figure) -> str:
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
     """Faithfulness and completeness in words, of one series or the mean."""
     values = {
-        name: array(ds, name, "series")[slice(None) if series is None else [series]].mean()
+        name: np.nanmean(array(ds, name, "series")[slice(None) if series is None else [series]])
         for name in ("faithfulness", "completeness")
     }
     over = f" (means over {ds.sizes['series']} series)" if series is None and ds.sizes["series"] > 1 else ""

@@ -45,7 +45,9 @@ def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
         InputError: ``ds`` is of another kind.
     """
     check(ds, "effects", "direct", "total", "self_repair", "plain_forecast")
-    direct, total = (array(ds, name, "component", "series", "step")[:, series] for name in ("direct", "total"))
+    later = slice(int(ds.attrs.get("steps_from", 0)), None)
+    parts = (array(ds, name, "component", "series", "step") for name in ("direct", "total"))
+    direct, total = (part[:, series, later] for part in parts)
     size = np.sqrt(np.square(direct).mean(-1))
     real = np.isfinite(array(ds, "self_repair", "component", "series")[:, series]) & (size > 0)
     along = np.divide((total * direct).mean(-1), size, out=np.full(size.shape, np.nan), where=real)
