@@ -12,7 +12,7 @@ from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
-from tsfm_lens.viz.head_maps import HeadMap, _two_digits
+from tsfm_lens.viz.maps import HeadMap, two_digits
 from tsfm_lens.viz.theme import PALE
 
 
@@ -104,7 +104,7 @@ def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
     one, two, three = fig.layout.coloraxis, fig.layout.coloraxis2, fig.layout.coloraxis3
     assert (one.cmin, one.cmax) == (two.cmin, two.cmax)
     assert three.cmin == -three.cmax
-    assert _two_digits(-0.001) == "0.00"
+    assert two_digits(-0.001) == "0.00"
     with pytest.raises(UnknownNameError, match="after_last"):
         viz.repeated_motif_map(ds, target="after_lost")
 

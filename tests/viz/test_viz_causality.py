@@ -14,6 +14,7 @@ from tsfm_lens.data import bundled, remove_motif, shift_phase
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.sheet import NOT_ABOVE
 
 SENDERS = ["decoder.*.cross_attn.*", "decoder.*.mlp"]
 DRAWN = {
@@ -56,7 +57,8 @@ def undated(name: str) -> xr.Dataset:
 
 
 def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
-    return [trace for trace in fig.data if trace.type == "heatmap"]
+    """The maps, without what is drawn over cells in the noise."""
+    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
 
 
 def line(fig: go.Figure, name: str) -> go.Scatter:

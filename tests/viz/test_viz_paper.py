@@ -67,7 +67,7 @@ def test_recipes_are_columns_and_series_are_rows(recipes):
 
 def test_one_series_and_no_paths_give_a_row_with_intervals(recipes):
     fig = viz.recipe_forecasts(recipes.drop_vars("sample"), series=["roads"], recipes=["many"])
-    low, high = lines(fig, "interval")
+    (low,), (high,) = lines(fig, "interval from"), lines(fig, "interval")
     np.testing.assert_allclose(high.y - low.y, 3.2)
     assert "0.1 to the 0.9 quantile" in fig.layout.meta["subtitle"]
     assert len(lines(fig, "context")) == 1

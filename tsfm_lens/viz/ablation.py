@@ -9,34 +9,37 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.ablation_map import coordinate
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_scene, fitted_range, scene, value_hover
-from tsfm_lens.viz.select import (
-    array,
-    check,
-    model_of,
-    names,
-    positions,
-    series_position,
-    statistic_of,
-    unit_of,
-    value_title,
-)
-from tsfm_lens.viz.theme import BLUE, VERMILION, dress
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.panels import fit, scene
+from tsfm_lens.viz.places import coordinate
+from tsfm_lens.viz.select import array, check, draws, model_of, names, positions
+from tsfm_lens.viz.theme import BLUE, VERMILION
 
 __all__ = ["ablation_forecasts"]
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """The heads and MLPs with the largest Spearman distance on one series, strongest first."""
+    """The heads and MLPs with the largest Spearman distance on one series, strongest first.
+
+    Where the result says which components stand out of the noise, only these; all if none does.
+    """
+    return _ranked(ds, series, count)[0]
+
+
+def _ranked(ds: xr.Dataset, series: int, count: int) -> tuple[list[str], str]:
+    """What :func:`strongest` says, and how a subtitle says it."""
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
     fine = [i for i in range(len(kinds)) if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])]
     fine.sort(key=lambda i: -effect[i])
-    return [names(ds, "component")[i] for i in fine[:count]]
+    known = finding(ds, "spearman_distance", "component")
+    standing = fine if known is None else [i for i in fine if known.stands[i]]
+    words = "" if known is None else "those that stand out of the noise" if standing else "none stands out of the noise"
+    return [names(ds, "component")[i] for i in (standing or fine)[:count]], words
 
 
+@draws("ablation", needs=("forecast", "baseline_forecast"))
 def ablation_forecasts(
     ds: xr.Dataset,
     *,
@@ -49,64 +52,37 @@ def ablation_forecasts(
     Args:
         ds: of kind "ablation" with ``forecast`` (component, series, step), ``baseline_forecast``
             (series, step), ``context`` and, where known, ``truth``.
-        components: names to draw; the six heads and MLPs with the largest Spearman distance unless given.
+        components: names to draw; unless given the six heads and MLPs with the largest Spearman distance, of those
+            that stand out of the noise if the result knows it and any does.
         series: id, or place counted from 0.
         context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
 
     Returns:
         Panels with shared axes, each with "unablated", "ablated", context and truth.
-
-    Raises:
-        InputError: ``ds`` is of another kind, or no components are asked for.
-        UnknownNameError: no such component or series.
     """
-    check(ds, "ablation", "forecast", "baseline_forecast")
-    at = series_position(ds, series)
+    view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:
         check(ds, "ablation", "spearman_distance")
-    wanted = strongest(ds, at) if components is None else list(components)
-    if not wanted:
+        components, words = _ranked(ds, view.place, 6)
+    if not components:
         raise InputError("components is empty: name at least one, such as decoder.0.mlp.")
-    chosen = positions(ds, "component", wanted)
-    view = scene(ds, at, max(2 * ds.sizes["step"], 24) if context_steps is None else context_steps)
-    unit = unit_of(ds, at)
-    grid = panel_grid(_titles(ds, chosen, at), row_height=140)
-    fig = grid.fig
-    baseline = array(ds, "baseline_forecast", "step", series=at)
-    ablated = array(ds, "forecast", "component", "step", series=at)[chosen]
-    x = view.time.at(view.future)
-    for panel, (row, col) in enumerate(grid.places):
-        where = {"row": row, "col": col}
-        draw_scene(fig, view, unit=unit, legend=panel == 0, **where)
-        for name, values, colour in (
-            ("unablated", baseline, BLUE),
-            ("ablated", ablated[panel], VERMILION),
-        ):
-            fig.add_trace(
-                go.Scatter(
-                    x=x,
-                    y=values,
-                    mode="lines",
-                    name=f"{name} forecast",
-                    legendgroup=name,
-                    showlegend=panel == 0,
-                    line={"color": colour, "width": 1.8},
-                    hovertemplate=value_hover(f"{name} forecast ({statistic_of(ds)})", view.time, unit),
-                ),
-                **where,
-            )
-    core = np.concatenate([view.context, view.truth, baseline])
-    bounds, cut = fitted_range(core, ablated.ravel(), reach=1.0)
-    fig.update_yaxes(range=bounds, nticks=5)
-    title_axes(grid, view.time.short_title, value_title(ds, at))
-    return dress(
-        fig,
-        f"Forecasts of {names(ds, 'series')[at]} by {model_of(ds)} without single components",
-        f"{statistic_of(ds)} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
-        + ("; what leaves the axis is cut off" if cut else "")
-        + view.time.remark,
-        legend_rows=1,
-        **grid.room,
+    chosen = positions(ds, "component", list(components))
+    grid = panel_grid(_titles(ds, chosen, view.place), row_height=140)
+    baseline = array(ds, "baseline_forecast", "step", series=view.place)
+    ablated = array(ds, "forecast", "component", "step", series=view.place)[chosen]
+    for panel, values in zip(grid, ablated, strict=True):
+        view.draw(panel)
+        view.forecast(panel, baseline, "unablated forecast", BLUE)
+        view.forecast(panel, values, "ablated forecast", VERMILION)
+    cut = fit(grid, np.append(view.seen, baseline), ablated.ravel(), reach=1.0)
+    grid.y(nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    return grid.dress(
+        f"Forecasts of {view.id} by {model_of(ds)} without single components",
+        f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one",
+        words,
+        cut,
+        view.time.remark,
     )
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.select import array, check, model_of, names, shown, unit_of
-from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, dress, number, percent, plain
+from tsfm_lens.viz.places import coordinate
+from tsfm_lens.viz.select import array, draws, model_of, names, over_series, unit_of
+from tsfm_lens.viz.sheet import Sheet, sheet
+from tsfm_lens.viz.theme import number, percent, plain
 
 __all__ = ["ablation_heatmap"]
 
@@ -26,6 +28,17 @@ class Measure:
     word: str
     words: str
     relative: bool = False
+
+    def write(self, value: float) -> str:
+        """A value in its cell."""
+        if not self.relative:
+            return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.1g}"
+        text = f"{100 * value:+.0f} %"
+        return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
+
+    def tell(self, value: float) -> str:
+        """A value in a hover box."""
+        return percent(value) if self.relative else number(value)
 
 
 MEASURES = {
@@ -86,17 +99,7 @@ class _Cells:
         return grid
 
 
-def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
-    """A coordinate of the components.
-
-    Raises:
-        InputError: the Dataset has none of this name.
-    """
-    if name not in ds.coords:
-        raise InputError(f"the components need the coordinate {name!r} (stack, kind, layer_index and head).")
-    return np.asarray(ds[name].values)
-
-
+@draws("ablation")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
     """Layer × component map of what zeroing each head, MLP and layer does, as the median over series.
 
@@ -107,12 +110,8 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     Returns:
         One heat map per stack and kind of component: heads side by side, MLP and whole layer in columns
         of their own with the numbers written in. The colours end at the largest head effect.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such metric.
+        What does not stand out of the noise is drawn as such, where the result knows it.
     """
-    check(ds, "ablation")
     known = [name for name in MEASURES if name in ds]
     if metric not in known:
         raise unknown_name("metric", metric, known)
@@ -123,159 +122,98 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     )
     effect = array(ds, metric, "component", "series")
     middle = medians(effect)
-    stacks = [s for s in dict.fromkeys(cells.stack.tolist()) if len(cells.layers(s))]
-    fig, total, width = _draw(ds, cells, stacks, middle, effect, measure)
     heads = cells.head >= 0
-    fig.update_layout(coloraxis=_scale(middle, middle[heads] if heads.any() else middle, measure))
-    ids = names(ds, "series")
-    unit = f" ({unit_of(ds, 0 if len(ids) == 1 else None) or 'data units'})" if metric == "mae" else ""
-    fig = dress(
-        fig,
+    several = effect.shape[1] > 1
+    unit = f" ({unit_of(ds, None if several else 0) or 'data units'})" if metric == "mae" else ""
+    # an error itself is no effect, its change is
+    judged = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
+    made = _draw(ds, cells, middle, effect, measure, judged)
+    made.colours(_scale(middle[heads] if heads.any() else middle, measure))
+    return made.dress(
         f"Ablation of every component of {model_of(ds)}: {measure.word}",
-        f"{measure.words}{unit}, {'median over ' if len(ids) > 1 else ''}{shown(ids)}; zeroed one at a time"
-        f"{'; colours up to the largest head' if heads.any() else ''}",
-        plot_height=total,
-        above=34,
-        below=46,
-        min_width=width,
+        f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}",
+        "zeroed one at a time",
+        "colours up to the largest head" if heads.any() else "",
     )
-    return fig.update_layout(margin_r=96)
 
 
 def _draw(
     ds: xr.Dataset,
     cells: _Cells,
-    stacks: list[str],
     middle: np.ndarray,
     effect: np.ndarray,
     measure: Measure,
-) -> tuple[go.Figure, int, int]:
-    """Draw all blocks; the figure, the height of its panels and the least width in pixels."""
+    judged: Finding | None,
+) -> Sheet:
+    """All blocks, a row per stack and a column per kind of component."""
+    stacks = [s for s in dict.fromkeys(cells.stack.tolist()) if len(cells.layers(s))]
     blocks = cells.blocks()
     heads = sum(b.heads for b in blocks)
-    heights = [len(cells.layers(stack)) for stack in stacks]
-    gap, row_height = 70, int(np.clip(330 / sum(heights), 20, 46))
-    row_height = max(row_height, -(-120 // sum(heights)))
-    total = sum(heights) * row_height + gap * (len(stacks) - 1)
-    grids = {(s, b): cells.grid(b, s) for s in stacks for b in blocks}
-    fig = make_subplots(
-        rows=len(stacks),
-        cols=len(blocks),
-        column_widths=[b.heads or max(1.0, 0.09 * heads) for b in blocks],
-        row_heights=heights,
-        horizontal_spacing=min(0.014, 0.5 / len(blocks)),
-        vertical_spacing=gap / total if len(stacks) > 1 else 0,
-        subplot_titles=[b.title if (grids[s, b] >= 0).any() else "" for s in stacks for b in blocks],
-    )
-    fig.update_annotations(font={"size": 12})
-    for row, stack in enumerate(stacks, start=1):
-        first = True
-        for col, block in enumerate(blocks, start=1):
-            where = {"row": row, "col": col}
-            grid = grids[stack, block]
-            if not (grid >= 0).any():
-                fig.update_xaxes(visible=False, **where)
-                fig.update_yaxes(visible=False, **where)
-                continue
-            layers = cells.layers(stack)
-            texts = heads <= 8 or not block.heads
-            fig.add_trace(_block_map(ds, grid, layers, middle, effect, measure, texts), **where)
-            y_title = (f"{stack} layer" if len(stacks) > 1 else "layer") if first else ""
-            step = -(-len(layers) // 12)
-            fig.update_yaxes(
-                autorange="reversed",
-                title_text=plain(y_title),
-                showticklabels=first,
-                tickvals=layers[::step],
-                showline=False,
-                ticks="outside" if first else "",
-                **where,
-            )
-            columns = np.arange(block.heads)
-            fig.update_xaxes(
-                title_text="head" if block.heads else "",
-                tickvals=columns[:: -(-max(len(columns), 1) // 12)],
-                showline=False,
-                **where,
-            )
-            first = False
+    rows = [len(cells.layers(stack)) for stack in stacks]
+    height = max(int(np.clip(330 / sum(rows), 20, 46)), -(-120 // sum(rows)))
+    grids = [(stack, block, cells.grid(block, stack)) for stack in stacks for block in blocks]
     wide = sum(max(b.heads * (42 if heads <= 8 else 21), 130) if b.heads else 50 for b in blocks)
-    return fig, total, 170 + wide
-
-
-def _block_map(
-    ds: xr.Dataset,
-    grid: np.ndarray,
-    layers: np.ndarray,
-    middle: np.ndarray,
-    effect: np.ndarray,
-    measure: Measure,
-    texts: bool,
-) -> go.Heatmap:
-    """One block as a heat map: rows are layers, the hover box lists all series."""
-    show = _short if not measure.relative else _signed
-    ids = names(ds, "series")
-    components = names(ds, "component")
-    there = grid >= 0
-    return go.Heatmap(
-        z=np.where(there, middle[grid], np.nan),
-        x=np.arange(grid.shape[1]),
-        y=layers,
-        coloraxis="coloraxis",
-        xgap=1,
-        ygap=1,
-        text=[[show(middle[i]) if texts and i >= 0 and np.isfinite(middle[i]) else "" for i in r] for r in grid],
-        texttemplate="%{text}",
-        textfont={"size": 11},
-        customdata=[
-            [_hover(components[i], ids, effect[i], middle[i], measure) if i >= 0 else "" for i in r] for r in grid
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-        hoverongaps=False,
+    made = sheet(
+        [count * height for count in rows],
+        [b.heads or max(1.0, 0.09 * heads) for b in blocks],
+        titles=[block.title if (grid >= 0).any() else "" for _, block, grid in grids],
+        row_gap=70,
+        column_gap=min(0.014, 0.5 / len(blocks)),
+        min_width=170 + wide,
+        above=34,
+        below=46,
     )
+    words = [_told(ds, i, effect, middle, measure, judged) for i in range(len(middle))]
+    labelled: set[str] = set()
+    for (stack, block, grid), panel in zip(grids, made, strict=True):
+        there = grid >= 0
+        if not there.any():
+            panel.x(visible=False)
+            panel.y(visible=False)
+            continue
+        layers, first = cells.layers(stack), stack not in labelled
+        labelled.add(stack)
+        panel.cells(
+            np.where(there, middle[grid], np.nan),
+            np.arange(grid.shape[1]),
+            layers,
+            "%{customdata}",
+            write=measure.write if heads <= 8 or not block.heads else None,
+            noise=None if judged is None else judged.at(grid),
+            customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
+        )
+        panel.y(
+            (f"{stack} layer" if len(stacks) > 1 else "layer") if first else "",
+            autorange="reversed",
+            showticklabels=first,
+            tickvals=layers[:: -(-len(layers) // 12)],
+            showline=False,
+            ticks="outside" if first else "",
+        )
+        columns = np.arange(block.heads)
+        ticks = columns[:: -(-max(len(columns), 1) // 12)]
+        panel.x("head" if block.heads else "", tickvals=ticks, showline=False)
+    return made
 
 
-def _signed(share: float) -> str:
-    text = f"{100 * share:+.0f} %"
-    return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.1g}"
-
-
-def _hover(component: str, ids: list[str], effect: np.ndarray, middle: float, measure: Measure) -> str:
-    """The component in words, with the value of every series, strongest first."""
-    show: Callable[[float], str] = percent if measure.relative else number
-    head = f"without <b>{plain(component)}</b><br>{measure.word} {show(middle)}"
+def _told(
+    ds: xr.Dataset, i: int, effect: np.ndarray, middle: np.ndarray, measure: Measure, judged: Finding | None
+) -> str:
+    """A component in words, with the value of every series, strongest first."""
+    ids = names(ds, "series")
+    head = f"without <b>{plain(names(ds, 'component')[i])}</b><br>{measure.word} {measure.tell(middle[i])}"
+    tail = [] if judged is None else [judged.told(i)]
     if len(ids) == 1:
-        return f"{head}<br>{plain(ids[0])}"
-    order = np.argsort(-np.abs(np.nan_to_num(effect)))
-    lines = [f"{plain(ids[i])}: {show(effect[i])}" for i in order[:_LISTED]]
+        return "<br>".join([head, plain(ids[0]), *tail])
+    order = np.argsort(-np.abs(np.nan_to_num(effect[i])))
+    lines = [f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_LISTED]]
     more = [f"and {len(ids) - _LISTED} more"] if len(ids) > _LISTED else []
-    return "<br>".join([f"{head} (median)", *lines, *more])
+    return "<br>".join([f"{head} (median)", *tail, *lines, *more])
 
 
-def _scale(middle: np.ndarray, heads: np.ndarray, measure: Measure) -> dict[str, Any]:
-    """Colour axis up to the largest head effect; symmetric about 0 for relative measures."""
-    finite = heads[np.isfinite(heads)]
-    title = {"text": f"{measure.word}", "side": "right"}
-    if not measure.relative:
-        sizes = measure.word in ("MASE", "MAE")
-        low = float(finite.min()) if sizes and len(finite) else 0.0
-        high = float(finite.max()) if len(finite) else 1.0
-        return {
-            "colorscale": SEQUENTIAL,
-            "cmin": low,
-            "cmax": high if high > low else low + 1.0,
-            "colorbar": {"title": title, "nticks": 6},
-        }
-    limit = float(np.abs(finite).max()) if len(finite) else 1.0
-    limit = limit or 1.0
-    return {
-        "colorscale": DIVERGING,
-        "cmin": -limit,
-        "cmax": limit,
-        "cmid": 0.0,
-        "colorbar": {"title": title, "tickformat": "+.0%"},
-    }
+def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:
+    """Colours up to the largest head effect; symmetric about 0 for relative measures."""
+    if measure.relative:
+        return colour_scale(measure.word, heads, diverging=True, tickformat="+.0%")
+    sizes = measure.word in ("MASE", "MAE")
+    return colour_scale(measure.word, heads, low=None if sizes else 0.0)

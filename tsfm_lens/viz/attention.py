@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
+from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import mark_start, value_hover
-from tsfm_lens.viz.select import array, check, layer_name, model_of, names, position, unit_of, value_title
-from tsfm_lens.viz.theme import BLUE, INK, SEQUENTIAL, dress, number, plain
+from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, position, unit_of, value_title
+from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.theme import BLUE, INK, number
 from tsfm_lens.viz.timeline import Timeline, timeline
-from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, ruler, token_axis
+from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, pool, ruler, token_axis
 
 __all__ = ["attention_map"]
 
@@ -55,10 +57,15 @@ def attention_kind(ds: xr.Dataset) -> str:
     return f"{ds.attrs.get('stack', '')} {_KINDS.get(kind, kind)}".strip()
 
 
-def weight_colours(limit: float) -> dict[str, object]:
-    """The colour axis of attention weights from 0 to ``limit``."""
-    bar = {"title": {"text": "attention weight", "side": "right"}}
-    return {"colorscale": SEQUENTIAL, "cmin": 0.0, "cmax": limit, "colorbar": bar}
+def sentence_start(ds: xr.Dataset) -> str:
+    """The same with a capital letter."""
+    kind = attention_kind(ds)
+    return f"{kind[:1].upper()}{kind[1:]}"
+
+
+def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
+    """The colour axis of attention weights, or what ``word`` says, from 0 to ``limit``."""
+    return colour_scale(word, low=0.0, high=limit)
 
 
 def single_series(ds: xr.Dataset) -> str:
@@ -66,6 +73,7 @@ def single_series(ds: xr.Dataset) -> str:
     return str(ds.attrs.get("series", "")) or (names(ds, "series") or ["the series"])[0]
 
 
+@draws("attention", needs=("pattern",))
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
     """Which steps a head reads: query × key weights, tokens as wide as the time they cover.
 
@@ -80,144 +88,95 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
         The heat map over time, special tokens in strips at the right (keys) and the foot (queries), and
         the series on the same time axis. Of long patterns a cell is the largest weight of several tokens, which
         the subtitle then says.
-
-    Raises:
-        InputError: ``ds`` is of another kind, or its tokens cannot be laid out on one time axis.
-        UnknownNameError: no such layer or head.
     """
-    check(ds, "attention", "pattern")
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
-    keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
-    time = timeline(ds)
+    keys, queries, time = token_axis(ds, "key"), token_axis(ds, "query"), timeline(ds)
     columns, rows = _sides(keys), _sides(queries)
     with_series = columns[0].timed and "context" in ds
-    fig, total = _grid(rows, columns, with_series)
-    group = group_for(ruler(keys), ruler(queries), _CELLS)
-    limit = zmax or float(np.nanmax(weights)) or 1.0
-    for r, row_side in enumerate(rows, start=1 + with_series):
-        for c, column_side in enumerate(columns, start=1):
-            fig.add_trace(_cells(weights, row_side, column_side, time, group), row=r, col=c)
-            last = r == len(rows) + with_series
-            _label_axes(fig, row_side, column_side, time, r, c, last=last)
-    if with_series:
-        _draw_series(fig, ds, time, columns[0])
-    fig.update_layout(coloraxis=weight_colours(limit))
-    label, number_of_head = names(ds, "layer")[at["layer"]], names(ds, "head")[at["head"]]
-    entropy = f"entropy {number(float(ds['entropy'].isel(at)))} nats, mean over queries; " if "entropy" in ds else ""
-    kind = attention_kind(ds)
-    remark = grouped(group) or "tokens as wide as the time they cover"
-    fig = dress(
-        fig,
-        f"{kind[:1].upper() + kind[1:]}, {layer_name(label)}, head {number_of_head} of {model_of(ds)}",
-        f"{single_series(ds)}; {entropy}each row sums to 1; {remark}",
-        plot_height=total,
-        above=12,
-        min_width=520,
-    )
-    return fig.update_layout(margin_r=96, showlegend=False)
-
-
-def _grid(rows: list[_Side], columns: list[_Side], with_series: bool) -> tuple[go.Figure, int]:
-    """Subplots: the series above, tokens over time, strips for special tokens; and their height."""
-    queries = max((len(side.owner) for side in rows if side.timed), default=0)
-    heights = [110.0] if with_series else []
-    for side in rows:
-        heights.append(
-            float(np.clip(90 + 7 * queries, 120, 380))
-            if side.timed
-            else max(20.0 * len(side.owner), 120.0 if len(rows) == 1 else 0.0)
-        )
-    gap = 8
-    total = int(sum(heights) + gap * (len(heights) - 1))
+    heights = [110.0] * with_series + [_height(side, alone=len(rows) == 1) for side in rows]
     special = sum(len(side.owner) for side in columns if not side.timed)
     strip = float(np.clip(0.045 * special, 0.045, 0.25))
     widths = [1 - strip if side.timed else strip for side in columns] if len(columns) > 1 else [1.0]
-    fig = make_subplots(
-        rows=len(heights),
-        cols=len(columns),
-        row_heights=heights,
-        column_widths=widths,
-        vertical_spacing=gap / total if len(heights) > 1 else 0,
-        horizontal_spacing=0.012 if len(columns) > 1 else 0,
+    made = sheet(heights, widths, row_gap=8, column_gap=0.012, above=12, min_width=520)
+    group = group_for(ruler(keys), ruler(queries), _CELLS)
+    for r, row_side in enumerate(rows, start=1 + with_series):
+        for c, column_side in enumerate(columns, start=1):
+            panel = made.panel(r, c)
+            _draw_cells(panel, weights, row_side, column_side, time, group)
+            _label_axes(panel, row_side, column_side, time, last=r == len(heights), first=made.panel(r, 1))
+    if with_series:
+        _draw_series(made.panel(), ds, time, columns[0])
+    made.colours(weight_colours(zmax or float(np.nanmax(weights)) or 1.0))
+    made.fig.update_layout(showlegend=False)
+    entropy = f"entropy {number(float(ds['entropy'].isel(at)))} nats, mean over queries" if "entropy" in ds else ""
+    place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
+    return made.dress(
+        f"{sentence_start(ds)}, {place} of {model_of(ds)}",
+        single_series(ds),
+        entropy,
+        "each row sums to 1",
+        grouped(group) or "tokens as wide as the time they cover",
+        legend_rows=0,
     )
-    return fig, total
 
 
-def _cells(weights: np.ndarray, rows: _Side, columns: _Side, time: Timeline, group: tuple[int, int]) -> go.Heatmap:
-    z = weights[np.ix_(rows.owner, columns.owner)].astype(np.float32)
-    z[rows.owner < 0, :] = np.nan
-    z[:, columns.owner < 0] = np.nan
-    z = np.fmax.reduceat(np.fmax.reduceat(z, columns.starts(group[0]), axis=1), rows.starts(group[1]), axis=0)
-    trace = go.Heatmap(
-        x=columns.coordinates(time, group[0]),
-        y=rows.coordinates(Timeline(steps=time.steps, stamps=None), group[1]),
-        z=z,
-        coloraxis="coloraxis",
-        hoverongaps=False,
-        hovertemplate="query around step %{y}<br>key around %{x}<br>weight %{z:.3g}<extra></extra>",
-    )
+def _height(side: _Side, *, alone: bool) -> float:
+    """Pixels of the rows of one side's tokens."""
+    if side.timed:
+        return float(np.clip(90 + 7 * len(side.owner), 120, 380))
+    return max(20.0 * len(side.owner), 120.0 if alone else 0.0)
+
+
+def _draw_cells(
+    panel: Panel, weights: np.ndarray, rows: _Side, columns: _Side, time: Timeline, group: tuple[int, int]
+) -> None:
+    z = pool(weights, rows.owner, columns.owner, rows.starts(group[1]), columns.starts(group[0]))
+    words, hover = None, "query around step %{y}<br>key around %{x}<br>weight %{z:.3g}"
     if z.size <= _WORDED and group == (1, 1):
-        q, k = rows.axis, columns.axis
-        asking = [q.words(i) if i >= 0 else "" for i in rows.owner]
-        asked = [k.words(i) if i >= 0 else "" for i in columns.owner]
-        trace.update(
-            text=[[f"{a}<br>attends to {b}" for b in asked] for a in asking],
-            hovertemplate="query %{text}<br>with weight %{z:.3g}<extra></extra>",
-        )
-    return trace
+        asking, asked = ([side.axis.words(i) if i >= 0 else "" for i in side.owner] for side in (rows, columns))
+        words = [[f"{a}<br>attends to {b}" for b in asked] for a in asking]
+        hover = "query %{text}<br>with weight %{z:.3g}"
+    steps = Timeline(steps=time.steps, stamps=None)
+    x, y = columns.coordinates(time, group[0]), rows.coordinates(steps, group[1])
+    panel.cells(z, x, y, hover, text=words, xgap=0, ygap=0)
 
 
-def _label_axes(fig: go.Figure, rows: _Side, columns: _Side, time: Timeline, r: int, c: int, *, last: bool) -> None:
-    where = {"row": r, "col": c}
+def _label_axes(panel: Panel, rows: _Side, columns: _Side, time: Timeline, *, last: bool, first: Panel) -> None:
     if columns.timed:
-        fig.update_xaxes(title_text=f"key: {time.title}" if last else "", showticklabels=last, **where)
         edges = columns.coordinates(time)
-        fig.update_xaxes(range=[edges[0], edges[-1]], matches="x" if r > 1 else None, **where)
+        matches = "x" if panel.at["row"] > 1 else None
+        title = f"key: {time.title}" if last else ""
+        panel.x(title, showticklabels=last, range=[edges[0], edges[-1]], matches=matches)
     else:
         labels = columns.axis.aside_labels()
-        fig.update_xaxes(tickvals=np.arange(len(labels)), ticktext=labels, tickangle=-90, showticklabels=last, **where)
-        fig.update_xaxes(title_text="special" if last else "", **where)
+        ticks: Look = {"tickvals": np.arange(len(labels)), "ticktext": labels, "tickangle": -90}
+        panel.x("special" if last else "", showticklabels=last, **ticks)
+    leftmost = panel.at["col"] == 1
     if rows.timed:
         edges = rows.axis.cells()[0]
-        fig.update_yaxes(range=[edges[-1], edges[0]], showticklabels=c == 1, **where)
-        first = fig.get_subplot(r, 1).yaxis.plotly_name.replace("axis", "")
-        fig.update_yaxes(title_text="query: time (steps)" if c == 1 else "", matches=first if c > 1 else None, **where)
+        panel.y("query: time (steps)" if leftmost else "", range=[edges[-1], edges[0]], showticklabels=leftmost)
+        axis = panel.sheet.fig.get_subplot(first.at["row"], 1).yaxis.plotly_name.replace("axis", "")
+        panel.y(matches=None if leftmost else axis)
     else:
         labels = rows.axis.aside_labels()
-        fig.update_yaxes(
-            tickvals=np.arange(len(labels)),
-            ticktext=labels,
-            autorange="reversed",
-            showticklabels=c == 1,
-            **where,
-        )
+        ticks = {"tickvals": np.arange(len(labels)), "ticktext": labels, "autorange": "reversed"}
+        panel.y(showticklabels=leftmost, **ticks)
 
 
-def _draw_series(fig: go.Figure, ds: xr.Dataset, time: Timeline, keys: _Side) -> None:
+def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> None:
     """The values under the keys, on the time axis of the map below."""
-    unit = unit_of(ds, 0)
     lines = [("context", "time", INK, "observed, given to the model")]
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
         lines.append(("forecast", "step", BLUE, "the model's forecast"))
     for variable, dim, colour, words in lines:
-        fig.add_trace(
-            go.Scatter(
-                x=time.at(np.array([int(v) for v in names(ds, dim)])),
-                y=array(ds, variable, dim, series=0),
-                mode="lines",
-                name=variable,
-                line={"color": colour, "width": 1.3},
-                hovertemplate=value_hover(words, time, unit),
-            ),
-            row=1,
-            col=1,
-        )
+        x, values = time.at(np.array([int(v) for v in names(ds, dim)])), array(ds, variable, dim, series=0)
+        panel.line(x, values, variable, value_hover(words, time, unit_of(ds, 0)), colour=colour, width=1.3)
     edges = keys.coordinates(time)
-    fig.update_xaxes(range=[edges[0], edges[-1]], showticklabels=False, row=1, col=1)
-    fig.update_yaxes(title_text=plain(value_title(ds, 0)).replace(" (", "<br>("), nticks=4, row=1, col=1)
+    panel.x(range=[edges[0], edges[-1]], showticklabels=False)
+    panel.y(value_title(ds, 0).replace(" (", "\n("), nticks=4)
     if edges_reach_forecast(keys):
-        mark_start(fig, time, row=1, col=1)
+        mark_start(panel, time)
 
 
 def edges_reach_forecast(keys: _Side) -> bool:

@@ -6,14 +6,19 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import model_of, names, position, series_position
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.select import draws, model_of, names, position, series_position
 from tsfm_lens.viz.shares import attribution_shares
-from tsfm_lens.viz.theme import BLUE, DIVERGING, GREY, PALE, VERMILION, dress, number, plain
+from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
 from tsfm_lens.viz.timeline import timeline
 
 __all__ = ["attribution_bars", "attribution_heatmap"]
 
+_OTHERS = "#9A9A9A"
 
+
+@draws("attribution", needs=("attribution",))
 def attribution_bars(
     ds: xr.Dataset,
     *,
@@ -35,48 +40,37 @@ def attribution_bars(
 
     Returns:
         Horizontal bars, vermilion for positive and blue for negative contributions, as in the map.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such decomposition, series, step or quantile.
     """
     shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
-    time = timeline(ds, series_position(ds, series))
-    if step is None:
-        values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
-    else:
+    values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
+    if step is not None:
         place = position(ds, "step", step)
-        values, when = shares.values[:, place], f"forecast {time.label(int(names(ds, 'step')[place]))}"
+        label = timeline(ds, series_position(ds, series)).label(int(names(ds, "step")[place]))
+        values, when = shares.values[:, place], f"forecast {label}"
     order = np.argsort(-np.abs(np.nan_to_num(values)))
     most, rest = order[:top], order[top:]
-    labels = [shares.components[i] for i in most] + ([f"{len(rest)} others, summed"] if len(rest) else [])
-    lengths = np.append(values[most], values[rest].sum()) if len(rest) else values[most]
+    labels, lengths = [plain(shares.components[i]) for i in most], values[most]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
+    made = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
+    panel, hover = made.panel(), f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
+    # of one step or of one series nothing is known beside the value
+    noise = shares.noise if step is None else None
+    panel.floor(noise, across=True)
+    noise = noise and noise.at(most)
     if len(rest):
-        colours[-1] = "#9A9A9A"
-    fig = go.Figure(
-        go.Bar(
-            x=lengths,
-            y=[plain(v) for v in labels],
-            orientation="h",
-            marker={"color": colours},
-            hovertemplate="%{y}<br>moves it by %{x:+.4g} " + plain(shares.unit) + "<extra></extra>",
-        )
-    )
-    _keep_readable(fig, lengths)
-    fig.add_vline(x=0, line={"color": GREY, "width": 1})
-    fig.update_yaxes(autorange="reversed", title_text="component", ticks="", showline=False, dtick=1)
-    fig.update_xaxes(title_text=plain(f"contribution ({shares.unit})"), showgrid=True, gridcolor=PALE)
-    return dress(
-        fig,
-        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
-        f"{when}; {shares.note}",
-        plot_height=max(110, 20 * len(labels)),
-        min_width=400,
+        labels, lengths = [*labels, f"{len(rest)} others, summed"], np.append(lengths, values[rest].sum())
+        colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
+    panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
+    _keep_readable(panel, lengths)
+    panel.upright(0)
+    panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
+    panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
+    return made.dress(
+        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}", when, shares.note
     )
 
 
-def _keep_readable(fig: go.Figure, lengths: np.ndarray, ratio: float = 5.0) -> None:
+def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> None:
     """Let one bar that dwarfs all others run off the axis, with its value written on it."""
     sizes = np.sort(np.abs(lengths[np.isfinite(lengths)]))
     if len(sizes) < 3 or not sizes[-1] > ratio * sizes[-2] > 0:
@@ -87,15 +81,12 @@ def _keep_readable(fig: go.Figure, lengths: np.ndarray, ratio: float = 5.0) -> N
     others = np.delete(lengths, giant)
     low = -limit if sign < 0 else min(1.15 * float(np.nanmin(others)), 0.0)
     high = limit if sign > 0 else max(1.15 * float(np.nanmax(others)), 0.0)
-    fig.update_xaxes(range=[low, high])
-    fig.add_annotation(
-        x=0.6 * limit * sign,
-        y=giant,
-        text=f"{lengths[giant]:+.4g}, beyond the axis",
-        font={"color": "#FFFFFF", "size": 12},
-    )
+    panel.x(range=[low, high])
+    words = f"{lengths[giant]:+.4g}, beyond the axis"
+    panel.note(words, 0.6 * limit * sign, giant, size=12, colour="#FFFFFF")
 
 
+@draws("attribution", needs=("attribution",))
 def attribution_heatmap(
     ds: xr.Dataset,
     *,
@@ -116,10 +107,6 @@ def attribution_heatmap(
     Returns:
         One heat map; the colours are symmetric about 0. They end at the largest contribution but the
         embedding's, where that is more than twice as large.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such decomposition, series or quantile.
     """
     shares = attribution_shares(ds, decomposition=decomposition, series=series, quantile=quantile)
     time = timeline(ds, series_position(ds, series))
@@ -130,39 +117,23 @@ def attribution_heatmap(
     rest = [p for p, i in zip(peaks, keep, strict=True) if shares.components[i] != "embed"]
     largest, others = float(peaks.max()), float(max(rest, default=0.0))
     clipped = largest > 2 * others > 0
-    limit = (others if clipped else largest) or 1.0
-    steps = np.array([int(v) for v in names(ds, "step")])
-    fig = go.Figure(
-        go.Heatmap(
-            x=time.at(steps),
-            y=[plain(shares.components[i]) for i in keep],
-            z=z,
-            coloraxis="coloraxis",
-            hovertemplate="%{y}, " + time.hover + "<br>moves it by %{z:+.4g} " + plain(shares.unit) + "<extra></extra>",
-        )
+    made = blank(max(140, 17 * len(keep)), 480)
+    panel = made.panel()
+    panel.cells(
+        z,
+        time.at(np.array([int(v) for v in names(ds, "step")])),
+        [plain(shares.components[i]) for i in keep],
+        f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}",
+        xgap=0,
+        ygap=0,
     )
-    fig.update_yaxes(autorange="reversed", title_text="component", ticks="", showline=False, dtick=1)
-    fig.update_yaxes(tickfont_size=11)
-    fig.update_xaxes(title_text="date" if time.stamps is not None else "forecast step")
-    fig.update_layout(
-        coloraxis={
-            "colorscale": DIVERGING,
-            "cmin": -limit,
-            "cmax": limit,
-            "cmid": 0.0,
-            "colorbar": {"title": {"text": plain(f"contribution ({shares.unit})"), "side": "right"}},
-        }
-    )
-    remarks = [shares.note]
-    if len(keep) < len(size):
-        remarks.append(f"the {len(keep)} largest of {len(size)} components")
-    if clipped:
-        remarks.append(f"embed reaches {number(largest)}, beyond the colours")
-    fig = dress(
-        fig,
+    panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
+    panel.x("date" if time.stamps is not None else "forecast step")
+    limit = others if clipped else largest
+    made.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
+    return made.dress(
         f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
-        "; ".join(remarks),
-        plot_height=max(140, 17 * len(keep)),
-        min_width=480,
+        shares.note,
+        f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else "",
+        f"embed reaches {number(largest)}, beyond the colours" if clipped else "",
     )
-    return fig.update_layout(margin_r=96)

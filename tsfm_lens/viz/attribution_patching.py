@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import sample_colorscale
 
 from tsfm_lens.viz.contrast import way, when
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.places import places_in
-from tsfm_lens.viz.select import array, check, model_of, names, series_position
-from tsfm_lens.viz.theme import GREY, PALE, SEQUENTIAL, dress, number, plain
+from tsfm_lens.viz.select import array, draws, model_of, names, series_rows, shown
+from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.theme import GREY, PALE, SEQUENTIAL, number, plain
+
+_STEPS = 12  # layers that a colour bar shows as steps
 
 __all__ = ["attribution_patching_scatter"]
 
 
+@draws("attribution_patching", needs=("first_order", "recovered"))
 def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Attribution patching's estimate against what patching recovers, a dot a place, position and series.
+    """Attribution patching's estimate against what patching recovers, a dot per place, position and series.
 
     Args:
         ds: of kind "attribution_patching", made with ``exact=True``.
@@ -27,15 +32,8 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     Returns:
         Dots coloured by layer, and the line on which the estimate is exact. The subtitle has mean absolute error and
         rank correlation over all cells, as the result has them.
-
-    Raises:
-        InputError: ``ds`` is of another kind, or has no exact values.
-        UnknownNameError: no such series.
     """
-    check(ds, "attribution_patching", "first_order", "recovered")
-    ids = names(ds, "series")
-    rows = list(range(len(ids))) if series is None else [series_position(ds, series)]
-    places = places_in(ds)
+    ids, rows, places = names(ds, "series"), series_rows(ds, series), places_in(ds)
     estimate, exact = (
         array(ds, name, "component", "position", "series")[places.order][..., rows]
         for name in ("first_order", "recovered")
@@ -47,65 +45,49 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         for time in moments
         for row in rows
     ]
-    layer = np.repeat(places.layer, estimate[0].size)
-    fig = go.Figure(_identity(exact.ravel(), estimate.ravel()))
-    fig.add_trace(
-        go.Scatter(
-            x=exact.ravel(),
-            y=estimate.ravel(),
-            mode="markers",
-            name="a place and position",
-            marker={"color": layer, "coloraxis": "coloraxis", "size": 7, "line": {"color": "#FFFFFF", "width": 0.5}},
-            text=words,
-            hovertemplate="%{text}<br>estimate %{y:.3g}, exact %{x:.3g}<extra></extra>",
-            showlegend=False,
-        )
+    sheet = blank(360)
+    panel = sheet.panel()
+    x, y = exact.ravel(), estimate.ravel()
+    ends = [float(np.nanmin([x, y])), float(np.nanmax([x, y]))]
+    panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
+    panel.dots(
+        x,
+        y,
+        "a place and position",
+        "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}",
+        colour=np.repeat(places.layer, estimate[0].size),
+        edge="#FFFFFF",
+        marker={"coloraxis": "coloraxis"},
+        text=words,
+        legend=False,
     )
-    fig.update_layout(coloraxis=layer_colours(places.layer))
-    fig.update_xaxes(title_text="share recovered by patching", range=fitted_range(exact.ravel(), np.empty(0))[0])
-    fig.update_yaxes(title_text="estimated share", range=fitted_range(estimate.ravel(), np.empty(0))[0])
-    fig.update_xaxes(zeroline=True, zerolinecolor=PALE)
-    fig.update_yaxes(zeroline=True, zerolinecolor=PALE)
-    attrs = ds.attrs
+    sheet.colours(layer_colours(places.layer))
+    axis: Look = {"zeroline": True, "zerolinecolor": PALE}
+    panel.x("share recovered by patching", range=fitted_range(x, np.empty(0))[0], **axis)
+    panel.y("estimated share", range=fitted_range(y, np.empty(0))[0], **axis)
     quality = [
-        f"{word} {number(float(attrs[name]))}"
+        f"{word} {number(float(ds.attrs[name]))}"
         for name, word in (("mean_absolute_error", "mean absolute error"), ("rank_correlation", "rank correlation"))
-        if name in attrs
+        if name in ds.attrs
     ]
     base, source = way(ds)
-    fig = dress(
-        fig,
+    return sheet.dress(
         f"Attribution patching of {model_of(ds)} against patching",
-        "; ".join(
-            [
-                ", ".join(quality) or "each dot a place, position and series",
-                f"{places.what()}, {', '.join(ids[row] for row in rows) if len(rows) <= 3 else f'{len(rows)} series'}",
-                f"1 is the {source} forecast, 0 the {base}",
-            ]
-        ),
-        plot_height=360,
-        legend_rows=1,
+        ", ".join(quality) or "each dot a place, position and series",
+        f"{places.what()}, {shown([ids[row] for row in rows])}",
+        f"1 is the {source} forecast, 0 the {base}",
     )
-    return fig.update_layout(margin_r=96)
 
 
 def layer_colours(layer: np.ndarray) -> dict[str, Any]:
-    """A colour axis over layer numbers, the first one dark enough to be seen."""
+    """A colour axis over layer numbers, the first one dark enough to be seen; in steps while layers are few."""
     low, high = int(layer.min()), int(layer.max())
     stops = [(0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4)]
-    ticks = list(range(low, high + 1, -(-(high - low + 1) // 8)))
+    count = high - low + 1
+    ticks = list(range(low, high + 1, -(-count // 8)))
+    scale: list[Any] = list(stops)
+    if count <= _STEPS:
+        drawn = sample_colorscale([list(stop) for stop in stops], [i / max(count - 1, 1) for i in range(count)])
+        scale = [[edge / count, colour] for i, colour in enumerate(drawn) for edge in (i, i + 1)]
     bar = {"title": {"text": "layer", "side": "right"}, "tickvals": ticks}
-    return {"colorscale": stops, "cmin": low, "cmax": max(high, low + 1), "colorbar": bar}
-
-
-def _identity(x: np.ndarray, y: np.ndarray) -> go.Scatter:
-    both = np.concatenate([x, y])
-    ends = [float(np.nanmin(both)), float(np.nanmax(both))]
-    return go.Scatter(
-        x=ends,
-        y=ends,
-        mode="lines",
-        name="estimate = exact",
-        line={"color": GREY, "width": 1, "dash": "dash"},
-        hoverinfo="skip",
-    )
+    return {"colorscale": scale, "cmin": low - 0.5, "cmax": high + 0.5, "colorbar": bar}

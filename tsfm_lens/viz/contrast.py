@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.panels import mark_start, value_hover
 from tsfm_lens.viz.select import array, check, names
+from tsfm_lens.viz.sheet import Look, Panel
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed
 from tsfm_lens.viz.timeline import Timeline, timeline
-
-
-def patching_kind(ds: xr.Dataset) -> str:
-    """The kind of a patching result.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-    """
-    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else None
-    check(ds, "attribution_patching" if kind == "attribution_patching" else "patching")
-    return str(kind)
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
@@ -64,43 +52,23 @@ class Contrast:
         size = np.nanmax(np.abs(self.clean), initial=0.0)
         return ~np.isclose(self.clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True)
 
-    def draw(self, fig: go.Figure, unit: str, *, tail: int | None = None, legend: bool = True, **at: Any) -> None:
+    def draw(self, panel: Panel, unit: str, *, tail: int | None = None) -> None:
         """Add both series with their forecasts, and shade where the contexts differ if only there."""
         start = 0 if tail is None else max(len(self.past) - tail, 0)
         differ = self.differ
+        shade: Look = {"yref": "y domain", "layer": "below", "line_width": 0, "fillcolor": mixed(VERMILION, 0.1)}
         # shading all of it would mark nothing
         for first, last in [] if differ.all() else _runs(differ[start:]):
-            x0, x1 = (scalar(self.time, self.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5)))
-            fig.add_shape(
-                type="rect",
-                x0=x0,
-                x1=x1,
-                y0=0,
-                y1=1,
-                yref="y domain",
-                layer="below",
-                line_width=0,
-                fillcolor=mixed(VERMILION, 0.1),
-                **at,
-            )
+            ends = [self.time.scalar(self.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5))]
+            panel.shape("rect", ends, (0, 1), **shade)
+        steps = self.time.at(np.concatenate([self.past[start:], self.future]))
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
             ("clean", BLUE, self.clean, self.forecasts[0]),
         ):
-            fig.add_trace(
-                go.Scatter(
-                    x=self.time.at(np.concatenate([self.past[start:], self.future])),
-                    y=np.concatenate([context[start:], forecast]),
-                    mode="lines",
-                    name=f"{name}, and its forecast",
-                    legendgroup=name,
-                    showlegend=legend,
-                    line={"color": colour, "width": 1.5},
-                    hovertemplate=value_hover(name, self.time, unit),
-                ),
-                **at,
-            )
-        mark_start(fig, self.time, **at)
+            values = np.concatenate([context[start:], forecast])
+            panel.line(steps, values, f"{name}, and its forecast", value_hover(name, self.time, unit), colour=colour)
+        mark_start(panel, self.time)
 
 
 def when(ds: xr.Dataset, position: int) -> str:
@@ -112,12 +80,6 @@ def when(ds: xr.Dataset, position: int) -> str:
         return f"{word} token"
     first, last = int(ds["position_start"].values[position]), int(ds["position_stop"].values[position]) - 1
     return f"step {first}" if first >= last else f"steps {first} to {last}"
-
-
-def scalar(time: Timeline, step: float) -> str | float:
-    """A step as shapes and ranges take it."""
-    where = time.at(float(step))
-    return str(where) if time.stamps is not None else float(where)
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:

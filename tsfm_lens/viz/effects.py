@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import fitted_range, medians
 from tsfm_lens.viz.places import Places, kind_word, places_in
-from tsfm_lens.viz.select import array, check, model_of, names, series_position, shown, unit_of
-from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, dress, mixed, number, plain
+from tsfm_lens.viz.select import array, check, draws, model_of, names, over_series, series_rows, unit_of
+from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, plain
 
 __all__ = ["effects_scatter", "self_repair_bars"]
 
@@ -58,6 +58,7 @@ def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
     return Sizes(size / spread, along / spread, "share of the forecast's range")
 
 
+@draws("effects")
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Total against direct effect of every component: below the diagonal, later components undo part of it.
 
@@ -70,50 +71,39 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
 
     Returns:
         Dots coloured by kind, the largest named, over regions that say what later components do. Several series are
-        put together as shares of each forecast's range.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such series.
+        put together as shares of each forecast's range. Hollow where an effect does not stand out of the noise.
     """
-    check(ds, "effects")
-    ids = names(ds, "series")
-    chosen = list(range(len(ids))) if series is None else [series_position(ds, series)]
+    chosen = series_rows(ds, series)
     sizes, places = effect_sizes(ds, chosen), places_in(ds)
     x, y = medians(sizes.direct)[places.order], medians(sizes.total)[places.order]
-    fig = go.Figure()
     giants = _giants(x, y)
     fine = np.isfinite(y)
     fine[giants] = False
-    _regions(fig, x[fine], y[fine])
-    _dots(fig, places, x, y, sizes.unit, fine)
-    fig.update_xaxes(title_text=plain(f"direct effect ({sizes.unit})"))
-    fig.update_yaxes(title_text=plain(f"total effect along the direct one ({sizes.unit})"))
-    on = [ids[i] for i in chosen]
+    made = blank(380, min_width=460)
+    panel = made.panel()
+    _regions(panel, x[fine], y[fine])
+    _dots(panel, places, x, y, sizes.unit, fine, _of_totals(ds, places))
+    panel.x(f"direct effect ({sizes.unit})")
+    panel.y(f"total effect along the direct one ({sizes.unit})")
     without = int((~np.isfinite(y)).sum())
-    return dress(
-        fig,
+    far = [f"{places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace("-", "−") for i in giants]
+    return made.dress(
         f"Direct and total effect of every component of {model_of(ds)}",
-        "; ".join(
-            [
-                f"{'median over ' if len(on) > 1 else ''}{shown(on)}, {ablation_word(ds)} one at a time",
-                "direct: with all later attention and MLPs held, root mean square over steps; total: all free, its "
-                "part along the direct effect",
-                *(
-                    f"beyond the axes: {places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace(
-                        "-", "−"
-                    )
-                    for i in giants
-                ),
-                *([f"{without} without direct effect not drawn"] if without else []),
-            ]
-        ),
-        plot_height=380,
-        legend_rows=1,
-        min_width=460,
+        f"{over_series(ds, chosen)}, {ablation_word(ds)} one at a time",
+        "direct: with all later attention and MLPs held, root mean square over steps; total: all free, its "
+        "part along the direct effect",
+        *(f"beyond the axes: {words}" for words in far),
+        f"{without} without direct effect not drawn" if without else "",
     )
 
 
+def _of_totals(ds: xr.Dataset, places: Places) -> Finding | None:
+    """What the result knows of the noise of the total effects, in order of depth."""
+    found = next(filter(None, (finding(ds, name, "component") for name in ("total_size", "total"))), None)
+    return None if found is None else found.at(places.order)
+
+
+@draws("effects")
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
     """How much of its direct effect later components undo, for the components with the largest direct effect.
 
@@ -123,77 +113,48 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
         series: id, or place counted from 0; the median over series unless given.
 
     Returns:
-        Two panels with a row a component, the largest direct effect first: direct effect, and self-repair with a
-        dot a series where there are several.
-
-    Raises:
-        InputError: ``ds`` is of another kind, or ``top`` is below 1.
-        UnknownNameError: no such series.
+        Two panels with a row per component, the largest direct effect first: direct effect, and self-repair with a
+        dot per series where there are several, or its interval where the result has one.
     """
-    check(ds, "effects")
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
-    ids = names(ds, "series")
-    chosen = list(range(len(ids))) if series is None else [series_position(ds, series)]
+    ids, chosen = names(ds, "series"), series_rows(ds, series)
     sizes = effect_sizes(ds, chosen)
     each = array(ds, "self_repair", "component", "series")[:, chosen]
     repair, size = medians(each), medians(sizes.direct)
     order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
     labels = [plain(names(ds, "component")[i]) for i in order]
-    fig = make_subplots(rows=1, cols=2, shared_yaxes=True, column_widths=[0.35, 0.65], horizontal_spacing=0.03)
-    bars: list[tuple[int, np.ndarray, Any, str]] = [
-        (1, size[order], mixed(GREY, 0.6), f"direct effect %{{x:.3g}} {plain(sizes.unit)}"),
-        (2, repair[order], [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]], "self-repair %{x:.3g}"),
-    ]
-    for col, values, colour, words in bars:
-        fig.add_trace(
-            go.Bar(
-                x=values,
-                y=labels,
-                orientation="h",
-                marker_color=colour,
-                showlegend=False,
-                hovertemplate=f"%{{y}}<br>{words}<extra></extra>",
-            ),
-            row=1,
-            col=col,
-        )
+    judged = finding(ds, "self_repair", "component") if series is None else None
+    mine = None if judged is None else judged.at(order)
+    made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.03, min_width=520, shared_yaxes=True)
+    left, right = made
+    hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
+    left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True)
+    colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
+    right.floor(mine, across=True)
+    right.bars(labels, repair[order], "", "%{y}<br>self-repair %{x:.3g}", colour=colours, across=True, noise=mine)
     if len(chosen) > 1:
-        fig.add_trace(
-            go.Scatter(
-                x=each[order].ravel(),
-                y=np.repeat(labels, len(chosen)),
-                mode="markers",
-                name="a series",
-                marker={"color": INK, "size": 4},
-                text=[plain(ids[i]) for _ in order for i in chosen],
-                hovertemplate="%{y}, %{text}<br>self-repair %{x:.3g}<extra></extra>",
-            ),
-            row=1,
-            col=2,
+        right.dots(
+            each[order].ravel(),
+            np.repeat(labels, len(chosen)),
+            "one series",
+            "%{y}, %{text}<br>self-repair %{x:.3g}",
+            size=4,
+            text=[plain(ids[i]) for _ in order for i in chosen],
         )
     bounds, cut = fitted_range(np.append(repair[order], [0.0, 1.0]), each[order].ravel(), reach=0.5)
-    for mark, dash in ((0.0, "solid"), (1.0, "dash")):
-        fig.add_vline(x=mark, line={"color": GREY, "width": 1, "dash": dash}, row=1, col=2)
-    fig.update_yaxes(autorange="reversed", ticks="", showline=False, dtick=1)
-    fig.update_yaxes(title_text="component", col=1)
+    right.upright(0.0)
+    right.upright(1.0, dash="dash")
+    made.y(autorange="reversed", ticks="", showline=False, dtick=1)
+    left.y("component")
     unit = sizes.unit.replace("the forecast's range", "range")
-    fig.update_xaxes(title_text=plain(f"direct effect ({unit})"), row=1, col=1, nticks=5)
-    fig.update_xaxes(title_text="self-repair (share of the direct effect undone)", range=bounds, row=1, col=2)
-    on = [ids[i] for i in chosen]
-    return dress(
-        fig,
+    left.x(f"direct effect ({unit})", nticks=5)
+    right.x("self-repair (share of the direct effect undone)", range=bounds)
+    return made.dress(
         f"Self-repair in {model_of(ds)} after its strongest components are taken out",
-        "; ".join(
-            [
-                f"{'median over ' if len(on) > 1 else ''}{shown(on)}, {ablation_word(ds)} one at a time",
-                "0: nothing undone, 1: all of it (dashed), below 0: added to",
-                *(["what leaves the axis is cut off"] if cut else []),
-            ]
-        ),
-        plot_height=max(140, 22 * len(order)),
-        legend_rows=int(len(chosen) > 1),
-        min_width=520,
+        f"{over_series(ds, chosen)}, {ablation_word(ds)} one at a time",
+        "0: nothing undone, 1: all of it (dashed), below 0: added to",
+        "what leaves the axis is cut off" if cut else "",
     )
 
 
@@ -219,77 +180,62 @@ def _giants(x: np.ndarray, y: np.ndarray, ratio: float = 2.5) -> list[int]:
     return []
 
 
-def _regions(fig: go.Figure, x: np.ndarray, y: np.ndarray) -> None:
+def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
     """The diagonal, the wedge under it, and what each region means."""
     right = 1.08 * float(x.max(initial=0.0)) or 1.0
     high, low = max(float(y.max(initial=0.0)), right), float(y.min(initial=0.0))
     room = 0.08 * (high - low)
-    fig.update_xaxes(range=[-0.02 * right, right])
-    fig.update_yaxes(range=[low - room, high + room])
-    fig.add_trace(
-        go.Scatter(
-            x=[0, right, right],
-            y=[0, right, 0],
-            mode="lines",
-            line_width=0,
-            fill="toself",
-            fillcolor=mixed(VERMILION, 0.1),
-            hoverinfo="skip",
-            name="partly undone by later components (self-repair)",
-        )
-    )
-    fig.add_trace(
-        go.Scatter(
-            x=[0, right],
-            y=[0, right],
-            mode="lines",
-            line={"color": GREY, "width": 1, "dash": "dash"},
-            hoverinfo="skip",
-            name="total = direct",
-        )
-    )
-    fig.add_hline(y=0, line={"color": GREY, "width": 1})
-    notes = [(0.02, 0.99, "added to by later components", "top")]
+    panel.x(range=[-0.02 * right, right])
+    panel.y(range=[low - room, high + room])
+    undone = "partly undone by later components (self-repair)"
+    wedge: Look = {"fill": "toself", "fillcolor": mixed(VERMILION, 0.1)}
+    panel.line([0, right, right], [0, right, 0], undone, colour=mixed(VERMILION, 0.1), width=0, **wedge)
+    panel.line([0, right], [0, right], "total = direct", colour=GREY, width=1, dash="dash")
+    panel.level(0)
+    look: Look = {"xref": "domain", "yref": "domain", "xanchor": "left", "colour": GREY}
+    panel.note("added to by later components", 0.02, 0.99, yanchor="top", **look)
     if low < -0.1 * high:
-        notes.append((0.02, 0.01, "more than undone", "bottom"))
-    for left, up, text, anchor in notes:
-        fig.add_annotation(
-            x=left,
-            y=up,
-            xref="x domain",
-            yref="y domain",
-            text=text,
-            xanchor="left",
-            yanchor=anchor,
-            font={"size": 11, "color": GREY},
-        )
+        panel.note("more than undone", 0.02, 0.01, yanchor="bottom", **look)
 
 
-def _dots(fig: go.Figure, places: Places, x: np.ndarray, y: np.ndarray, unit: str, fine: np.ndarray) -> None:
-    """A dot a component, the largest with their names where these do not run into each other."""
-    spans = [float(np.ptp(axis.range)) or 1.0 for axis in (fig.layout.xaxis, fig.layout.yaxis)]
+def _dots(
+    panel: Panel,
+    places: Places,
+    x: np.ndarray,
+    y: np.ndarray,
+    unit: str,
+    fine: np.ndarray,
+    judged: Finding | None,
+) -> None:
+    """A dot per component, the largest with their names where these do not run into each other."""
+    layout = panel.sheet.fig.layout
+    spans = [float(np.ptp(axis.range)) or 1.0 for axis in (layout.xaxis, layout.yaxis)]
     size = np.where(fine, np.maximum(x, np.abs(np.nan_to_num(y))), -1.0)
-    largest = [int(i) for i in np.argsort(-size)[:_LABELLED] if fine[i]]
+    if judged is not None:
+        # the noise has no name
+        size = np.where(judged.stands, size, -1.0)
+    largest = [int(i) for i in np.argsort(-size)[:_LABELLED] if size[i] >= 0]
     sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine))
     for kind, colour in places.colours().items():
         mine = [i for i, own in enumerate(places.kind) if own == kind and fine[i]]
-        fig.add_trace(
-            go.Scatter(
-                x=x[mine],
-                y=y[mine],
-                mode="markers+text",
-                name=kind_word(kind),
-                marker={"color": colour, "size": 8, "line": {"color": "#FFFFFF", "width": 0.5}},
-                text=[plain(places.labels[i]) if i in sides else "" for i in mine],
-                textposition=[sides.get(i, "middle right") for i in mine],
-                textfont={"size": 11, "color": INK},
-                customdata=[[plain(places.names[i]), 1 - y[i] / x[i]] for i in mine],
-                hovertemplate=f"%{{customdata[0]}}<br>direct %{{x:.3g}}, total %{{y:.3g}} {plain(unit)}"
-                "<br>self-repair %{customdata[1]:.3g}<extra></extra>",
-            )
+        panel.dots(
+            x[mine],
+            y[mine],
+            kind_word(kind),
+            f"%{{customdata[0]}}<br>direct %{{x:.3g}}, total %{{y:.3g}} {plain(unit)}"
+            "<br>self-repair %{customdata[1]:.3g}",
+            colour=colour,
+            size=8,
+            edge="#FFFFFF" if judged is None else None,
+            noise=None if judged is None else judged.at(mine).without_interval,
+            mode="markers+text",
+            text=[plain(places.labels[i]) if i in sides else "" for i in mine],
+            textposition=[sides.get(i, "middle right") for i in mine],
+            textfont={"size": 11, "color": INK},
+            customdata=[[plain(places.names[i]), 1 - y[i] / x[i]] for i in mine],
         )
-    fig.update_xaxes(showgrid=True, gridcolor=mixed(PALE, 0.5))
-    fig.update_yaxes(showgrid=True, gridcolor=mixed(PALE, 0.5))
+    for axis in (panel.x, panel.y):
+        axis(showgrid=True, gridcolor=mixed(PALE, 0.5))
 
 
 def _sides(labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], dots: np.ndarray) -> dict[int, str]:

@@ -20,6 +20,7 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.explore_panels import BAR, LEGEND, PLACES, TITLES, TRACES, axes, drawn, envelope, frame, head_name
 from tsfm_lens.viz.panels import mark_start, scene
 from tsfm_lens.viz.select import array, check, model_of, names, position, unit_of
+from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import dress, number, percent, plain
 
 __all__ = ["explore_figure"]
@@ -94,8 +95,8 @@ def explore_figure(
         kind, where = PLACES[name]
         fig.add_trace(kind(**{"name": LEGEND.get(name, name), **_merged(parts, name)}), **where)
     axes(fig, ds, view)
-    mark_start(fig, view.time, row=2, col=3)
-    mark_start(fig, view.time, row=1, col=3)
+    for row in (1, 2):
+        mark_start(Panel(Sheet(fig, [], 520), {"row": row, "col": 3}), view.time)
     kind_words = f"{ds.attrs.get('stack', '')} {ds.attrs.get('attention', '')}".strip().replace("_attn", "-attention")
     return dress(
         fig,

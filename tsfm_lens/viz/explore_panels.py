@@ -13,6 +13,7 @@ import xarray as xr
 from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SEQUENTIAL, VERMILION, mixed, plain
+from tsfm_lens.viz.timeline import Timeline
 
 TRACES = (
     "scores",
@@ -117,7 +118,7 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
             "x": future,
             "marker": {"color": GREEN},
             "showlegend": False,
-            "hovertemplate": value_hover("the head's write", view.time, unit),
+            "hovertemplate": _hover("the head's write", view.time, unit),
         },
         "attention": {
             "x": on_axis(view, np.append(view.past - 0.5, -0.5)),
@@ -168,8 +169,12 @@ def _line(
         "y": values,
         "mode": "lines",
         "line": {"color": colour, "width": width},
-        "hovertemplate": value_hover(words, view.time, unit),
+        "hovertemplate": _hover(words, view.time, unit),
     }
+
+
+def _hover(words: str, time: Timeline, unit: str) -> str:
+    return f"{value_hover(words, time, unit)}<extra></extra>"
 
 
 def on_axis(view: Scene, steps: np.ndarray) -> np.ndarray | list[str]:

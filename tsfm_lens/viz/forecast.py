@@ -10,32 +10,16 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import draw_bands, draw_scene, fitted_range, scene, value_hover
-from tsfm_lens.viz.select import (
-    array,
-    as_dataset,
-    check,
-    layer_name,
-    model_of,
-    names,
-    positions,
-    series_position,
-    statistic_of,
-    unit_of,
-    value_title,
-)
-from tsfm_lens.viz.theme import BLUE, dress, mixed, plain
+from tsfm_lens.viz.panels import draw_bands, fit, scene
+from tsfm_lens.viz.select import array, draws, layer_names, model_of, positions
+from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.theme import BLUE, mixed
 
 __all__ = ["forecast_fan", "lens_forecast"]
 
 
-def forecast_fan(
-    ds: Any,
-    *,
-    series: str | int = 0,
-    context_steps: int | None = None,
-    samples: int = 0,
-) -> go.Figure:
+@draws("forecast", needs=("quantile_forecast",))
+def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
     """A forecast's quantile bands and median over context and truth.
 
     Args:
@@ -49,48 +33,26 @@ def forecast_fan(
     Returns:
         Traces: two per band, widest first (its lower edge, its upper edge), or the paths; the median;
         context and truth.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such series.
     """
-    ds = as_dataset(ds)
-    check(ds, "forecast", "quantile_forecast")
-    at = series_position(ds, series)
-    view = scene(ds, at, context_steps)
-    unit = unit_of(ds, at)
-    fig = go.Figure()
-    values = array(ds, "quantile_forecast", "quantile", "step", series=at)
+    view, sheet = scene(ds, series, context_steps), blank()
+    panel = sheet.panel()
+    values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
     paths = np.empty((0, len(view.future)))
     if samples and "sample" in ds:
-        paths = array(ds, "sample", "sample", "step", series=at)[:samples]
+        paths = array(ds, "sample", "sample", "step", series=view.place)[:samples]
     for i, path in enumerate(paths):
-        fig.add_trace(
-            go.Scatter(
-                x=view.time.at(view.future),
-                y=path,
-                mode="lines",
-                name="sampled paths",
-                legendgroup="samples",
-                showlegend=i == 0,
-                line={"color": mixed(BLUE, 0.35), "width": 0.8},
-                hovertemplate=value_hover(f"sampled path {i + 1}", view.time, unit),
-            )
-        )
-    draw_bands(fig, view, ds["quantile"].values, values, unit=unit, bands=not len(paths))
-    draw_scene(fig, view, unit=unit)
-    fig.update_xaxes(title_text=plain(view.time.title))
-    fig.update_yaxes(title_text=plain(value_title(ds, at)))
-    return dress(
-        fig,
-        f"Forecast of {names(ds, 'series')[at]} by {model_of(ds)}",
-        f"{len(view.future)} steps ahead from {view.remark}; "
-        + ("sampled paths" if len(paths) else "bands: central intervals of the forecast distribution"),
-        plot_height=300,
-        legend_rows=1,
+        view.forecast(panel, path, "sampled paths", mixed(BLUE, 0.35), 0.8, words=f"sampled path {i + 1}")
+    draw_bands(panel, view, ds["quantile"].values, values, bands=not len(paths), statistic="median")
+    view.draw(panel)
+    view.title_axes(panel)
+    return sheet.dress(
+        f"Forecast of {view.id} by {model_of(ds)}",
+        f"{len(view.future)} steps ahead from {view.remark}",
+        "sampled paths" if len(paths) else "bands: central intervals of the forecast distribution",
     )
 
 
+@draws("logit_lens", needs=("quantile_forecast",))
 def lens_forecast(
     ds: xr.Dataset,
     *,
@@ -109,33 +71,20 @@ def lens_forecast(
     Returns:
         Panels with shared axes in the order of the layers. The value axis follows the data and the last
         layer; what an earlier layer forecasts far beyond is cut, and the subtitle says so.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such series or layer.
     """
-    check(ds, "logit_lens", "quantile_forecast")
-    at, chosen = series_position(ds, series), positions(ds, "layer", layers)
-    horizon = ds.sizes["step"]
-    view = scene(ds, at, max(2 * horizon, 24) if context_steps is None else context_steps)
-    unit = unit_of(ds, at)
-    grid = panel_grid([(layer_name(names(ds, "layer")[i]),) for i in chosen], row_height=140)
-    fig = grid.fig
-    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=at)[chosen]
-    for panel, (row, col) in enumerate(grid.places):
-        where: dict[str, Any] = {"row": row, "col": col}
-        shown: dict[str, Any] = {"unit": unit, "legend": panel == 0, "statistic": statistic_of(ds)}
-        draw_bands(fig, view, ds["quantile"].values, values[panel], **shown, **where)
-        draw_scene(fig, view, unit=unit, legend=panel == 0, **where)
-    core = np.concatenate([view.context, view.truth, values[-1].ravel()])
-    bounds, cut = fitted_range(core, values.ravel())
-    fig.update_yaxes(range=bounds, nticks=5)
-    title_axes(grid, view.time.short_title, value_title(ds, at))
-    remark = view.time.remark + ("; what leaves the axis is cut off" if cut else "")
-    return dress(
-        fig,
-        f"Forecast of {names(ds, 'series')[at]} read from each layer of {model_of(ds)}",
-        f"the head applied to the residual stream after each layer; {view.remark}{remark}",
-        legend_rows=1,
-        **grid.room,
+    view, chosen = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
+    grid = panel_grid([(label,) for label in layer_names(ds, chosen)], row_height=140)
+    values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[chosen]
+    for panel, each in zip(grid, values, strict=True):
+        draw_bands(panel, view, ds["quantile"].values, each)
+        view.draw(panel)
+    cut = fit(grid, np.append(view.seen, values[-1]), values.ravel())
+    grid.y(nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    return grid.dress(
+        f"Forecast of {view.id} read from each layer of {model_of(ds)}",
+        "the head applied to the residual stream after each layer",
+        view.remark,
+        view.time.remark,
+        cut,
     )

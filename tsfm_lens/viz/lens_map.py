@@ -9,25 +9,11 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import (
-    Scene,
-    fitted_range,
-    mark_start,
-    scene,
-    value_hover,
-)
-from tsfm_lens.viz.select import (
-    array,
-    check,
-    layer_name,
-    model_of,
-    names,
-    positions,
-    series_position,
-    unit_of,
-    value_title,
-)
-from tsfm_lens.viz.theme import INK, SEQUENTIAL, VERMILION, dress, percent, plain
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.panels import Scene, fitted_range, mark_start, scene
+from tsfm_lens.viz.select import array, draws, layer_names, model_of, positions
+from tsfm_lens.viz.sheet import Look, Panel, Sheet
+from tsfm_lens.viz.theme import VERMILION, percent, plain
 
 __all__ = ["logit_map"]
 
@@ -36,6 +22,7 @@ _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
 
 
+@draws("logit_lens", needs=("probability", "value"))
 def logit_map(
     ds: xr.Dataset,
     *,
@@ -63,45 +50,41 @@ def logit_map(
         probability) with the context's tail and the truth over it. All panels share axes and colours. A
         panel's title says which share of the probability lies beyond the axis. Of many steps a column is the mean
         of several, ``meta["steps"]``, which the subtitle then says.
-
-    Raises:
-        InputError: ``ds`` is of another kind or readout.
-        UnknownNameError: no such series or layer.
     """
-    check(ds, "logit_lens", "probability", "value")
-    at, chosen = series_position(ds, series), positions(ds, "layer", layers)
-    view = scene(ds, at, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
-    probability = array(ds.isel(layer=chosen), "probability", "layer", "step", "bin", series=at)
-    centres = array(ds, "value", "bin", series=at)
+    chosen = positions(ds, "layer", layers)
+    view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
+    grid, words = logit_sheet(ds, view, chosen, value_range, rows)
+    return grid.dress(f"Logit lens on {view.id}: what each layer of {model_of(ds)} expects", *words)
+
+
+def logit_sheet(
+    ds: xr.Dataset, view: Scene, chosen: list[int], value_range: tuple[float, float] | None, rows: int
+) -> tuple[Sheet, list[str]]:
+    """The panels of :func:`logit_map` and the words under its title; ``chosen``: places of the layers."""
+    probability = array(ds.isel(layer=chosen), "probability", "layer", "step", "bin", series=view.place)
+    centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
-    edges, mass, outside = visible_rows(
-        centres[order], probability[..., order], value_range or _range(view, centres, probability[-1]), rows
-    )
-    labels = [layer_name(names(ds, "layer")[i]) for i in chosen]
+    bounds = value_range or central_range(centres[order], probability[-1][:, order], view.seen)
+    edges, mass, outside = visible_rows(centres[order], probability[..., order], bounds, rows)
     notes = [f"{percent(round(share, 2))} outside" if share >= 0.01 else "" for share in outside]
-    long = len(view.future) > _LONG
+    long, labels = len(view.future) > _LONG, layer_names(ds, chosen)
     group = -(-mass.size // _CELLS)
     mass = _grouped_steps(mass, group)
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5)
-    fig = grid.fig
-    unit = unit_of(ds, at)
-    for panel, (row, col) in enumerate(grid.places):
-        fig.add_trace(_map(view, edges, mass[panel], labels[panel], unit, group), row=row, col=col)
-        _draw_lines(fig, view, unit, 0.7 if long else 1.0, legend=panel == 0, row=row, col=col)
-    fig.update_yaxes(range=[edges[0], edges[-1]], nticks=5)
-    title_axes(grid, view.time.short_title, value_title(ds, at))
-    fig.update_layout(coloraxis=_colours())
+    for panel, one, label in zip(grid, mass, labels, strict=True):
+        _map(panel, view, edges, one, label, group)
+        _draw_lines(panel, view, 0.7 if long else 1.0)
+    grid.y(range=[edges[0], edges[-1]], nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    grid.colours(_colours())
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
-    fig = dress(
-        fig,
-        f"Logit lens on {names(ds, 'series')[at]}: what each layer of {model_of(ds)} expects",
-        f"probability of each row of {width:.3g} {unit or 'data units'}, truth dashed; outside: probability "
-        f"beyond the axis{view.time.remark}" + (f"; a column: the mean of {group} steps" if group > 1 else ""),
-        legend_rows=1,
-        **grid.room,
-    )
-    fig.update_layout(coloraxis_colorbar_len=min(1.0, 300 / grid.plot_height), margin_r=90)
-    return fig
+    words = [
+        f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth dashed",
+        "outside: probability beyond the axis",
+        view.time.remark,
+        f"a column: the mean of {group} steps" if group > 1 else "",
+    ]
+    return grid, words
 
 
 def visible_rows(
@@ -133,15 +116,12 @@ def visible_rows(
     return np.append(edges[starts], edges[stop]), mass, outside
 
 
-def _range(view: Scene, centres: np.ndarray, last_layer: np.ndarray) -> tuple[float, float]:
-    """Context tail, truth and the central 98 % of the last layer's probability at every step."""
-    order = np.argsort(centres)
-    share = np.cumsum(last_layer[:, order], axis=-1)
+def central_range(centres: np.ndarray, probability: np.ndarray, core: np.ndarray) -> tuple[float, float]:
+    """What is known of a series, and the central 98 % of a probability (step, bin) at every step."""
+    share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
-    low = centres[order][np.argmax(share >= 0.01, axis=-1)]
-    high = centres[order][np.argmax(share >= 0.99, axis=-1)]
-    core = np.concatenate([view.context, view.truth])
-    return fitted_range(core, np.concatenate([low, high]), reach=1.0)[0]
+    ends = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
+    return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
 
 
 def _grouped_steps(mass: np.ndarray, group: int) -> np.ndarray:
@@ -151,69 +131,36 @@ def _grouped_steps(mass: np.ndarray, group: int) -> np.ndarray:
     return np.add.reduceat(mass, starts, axis=1) / sizes[:, None]
 
 
-def _map(view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, unit: str, group: int) -> go.Heatmap:
-    log = np.log10(np.maximum(mass.T, FLOOR)).astype(np.float32)
+def _map(panel: Panel, view: Scene, edges: np.ndarray, mass: np.ndarray, layer: str, group: int) -> None:
     columns = view.future if group == 1 else np.append(view.future[::group], view.future[-1] + 1) - 0.5
-    return go.Heatmap(
-        x=view.time.at(columns),
-        meta={"steps": group},
-        y=edges,
-        z=log,
+    panel.cells(
+        np.log10(np.maximum(mass.T, FLOOR)).astype(np.float32),
+        view.time.at(columns),
+        edges,
+        f"{plain(layer)}, {view.time.hover}<br>probability %{{customdata:.2%}} of a value near "
+        f"%{{y:.4g}} {plain(view.unit)}",
         customdata=mass.T.astype(np.float32),
-        coloraxis="coloraxis",
+        meta={"steps": group},
         name=layer,
-        hovertemplate=f"{plain(layer)}, {view.time.hover}<br>probability %{{customdata:.2%}} of a value near "
-        f"%{{y:.4g}} {plain(unit)}<extra></extra>",
+        xgap=0,
+        ygap=0,
     )
 
 
-def _draw_lines(fig: go.Figure, view: Scene, unit: str, weight: float, *, legend: bool, row: int, col: int) -> None:
-    lines = [("context", view.past, view.context, {"color": INK, "width": 1.2 * weight})]
-    if np.isfinite(view.truth).any():
+def _draw_lines(panel: Panel, view: Scene, weight: float) -> None:
+    future = view.time.at(view.future)
+    if view.has_truth:
         # a white edge keeps the dashes visible on the map's dark cells
-        fig.add_trace(
-            go.Scatter(
-                x=view.time.at(view.future),
-                y=view.truth,
-                mode="lines",
-                name="edge",
-                showlegend=False,
-                hoverinfo="skip",
-                line={"color": "rgba(255,255,255,0.7)", "width": 2.6 * weight},
-            ),
-            row=row,
-            col=col,
-        )
-        lines.append(("truth", view.future, view.truth, {"color": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}))
-    for name, steps, values, style in lines:
-        fig.add_trace(
-            go.Scatter(
-                x=view.time.at(steps),
-                y=values,
-                mode="lines",
-                name=name,
-                legendgroup=name,
-                showlegend=legend,
-                line=style,
-                hovertemplate=value_hover(name, view.time, unit),
-            ),
-            row=row,
-            col=col,
-        )
-    mark_start(fig, view.time, row=row, col=col)
+        panel.line(future, view.truth, "edge", colour="rgba(255,255,255,0.7)", width=2.6 * weight, legend=False)
+    panel.line(view.time.at(view.past), view.context, "context", view.hover("context"), width=1.2 * weight)
+    if view.has_truth:
+        look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
+        panel.line(future, view.truth, "truth", view.hover("truth"), **look)
+    mark_start(panel, view.time)
 
 
 def _colours() -> dict[str, object]:
     ticks = np.arange(round(np.log10(FLOOR)), 1)
     words = [f"{10.0**t:g}" for t in ticks]
     words[0] = f"≤ {words[0]}"
-    return {
-        "colorscale": SEQUENTIAL,
-        "cmin": float(ticks[0]),
-        "cmax": 0.0,
-        "colorbar": {
-            "title": {"text": "probability of the row", "side": "right"},
-            "tickvals": ticks.tolist(),
-            "ticktext": words,
-        },
-    }
+    return colour_scale("probability of the row", low=float(ticks[0]), high=0, tickvals=ticks.tolist(), ticktext=words)

@@ -9,24 +9,17 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.lens_map import visible_rows
-from tsfm_lens.viz.panels import fitted_range, scene, value_hover
-from tsfm_lens.viz.select import (
-    array,
-    check,
-    layer_name,
-    model_of,
-    names,
-    positions,
-    series_position,
-    unit_of,
-    value_title,
-)
-from tsfm_lens.viz.theme import BLACK, DIVERGING, dress, number, plain
+from tsfm_lens.viz.lens_map import central_range, visible_rows
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.select import array, draws, layer_names, model_of, positions
+from tsfm_lens.viz.sheet import Look
+from tsfm_lens.viz.theme import BLACK, number, plain
 
 __all__ = ["lens_logit_map"]
 
 
+@draws("lens_logits", needs=("logit", "value"))
 def lens_logit_map(
     ds: xr.Dataset,
     *,
@@ -36,7 +29,7 @@ def lens_logit_map(
     rows: int = 64,
     raw: bool = False,
 ) -> go.Figure:
-    """The logit of every value at every forecast step, a panel a layer, as the tsfm-lens paper draws them.
+    """The logit of every value at every forecast step, a panel per layer, as the tsfm-lens paper draws them.
 
     Args:
         ds: of kind "lens_logits".
@@ -51,19 +44,14 @@ def lens_logit_map(
     Returns:
         Panels with shared axes. Colours are symmetric around 0 in each panel, whose title says at which logit they
         end (``customdata`` has the logits, ``z`` their ratio to that). Truth dashed.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such series or layer.
     """
-    check(ds, "lens_logits", "logit", "value")
-    at, chosen = series_position(ds, series), positions(ds, "layer", layers)
-    view = scene(ds, at, ds.sizes["step"])
-    centres = array(ds, "value", "bin", series=at)
+    chosen, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
+    centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
-    logits = array(ds, "logit", "layer", "step", "bin", series=at)[..., order]
+    logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
     centres = centres[order]
-    bounds = value_range or _range(centres, logits[-1], np.concatenate([view.context, view.truth]))
+    chances = np.exp(logits[-1] - logits[-1].max(axis=-1, keepdims=True))
+    bounds = value_range or central_range(centres, chances, view.seen)
     # every bin weighs the same, so that sums over a row divided by its bins are means
     edges, bins, _ = visible_rows(centres, np.ones((1, 1, len(centres))), bounds, rows)
     first = int(np.searchsorted(centres, edges[0]))
@@ -73,63 +61,31 @@ def lens_logit_map(
     if not raw:
         drawn -= drawn.mean(axis=-1, keepdims=True)
     limits = [float(np.nanmax(np.abs(drawn[i]))) or 1.0 for i in chosen]
-    titles: list[tuple[str, ...]] = [
-        (layer_name(names(ds, "layer")[i]), f"± {number(top)}") for i, top in zip(chosen, limits, strict=True)
-    ]
-    grid = panel_grid(titles, row_height=150)
-    fig, unit, x = grid.fig, unit_of(ds, at), view.time.at(view.future)
-    for panel, (i, top, (row, col)) in enumerate(zip(chosen, limits, grid.places, strict=True)):
-        fig.add_trace(
-            go.Heatmap(
-                x=x,
-                y=edges,
-                z=(drawn[i].T / top).astype(np.float32),
-                customdata=drawn[i].T.astype(np.float32),
-                coloraxis="coloraxis",
-                hovertemplate=f"{plain(titles[panel][0])}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value "
-                f"near %{{y:.4g}} {plain(unit)}<extra></extra>",
-            ),
-            row=row,
-            col=col,
+    labels = layer_names(ds, chosen)
+    titles = [(label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)]
+    grid, x = panel_grid(titles, row_height=150), view.time.at(view.future)
+    for panel, i, top, label in zip(grid, chosen, limits, labels, strict=True):
+        panel.cells(
+            (drawn[i].T / top).astype(np.float32),
+            x,
+            edges,
+            f"{plain(label)}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value near "
+            f"%{{y:.4g}} {plain(view.unit)}",
+            customdata=drawn[i].T.astype(np.float32),
+            xgap=0,
+            ygap=0,
         )
-        if np.isfinite(view.truth).any():
-            fig.add_trace(
-                go.Scatter(
-                    x=x,
-                    y=view.truth,
-                    mode="lines",
-                    name="truth",
-                    legendgroup="truth",
-                    showlegend=panel == 0,
-                    line={"color": BLACK, "width": 1.4, "dash": "2px,2px"},
-                    hovertemplate=value_hover("truth", view.time, unit),
-                ),
-                row=row,
-                col=col,
-            )
-    fig.update_yaxes(range=[edges[0], edges[-1]], nticks=5)
-    title_axes(grid, view.time.short_title, value_title(ds, at))
-    bar = {
-        "title": {"text": "logit / panel's limit", "side": "right"},
-        "tickvals": [-1, 0, 1],
-        "ticktext": ["−1", "0", "1"],
-    }
-    fig.update_layout(coloraxis={"colorscale": DIVERGING, "cmin": -1.0, "cmax": 1.0, "colorbar": bar})
-    fig = dress(
-        fig,
-        f"Lens logits on {names(ds, 'series')[at]}, layer by layer, in {model_of(ds)}",
+        if view.has_truth:
+            panel.line(x, view.truth, "truth", view.hover("truth"), colour=BLACK, width=1.4, dash="2px,2px")
+    grid.y(range=[edges[0], edges[-1]], nticks=5)
+    title_axes(grid, view.time.short_title, view.title)
+    ticks: Look = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
+    grid.colours(colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks))
+    return grid.dress(
+        f"Lens logits on {view.id}, layer by layer, in {model_of(ds)}",
         "the head applied to the residual stream after each layer"
-        + ("" if raw else ", less the mean over the values drawn")
-        + f"; colours end at the panel's largest absolute value; truth dashed{view.time.remark}",
-        legend_rows=int(bool(np.isfinite(view.truth).any())),
-        **grid.room,
+        + ("" if raw else ", less the mean over the values drawn"),
+        "colours end at the panel's largest absolute value",
+        "truth dashed" if view.has_truth else "",
+        view.time.remark,
     )
-    return fig.update_layout(coloraxis_colorbar_len=min(1.0, 300 / grid.plot_height), margin_r=90)
-
-
-def _range(centres: np.ndarray, last: np.ndarray, core: np.ndarray) -> tuple[float, float]:
-    """What is known of the series, and the central 98 % of the last layer's probability at every step."""
-    p = np.exp(last - last.max(axis=-1, keepdims=True))
-    share = np.cumsum(p, axis=-1) / p.sum(axis=-1, keepdims=True)
-    ends = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
-    return fitted_range(core, np.concatenate(ends), reach=1.0)[0]

@@ -1,102 +1,171 @@
-"""Heat maps of few labelled cells: layer × head, layer × layer."""
+"""Colour scales, and maps of layer × head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import layer_name, names
-from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL
+from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.select import layer_names, names
+from tsfm_lens.viz.sheet import PRINTED, Look, sheet
+from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, plain
 
-_PRINTED = 500  # cells that still have room for their number
-
-
-def cells(
-    values: np.ndarray,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    hover: str,
-    *,
-    write: Callable[[float], str] = "{:.3g}".format,
-    printed: int = _PRINTED,
-) -> go.Heatmap:
-    """One heat map on the figure's colour axis, with its numbers in the cells while there are few.
-
-    Args:
-        values: (row, column).
-        hover: the hover box.
-        write: how a number is written in its cell.
-        printed: the most cells that get their number.
-    """
-    text = None
-    if values.size <= printed:
-        text = [[write(float(value)) if np.isfinite(value) else "" for value in row] for row in values]
-    return go.Heatmap(
-        x=list(columns),
-        y=list(rows),
-        z=values,
-        coloraxis="coloraxis",
-        text=text,
-        texttemplate="%{text}" if text is not None else None,
-        textfont={"size": 10 if values.shape[1] > 12 else 11},
-        xgap=1,
-        ygap=1,
-        hoverongaps=False,
-        hovertemplate=hover,
-    )
+_PRINTED = 60  # cells of one of several maps that still have room for their number
+_FOOT, _BAR = 46, 62  # pixels under the maps for the head axis, and for colour bars
 
 
-def colour_axis(
-    values: np.ndarray,
+def colour_scale(
     title: str,
+    values: np.ndarray | None = None,
     *,
-    bounds: tuple[float, float] | None = None,
+    low: float | None = None,
+    high: float | None = None,
     diverging: bool = False,
     dark_low: bool = False,
+    robust: float = 1.0,
     **bar: Any,
 ) -> dict[str, Any]:
-    """A colour axis over ``values``, or over ``bounds``; ``dark_low`` turns the scale round."""
-    known = values[np.isfinite(values)]
-    low, high = bounds or ((float(known.min()), float(known.max())) if len(known) else (0.0, 1.0))
-    scale = DIVERGING if diverging else SEQUENTIAL
+    """A colour axis from ``low`` to ``high``, or over ``values`` where these are not given.
+
+    Args:
+        title: what the colours mean, with the unit.
+        values: what is drawn.
+        diverging: two colours that part at 0 and end equally far to both sides.
+        dark_low: turns the scale round.
+        robust: quantile of the sizes at which the colours end; below 1, single values may lie beyond.
+        bar: settings of the colour bar.
+    """
+    known = np.empty(0) if values is None else values[np.isfinite(values)]
+    if diverging:
+        known = np.abs(known)
+    top = high if high is not None else float(np.quantile(known, robust)) if len(known) else 1.0
+    if diverging:
+        top = top or 1.0
+        low = -top
+    elif low is None:
+        low = float(known.min()) if len(known) else 0.0
+    side = "bottom" if bar.get("orientation") == "h" else "right"
     return {
-        "colorscale": scale,
+        "colorscale": DIVERGING if diverging else SEQUENTIAL,
         "reversescale": dark_low,
         "cmin": low,
-        "cmax": high if high > low else low + 1,
-        "colorbar": {"title": {"text": title, "side": "right"}, "nticks": 6, **bar},
+        "cmax": top if top > low else low + 1,
+        **({"cmid": 0.0} if diverging else {}),
+        "colorbar": {"title": {"text": plain(title), "side": side}, "nticks": 6, **bar},
     }
 
 
-def head_map(
-    ds: xr.Dataset,
-    values: np.ndarray,
-    word: str,
-    *,
-    unit: str = "",
-    write: Callable[[float], str] = "{:.3g}".format,
-    notes: Sequence[Sequence[str]] | None = None,
-    **colours: Any,
-) -> tuple[go.Figure, int]:
-    """A layer × head heat map without its title, and the height that it wants in pixels.
+@dataclass(frozen=True)
+class HeadMap:
+    """One map.
+
+    Attributes:
+        values: (layer, head), NaN where there is none.
+        title: over the map, where there are several; word: what the values are; unit: of them.
+        low, high: ends of the colours; those of the finite values if None.
+        diverging: whether colours part at 0, then equally far to both sides.
+        reverse: whether low values are dark.
+        write: how a number is written in its cell.
+        notes: (layer, head), further words for each cell's hover box.
+        noise: of (layer, head), where it is known.
+    """
+
+    values: np.ndarray
+    title: str
+    word: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    diverging: bool = False
+    reverse: bool = False
+    write: Callable[[float], str] | None = None
+    notes: Sequence[Sequence[str]] | None = None
+    noise: Finding | None = None
+
+    @property
+    def hover(self) -> str:
+        """The hover box of a cell."""
+        unit = f" {plain(self.unit)}" if self.unit else ""
+        return f"%{{y}}, head %{{x}}<br>{plain(self.word)} %{{z:.4g}}{unit}%{{customdata}}"
+
+    def colours(self, **bar: Any) -> dict[str, Any]:
+        """The colour axis; ``bar`` places its bar."""
+        known = self.values[np.isfinite(self.values)]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        # white is for nothing, so a scale that does not start at nothing begins below its lowest value
+        pad = 0.1 * ((high - low) or 1.0)
+        ends = {
+            "low": (low if self.reverse else low - pad) if self.low is None else self.low,
+            "high": (high + pad if self.reverse else high) if self.high is None else self.high,
+        }
+        title = f"{self.word} ({self.unit})" if self.unit else self.word
+        options: Look = {"diverging": self.diverging, "dark_low": self.reverse, **({} if self.diverging else ends)}
+        return colour_scale(title, self.values, **options, **bar)
+
+
+def head_maps(
+    ds: xr.Dataset, maps: Sequence[HeadMap], title: str, *remarks: str, outlined: np.ndarray | None = None
+) -> go.Figure:
+    """Maps on the same layer and head axes, each with its own colours: at its side if it is alone, else under it.
 
     Args:
-        ds: the result, for its labels.
-        values: (layer, head).
-        word: what the values are; unit: of them.
-        notes: (layer, head), further words for each cell's hover box.
-        colours: options of :func:`colour_axis`.
+        ds: whose layers and heads these are.
+        maps: one or several.
+        title, remarks: of the figure.
+        outlined: (layer, head), cells to draw a frame around in every map.
+
+    Returns:
+        The dressed figure; trace and colour axis number i are those of map i where nothing is noise.
     """
-    layers, heads = [layer_name(label) for label in names(ds, "layer")], names(ds, "head")
-    hover = f"%{{y}}, head %{{x}}<br>{word} %{{z:.4g}}{f' {unit}' if unit else ''}"
-    trace = cells(values, layers, heads, f"{hover}%{{customdata}}<extra></extra>", write=write)
-    trace.customdata = notes if notes is not None else [[""] * len(heads) for _ in layers]
-    fig = go.Figure(trace)
-    fig.update_layout(coloraxis=colour_axis(values, f"{word} ({unit})" if unit else word, **colours))
-    fig.update_xaxes(title_text="head", type="category", nticks=24, ticks="")
-    fig.update_yaxes(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
-    return fig, max(26 * len(layers), 130)
+    layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
+    drawn = sheet(
+        [max((24 if several else 26) * len(layers), 130)],
+        [1] * len(maps),
+        titles=[each.title for each in maps] if several else None,
+        column_gap=0.06,
+        min_width=110 + len(maps) * max(26 * len(heads), 150) if several else 360,
+        below=_FOOT + _BAR if several else 52,
+        shared_yaxes=True,
+    )
+    for index, (each, panel) in enumerate(zip(maps, drawn, strict=True)):
+        axis = f"coloraxis{index + 1 if index else ''}"
+        panel.cells(
+            each.values,
+            heads,
+            layers,
+            each.hover,
+            write=each.write or two_digits,
+            printed=_PRINTED if several else PRINTED,
+            noise=each.noise,
+            coloraxis=axis,
+            name=each.title,
+            customdata=each.notes if each.notes is not None else [[""] * len(heads) for _ in layers],
+        )
+        if several:
+            first, last = drawn.fig.get_subplot(1, 1 + index).xaxis.domain
+            colours = each.colours(**_under((first + last) / 2, last - first, drawn.plot_height))
+            drawn.fig.update_layout({axis: colours})
+        else:
+            drawn.colours(each.colours())
+        if outlined is not None:
+            panel.frames(outlined, VERMILION)
+    drawn.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
+    drawn.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
+    return drawn.dress(title, *remarks)
+
+
+def _under(middle: float, width: float, height: int) -> dict[str, Any]:
+    """A colour bar under its map."""
+    place: Look = {"orientation": "h", "x": middle, "len": 0.9 * width, "y": -_FOOT / height, "yanchor": "top"}
+    return {**place, "thickness": 10, "nticks": 4, "tickangle": 0}
+
+
+def two_digits(value: float) -> str:
+    """Two decimals, with a true minus and no minus zero."""
+    # adding 0 takes the sign off a rounded -0.0
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")

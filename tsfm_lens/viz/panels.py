@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import array, names
-from tsfm_lens.viz.theme import BLUE, GREY, INK, mixed, number, plain
+from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
+from tsfm_lens.viz.sheet import Panel, Sheet
+from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain
 from tsfm_lens.viz.timeline import Timeline, timeline
 
 
@@ -19,12 +19,19 @@ class Scene:
     """One series around the start of its forecast, cut to what is drawn.
 
     Attributes:
+        place, id, unit: which series, and the unit of its values; title: of an axis over these; statistic: what the
+            middle of its forecast is.
         time: the timeline of context and forecast.
         past: steps of the drawn context, (time,); ``context`` its values in data units.
         future: forecast steps, (step,); ``truth`` their true values, NaN where unknown.
         hidden: how many older context values are not drawn.
     """
 
+    place: int
+    id: str
+    unit: str
+    title: str
+    statistic: str
     time: Timeline
     past: np.ndarray
     context: np.ndarray
@@ -38,19 +45,73 @@ class Scene:
         n = len(self.past)
         return f"last {n} of {n + self.hidden} context steps" if self.hidden else f"{n} context steps"
 
+    @property
+    def seen(self) -> np.ndarray:
+        """All values that are known, NaN among them: context and truth."""
+        return np.concatenate([self.context, self.truth])
 
-def scene(ds: xr.Dataset, series: int, context_steps: int | None) -> Scene:
-    """Cut one series of a result to its last ``context_steps`` (None: five horizons, at least 60)."""
+    @property
+    def has_truth(self) -> bool:
+        """Whether any true value is known."""
+        return bool(np.isfinite(self.truth).any())
+
+    def hover(self, words: str) -> str:
+        """The hover box of a line of values; see :func:`value_hover`."""
+        return value_hover(words, self.time, self.unit)
+
+    def draw(self, panel: Panel) -> None:
+        """Context, truth (where known) and a line at the start of the forecast."""
+        observed = self.hover("observed, given to the model")
+        panel.line(self.time.at(self.past), self.context, "context", observed, width=1.3)
+        if self.has_truth:
+            came = self.hover("what came, unknown to the model")
+            panel.line(self.time.at(self.future), self.truth, "truth", came, width=1.3, dash="2px,2px")
+        mark_start(panel, self.time)
+
+    def forecast(
+        self,
+        panel: Panel,
+        values: np.ndarray,
+        name: str,
+        colour: str,
+        width: float = 1.8,
+        dash: str | None = None,
+        words: str = "",
+    ) -> None:
+        """A curve over the forecast steps; ``words`` for its hover box where these are not its name."""
+        hover = self.hover(words or f"{name} ({self.statistic})")
+        panel.line(self.time.at(self.future), values, name, hover, colour=colour, width=width, dash=dash)
+
+    def title_axes(self, panel: Panel) -> None:
+        """Time and value of the one panel of a figure."""
+        panel.x(self.time.title)
+        panel.y(self.title)
+
+
+def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: int | None = None) -> Scene:
+    """Cut one series of a result to the end of its context.
+
+    Args:
+        series: id, or place counted from 0.
+        context_steps: how many context steps; if None two horizons and at least ``least``, or five horizons and at
+            least 60 where that is None too.
+    """
+    at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
-    context = array(ds, "context", "time", series=series) if "context" in ds else np.full(len(past), np.nan)
+    context = array(ds, "context", "time", series=at) if "context" in ds else np.full(len(past), np.nan)
     seen = np.flatnonzero(np.isfinite(context))
     first = int(seen[0]) if len(seen) else len(past)
-    limit = max(5 * len(future), 60) if context_steps is None else context_steps
-    start = max(first, len(past) - limit)
-    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(future), np.nan)
+    usual = max(5 * len(future), 60) if least is None else max(2 * len(future), least)
+    start = max(first, len(past) - (usual if context_steps is None else context_steps))
+    truth = array(ds, "truth", "step", series=at) if "truth" in ds else np.full(len(future), np.nan)
     return Scene(
-        time=timeline(ds, series),
+        place=at,
+        id=names(ds, "series")[at],
+        unit=unit_of(ds, at),
+        title=value_title(ds, at),
+        statistic=statistic_of(ds),
+        time=timeline(ds, at),
         past=past[start:],
         context=context[start:],
         future=future,
@@ -61,68 +122,17 @@ def scene(ds: xr.Dataset, series: int, context_steps: int | None) -> Scene:
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
     """The hover box of a line of values: what it is, when, how much."""
-    return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(unit)}<extra></extra>"
+    return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(unit)}"
 
 
-def draw_scene(fig: go.Figure, view: Scene, *, unit: str, legend: bool = True, **at: Any) -> None:
-    """Add context, truth (where known) and a line at the start of the forecast to one panel."""
-    fig.add_trace(
-        go.Scatter(
-            x=view.time.at(view.past),
-            y=view.context,
-            mode="lines",
-            name="context",
-            legendgroup="context",
-            showlegend=legend,
-            line={"color": INK, "width": 1.3},
-            hovertemplate=value_hover("observed, given to the model", view.time, unit),
-        ),
-        **at,
-    )
-    if np.isfinite(view.truth).any():
-        fig.add_trace(
-            go.Scatter(
-                x=view.time.at(view.future),
-                y=view.truth,
-                mode="lines",
-                name="truth",
-                legendgroup="truth",
-                showlegend=legend,
-                line={"color": INK, "width": 1.3, "dash": "2px,2px"},
-                hovertemplate=value_hover("what came, unknown to the model", view.time, unit),
-            ),
-            **at,
-        )
-    mark_start(fig, view.time, **at)
-
-
-def mark_start(fig: go.Figure, time: Timeline, **at: Any) -> None:
+def mark_start(panel: Panel, time: Timeline) -> None:
     """A thin vertical line between the last context step and the first forecast step."""
-    where = time.at(-0.5)
-    x = str(where) if time.stamps is not None else float(where)
-    fig.add_shape(
-        type="line",
-        x0=x,
-        x1=x,
-        y0=0,
-        y1=1,
-        yref="y domain",
-        line={"color": GREY, "width": 1, "dash": "dot"},
-        **at,
-    )
+    x = time.scalar(-0.5)
+    panel.shape("line", (x, x), (0, 1), yref="y domain", line={"color": GREY, "width": 1, "dash": "dot"})
 
 
 def draw_bands(
-    fig: go.Figure,
-    view: Scene,
-    quantiles: np.ndarray,
-    values: np.ndarray,
-    *,
-    unit: str,
-    legend: bool = True,
-    bands: bool = True,
-    statistic: str = "median",
-    **at: Any,
+    panel: Panel, view: Scene, quantiles: np.ndarray, values: np.ndarray, *, bands: bool = True, statistic: str = ""
 ) -> None:
     """Add the central intervals, widest first, and the median of a quantile forecast to one panel.
 
@@ -130,49 +140,27 @@ def draw_bands(
         quantiles: levels, (quantile,). Two that sum to 1 make a band, left out unless ``bands``; 0.5 is the
             median, others are thin lines.
         values: the forecast in data units, (quantile, step).
-        statistic: what the line at 0.5 is; see ``select.statistic_of``.
+        statistic: what the line at 0.5 is; the scene's unless given.
     """
     order = np.argsort(quantiles)
     quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
     pairs = _pairs(quantiles)
-    x = view.time.at(view.future)
+    x, middle = view.time.at(view.future), statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
-        share = f"{100 * (quantiles[high] - quantiles[low]):.3g} %"
-        style = {"width": 0, "color": colour}
-        for edge, name in ((low, f"{share} from"), (high, share)):
-            fig.add_trace(
-                go.Scatter(
-                    x=x,
-                    y=values[edge],
-                    mode="lines",
-                    name=name,
-                    hoverinfo="skip",
-                    line=style,
-                    legendgroup=share,
-                    fill="tonexty" if edge == high else None,
-                    fillcolor=colour,
-                    showlegend=legend and edge == high,
-                ),
-                **at,
-            )
+        panel.band(x, values[low], values[high], colour, _share(quantiles, low, high), legend=True)
     single = set(range(len(quantiles))) - {i for pair in pairs for i in pair}
     for i in sorted(single):
-        middle = abs(quantiles[i] - 0.5) < 1e-6
-        word = statistic if middle else f"quantile {quantiles[i]:.3g}"
-        fig.add_trace(
-            go.Scatter(
-                x=x,
-                y=values[i],
-                mode="lines",
-                name=f"{statistic} forecast" if middle else word,
-                legendgroup=word,
-                showlegend=legend,
-                line={"color": BLUE, "width": 2 if middle else 1},
-                text=[_interval_text(quantiles, values[:, t], pairs, unit) for t in range(values.shape[1])],
-                hovertemplate=f"{view.time.hover}<br>{word} %{{y:.4g}} {plain(unit)}%{{text}}<extra></extra>",
-            ),
-            **at,
+        centre = abs(quantiles[i] - 0.5) < 1e-6
+        word = middle if centre else f"quantile {quantiles[i]:.3g}"
+        panel.line(
+            x,
+            values[i],
+            f"{middle} forecast" if centre else word,
+            f"{view.time.hover}<br>{word} %{{y:.4g}} {plain(view.unit)}%{{text}}",
+            colour=BLUE,
+            width=2 if centre else 1,
+            text=[_interval_text(quantiles, values[:, t], pairs, view.unit) for t in range(values.shape[1])],
         )
 
 
@@ -182,9 +170,13 @@ def _pairs(quantiles: np.ndarray) -> list[tuple[int, int]]:
     return [(low, high) for low, high in places if abs(quantiles[low] + quantiles[high] - 1) < 1e-6]
 
 
+def _share(quantiles: np.ndarray, low: int, high: int) -> str:
+    return f"{100 * (quantiles[high] - quantiles[low]):.3g} %"
+
+
 def _interval_text(quantiles: np.ndarray, values: np.ndarray, pairs: list[tuple[int, int]], unit: str) -> str:
     return "".join(
-        f"<br>with {100 * (quantiles[high] - quantiles[low]):.3g} % probability "
+        f"<br>with {_share(quantiles, low, high)} probability "
         f"{number(values[low])} to {number(values[high])} {plain(unit)}"
         for low, high in pairs
     )
@@ -209,6 +201,13 @@ def fitted_range(core: np.ndarray, others: np.ndarray, reach: float = 0.6) -> tu
     bounds = (low - pad, high + pad)
     cut = bool(len(others) and ((others < bounds[0]) | (others > bounds[1])).any())
     return bounds, cut
+
+
+def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any) -> str:
+    """Set the value axes to :func:`fitted_range`; what a subtitle says of values beyond, "" if there are none."""
+    bounds, cut = fitted_range(core, others, reach)
+    sheet.y(range=bounds, **axis)
+    return "what leaves the axis is cut off" * cut
 
 
 def medians(values: np.ndarray) -> np.ndarray:

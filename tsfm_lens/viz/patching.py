@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.contrast import Contrast, patching_kind, scalar, way, when
+from tsfm_lens.viz.contrast import Contrast, way, when
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import fitted_range, value_hover
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.viz.panels import fit, value_hover
 from tsfm_lens.viz.places import Places, kind_word, places_in, separate
 from tsfm_lens.viz.select import (
     array,
-    check,
+    draws,
     model_of,
     names,
     series_position,
@@ -24,15 +25,8 @@ from tsfm_lens.viz.select import (
     unit_of,
     value_title,
 )
-from tsfm_lens.viz.theme import (
-    DIVERGING,
-    GREY,
-    INK,
-    SEQUENTIAL,
-    dress,
-    mixed,
-    plain,
-)
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.theme import mixed, plain
 from tsfm_lens.viz.timeline import Timeline
 from tsfm_lens.viz.tokens import TokenAxis, token_axis
 
@@ -50,6 +44,7 @@ _BAR = 210  # pixels: the shortest colour bar that its title fits beside
 _BEYOND = 1.5  # shares above run off the colours
 
 
+@draws("patching", "attribution_patching")
 def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int = 0) -> go.Figure:
     """Place × time map of what patching does, under the two series on the same time axis.
 
@@ -63,12 +58,8 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         Above, both contexts and forecasts, the steps where the contexts differ shaded. Below, a heat map whose cells
         are as wide as the steps that a group of tokens covers, special tokens in a column of their own. Tokens of
         several variates have a map each. Where all positions were patched at once, a bar a place instead.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such value or series.
     """
-    kind = patching_kind(ds)
+    kind = str(ds.attrs["kind"])
     known = [name for name in WORDS if name in ds and not (kind == "patching" and name in ("first_order", "error"))]
     if kind == "attribution_patching":
         known.sort(key=lambda name: name == "recovered")
@@ -77,30 +68,30 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
         raise unknown_name("value", chosen, known)
     at, places = series_position(ds, series), places_in(ds)
     values = array(ds, chosen, "component", "position", series=at)[places.order]
+    judged = _judged(ds, chosen, places, unit_of(ds, at) if chosen == "effect" else "")
     draw = _bars if ds.attrs.get("positions") == "all" else _map
-    fig, height, remark = draw(ds, places, values, chosen, at)
+    made, remark = draw(ds, places, values, chosen, at, judged)
     base, source = way(ds)
-    fig = dress(
-        fig,
+    return made.dress(
         f"{KINDS[kind]} of {model_of(ds)} on {names(ds, 'series')[at]}: {WORDS[chosen]}"
         f"{' of the forecast' if chosen == 'effect' else ''}",
-        "; ".join(
-            [
-                f"{places.what()}: activations of the {source} run put into the {base} run",
-                *([f"0: the {base} forecast, 1: the {source}"] if chosen in ("recovered", "first_order") else []),
-                _difference(ds, at),
-                *([remark] if remark else []),
-            ]
-        ),
-        plot_height=height,
-        above=14,
-        below=76 if draw is _bars else 52,
-        legend_rows=1,
-        min_width=560,
+        f"{places.what()}: activations of the {source} run put into the {base} run",
+        f"0: the {base} forecast, 1: the {source}" if chosen in ("recovered", "first_order") else "",
+        _difference(ds, at),
+        remark,
     )
-    return fig.update_layout(margin_r=110) if draw is _map else fig
 
 
+def _judged(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | None:
+    """What the result knows of the noise of a value, (place, position)."""
+    found = finding(ds, value, "component", "position", unit=unit)
+    if found is None and (alone := finding(ds, value, "component", unit=unit)) is not None:
+        # a place is judged as a whole
+        found = alone.at(np.repeat(np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1))
+    return None if found is None else found.at(places.order)
+
+
+@draws("patching", needs=("forecast", "recovered"))
 def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) -> go.Figure:
     """The forecasts of the places that recover most, between the clean and the corrupted forecast.
 
@@ -111,12 +102,7 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
 
     Returns:
         A panel a place on shared axes, the largest share first, with the end of both contexts.
-
-    Raises:
-        InputError: ``ds`` is of another kind, or ``top`` is below 1.
-        UnknownNameError: no such series.
     """
-    check(ds, "patching", "forecast", "recovered")
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     at, places = series_position(ds, series), places_in(ds)
@@ -131,164 +117,136 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
     grid = panel_grid(titles, row_height=190)
     view, unit = Contrast.of(ds, at), unit_of(ds, at)
     tail = max(2 * ds.sizes["step"], 24)
-    for panel, (row, col) in enumerate(grid.places):
-        where: dict[str, Any] = {"row": row, "col": col}
-        view.draw(grid.fig, unit, tail=tail, legend=panel == 0, **where)
-        grid.fig.add_trace(
-            go.Scatter(
-                x=view.time.at(view.future),
-                y=forecasts[chosen[panel]],
-                mode="lines",
-                name="patched forecast",
-                legendgroup="patched",
-                showlegend=panel == 0,
-                line={"color": INK, "width": 1.6, "dash": "4px,2px"},
-                hovertemplate=value_hover(f"patched at {titles[panel][0]} ({statistic_of(ds)})", view.time, unit),
-            ),
-            **where,
-        )
+    for panel, title, place in zip(grid, titles, chosen, strict=True):
+        view.draw(panel, unit, tail=tail)
+        hover = value_hover(f"patched at {title[0]} ({statistic_of(ds)})", view.time, unit)
+        panel.line(view.time.at(view.future), forecasts[place], "patched forecast", hover, width=1.6, dash="4px,2px")
     core = np.concatenate([view.clean[-tail:], view.corrupted[-tail:], *view.forecasts])
-    bounds, cut = fitted_range(core, np.concatenate([forecasts[place] for place in chosen]), reach=1.0)
-    grid.fig.update_yaxes(range=bounds, nticks=5)
+    cut = fit(grid, core, np.concatenate([forecasts[place] for place in chosen]), reach=1.0)
+    grid.y(nticks=5)
     title_axes(grid, view.time.short_title, value_title(ds, at))
     base, source = way(ds)
-    return dress(
-        grid.fig,
+    return grid.dress(
         f"Forecasts of {names(ds, 'series')[at]} by {model_of(ds)}, patched where most is recovered",
-        f"{statistic_of(ds)} forecasts; activations of the {source} run put into the {base} run at one place; "
-        f"recovers: share of the way to the {source} forecast{'; what leaves the axis is cut off' if cut else ''}"
-        f"{view.time.remark}",
-        legend_rows=1,
-        **grid.room,
+        f"{statistic_of(ds)} forecasts; activations of the {source} run put into the {base} run at one place",
+        f"recovers: share of the way to the {source} forecast",
+        cut,
+        view.time.remark,
     )
 
 
-def _map(ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int) -> tuple[go.Figure, int, str]:
-    """The series over a heat map a variate; the figure, the height of its panels, and a remark."""
+def _map(
+    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, judged: Finding | None
+) -> tuple[Sheet, str]:
+    """The series over a heat map per variate, and a remark."""
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
-    count = len(places.names)
-    row_height = int(np.clip(480 / count, 8, 32))
-    heights = [_UPPER, *(max(count * row_height, 130) for _ in axes)]
-    total = sum(heights) + _GAP * len(axes)
+    height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    fig = make_subplots(
-        rows=1 + len(axes),
-        cols=2 if aside else 1,
-        column_widths=[0.94, 0.06] if aside else None,
-        row_heights=heights,
-        horizontal_spacing=0.015,
-        vertical_spacing=_GAP / total,
+    made = sheet(
+        [_UPPER, *(height for _ in axes)],
+        [0.94, 0.06] if aside else [1],
+        row_gap=_GAP,
+        column_gap=0.015,
+        above=14,
+        min_width=560,
         specs=[[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)],
     )
-    view = Contrast.of(ds, series)
-    view.draw(fig, unit_of(ds, series), row=1, col=1)
-    fig.update_yaxes(title_text=plain(value_title(ds, series)), row=1, col=1)
-    fig.update_xaxes(showticklabels=len(axes) == 0, row=1, col=1)
+    view, top = Contrast.of(ds, series), made.panel(1, 1)
+    view.draw(top, unit_of(ds, series))
+    top.y(value_title(ds, series))
     edges = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5]
+    word = "residual stream" if set(places.kind) == {"stream"} else "component"
     for row, (lane, axis) in enumerate(axes, start=2):
-        _tokens(fig, places, values[:, lane], axis, view.time, value, row)
+        timed, special = made.panel(row, 1), made.panel(row, 2) if aside else None
+        noise = None if judged is None else judged.at(np.s_[:, lane])
+        _tokens(timed, special, places, values[:, lane], noise, axis, view.time, WORDS[value])
         edges += axis.cells()[0].tolist()
-        variate = f" (variate {row - 1})" if len(axes) > 1 else ""
-        fig.update_yaxes(
-            title_text=f"{'residual stream' if set(places.kind) == {'stream'} else 'component'}{variate}",
-            row=row,
-            col=1,
-        )
-        if aside:
-            fig.update_yaxes(showticklabels=False, ticks="", row=row, col=2)
-    fig.update_xaxes(range=[scalar(view.time, edge) for edge in (min(edges), max(edges))], matches="x", col=1)
-    fig.update_xaxes(matches=None, row=1, col=1)
-    fig.update_xaxes(title_text=plain(view.time.title), row=1 + len(axes), col=1)
-    fig.update_layout(coloraxis=_colours(values, value, unit_of(ds, series), max(sum(heights[1:]), _BAR) / total))
-    return fig, total, _beyond(values, value)
+        timed.y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
+        if special is not None:
+            special.y(showticklabels=False, ticks="")
+    made.fig.update_xaxes(range=[view.time.scalar(edge) for edge in (min(edges), max(edges))], matches="x", col=1)
+    top.x(matches=None, showticklabels=False)
+    made.panel(1 + len(axes), 1).x(view.time.title)
+    maps = made.plot_height - _UPPER - _GAP
+    made.colours(_colours(values, value, unit_of(ds, series), max(maps, _BAR) / made.plot_height))
+    return made, _beyond(values, value)
 
 
 def _tokens(
-    fig: go.Figure, places: Places, values: np.ndarray, axis: TokenAxis, time: Timeline, value: str, row: int
+    timed: Panel,
+    special: Panel | None,
+    places: Places,
+    values: np.ndarray,
+    noise: Finding | None,
+    axis: TokenAxis,
+    time: Timeline,
+    word: str,
 ) -> None:
     """One heat map over time, and one of the special tokens beside it."""
-    y = np.arange(len(places.names))
     labels = [plain(label) for label in places.labels]
     edges, owner = axis.cells()
-    panels: list[tuple[int, Any, np.ndarray]] = []
-    if len(owner):
-        panels.append((1, time.at(edges), owner))
-    if len(axis.aside):
-        panels.append((2, axis.aside_labels(), axis.aside))
-    for col, x, tokens in panels:
-        z = np.where(tokens >= 0, values[:, tokens], np.nan)
+    panels: list[tuple[Panel | None, Any, np.ndarray]] = [(timed, time.at(edges), owner)] if len(owner) else []
+    panels += [(special, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
+    for panel, x, tokens in panels:
+        assert panel is not None
         words = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
-        fig.add_trace(
-            go.Heatmap(
-                x=x,
-                y=y,
-                z=z,
-                coloraxis="coloraxis",
-                hoverongaps=False,
-                text=[[f"{label}, {word}" for word in words] for label in labels],
-                hovertemplate=f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}<extra></extra>",
-                ygap=1 if len(y) <= 40 else 0,
-            ),
-            row=row,
-            col=col,
+        panel.cells(
+            np.where(tokens >= 0, values[:, tokens], np.nan),
+            x,
+            np.arange(len(labels)),
+            f"%{{text}}<br>{word} %{{z:.3g}}",
+            noise=None if noise is None else noise.at(np.s_[:, tokens]),
+            text=[[f"{label}, {each}" for each in words] for label in labels],
+            xgap=0,
+            ygap=1 if len(labels) <= 40 else 0,
         )
-        fig.update_yaxes(autorange="reversed", showline=False, **places.ticks(), row=row, col=col)
-        separate(fig, places.breaks, row=row, col=col)
+        panel.y(autorange="reversed", showline=False, **places.ticks())
+        separate(panel, places.breaks)
 
 
-def _bars(ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int) -> tuple[go.Figure, int, str]:
-    """The series over a bar a place; the figure, the height of its panels, and a remark."""
-    lower, gap = 220, 70
-    total = _UPPER + lower + gap
-    fig = make_subplots(rows=2, cols=1, row_heights=[_UPPER, lower], vertical_spacing=gap / total)
+def _bars(
+    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, judged: Finding | None
+) -> tuple[Sheet, str]:
+    """The series over a bar per place, and a remark."""
+    made = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=560)
     view, unit = Contrast.of(ds, series), unit_of(ds, series)
-    view.draw(fig, unit, row=1, col=1)
-    fig.update_xaxes(title_text=plain(view.time.title), row=1, col=1)
-    fig.update_yaxes(title_text=plain(value_title(ds, series)), row=1, col=1)
+    above, below = made
+    view.draw(above, unit)
+    above.x(view.time.title)
+    above.y(value_title(ds, series))
     for kind, colour in places.colours().items():
         mine = [i for i, own in enumerate(places.kind) if own == kind]
-        fig.add_trace(
-            go.Bar(
-                x=mine,
-                y=values[mine, 0],
-                name=kind_word(kind) if kind != "stream" else "residual stream",
-                marker_color=mixed(colour, 0.75),
-                text=[plain(places.labels[i]) for i in mine],
-                textposition="none",
-                hovertemplate=f"%{{text}}<br>{WORDS[value]} %{{y:.3g}}<extra></extra>",
-            ),
-            row=2,
-            col=1,
+        below.bars(
+            mine,
+            values[mine, 0],
+            kind_word(kind) if kind != "stream" else "residual stream",
+            f"%{{text}}<br>{WORDS[value]} %{{y:.3g}}",
+            colour=mixed(colour, 0.75),
+            noise=None if judged is None else judged.at((mine, 0)),
+            text=[plain(places.labels[i]) for i in mine],
+            textposition="none",
         )
-    marks = (0.0, 1.0) if value in ("recovered", "first_order") and np.nanmax(values) > 0.5 else (0.0,)
-    for mark in marks:
-        dash = "dash" if mark else "solid"
-        fig.add_hline(y=mark, line={"color": GREY, "width": 1, "dash": dash}, row=2, col=1)
-    separate(fig, places.breaks, across=False, row=2, col=1)
-    fig.update_xaxes(title_text="component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], row=2, col=1)
-    fig.update_xaxes(**places.ticks(60), row=2, col=1)
-    fig.update_yaxes(title_text=plain(_titled(value, unit)), row=2, col=1)
-    return fig.update_layout(bargap=0.25), total, "all positions patched at once"
+    below.floor(judged, signed=value != "effect")
+    below.level(0.0)
+    if value in ("recovered", "first_order") and np.nanmax(values) > 0.5:
+        below.level(1.0, dash="dash")
+    separate(below, places.breaks, across=False)
+    below.x("component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], **places.ticks(60))
+    below.y(_titled(value, unit))
+    made.fig.update_layout(bargap=0.25)
+    return made, "all positions patched at once"
 
 
 def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[str, Any]:
     """Colours around 0 with 1 written beside them, or of sizes from 0 up; the bar beside the maps."""
-    finite = np.abs(values[np.isfinite(values)])
-    limit = float(finite.max(initial=0.0)) or 1.0
-    bar: dict[str, Any] = {
-        "title": {"text": plain(_titled(value, unit)), "side": "right"},
-        "len": length,
-        "y": 0,
-        "yanchor": "bottom",
-        "nticks": 6,
-    }
+    bar: Look = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
-        return {"colorscale": SEQUENTIAL, "cmin": 0.0, "cmax": limit, "colorbar": bar}
-    limit = min(limit, _BEYOND)
+        return colour_scale(_titled(value, unit), values, low=0.0, **bar)
+    limit = min(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND)
     if limit >= 0.75 and value != "error":
         limit = max(limit, 1.0)
         bar |= {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
-    return {"colorscale": DIVERGING, "cmin": -limit, "cmax": limit, "cmid": 0.0, "colorbar": bar}
+    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
 
 
 def _beyond(values: np.ndarray, value: str) -> str:

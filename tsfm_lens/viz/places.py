@@ -9,13 +9,12 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.ablation_map import coordinate
 from tsfm_lens.viz.select import names
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, plain
+from tsfm_lens.viz.sheet import Panel
+from tsfm_lens.viz.theme import CATEGORICAL, plain
 
 _STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "hook_resid_mid2": 101}
 OUTPUT = "output"  # the last receiver of paths
@@ -83,6 +82,17 @@ class Places:
         return f"{word}{of_stack}"
 
 
+def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
+    """A coordinate of the components.
+
+    Raises:
+        InputError: the Dataset has none of this name.
+    """
+    if name not in ds.coords:
+        raise InputError(f"the components need the coordinate {name!r} (stack, kind, layer_index and head).")
+    return np.asarray(ds[name].values)
+
+
 def places_in(ds: xr.Dataset, dim: str = "component") -> Places:
     """The places along ``dim``, by depth; those of one branch as the result has them.
 
@@ -127,14 +137,10 @@ def kind_word(kind: str) -> str:
     return "MLP" if kind == "mlp" else kind.replace("_", "-").replace("attn", "attention")
 
 
-def separate(fig: go.Figure, breaks: Sequence[float], *, across: bool = True, **at: Any) -> None:
+def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> None:
     """Thin lines where layers meet, across the rows of a panel (or down its columns)."""
     for where in breaks:
-        line = {"line": {"color": GREY, "width": 1}, **at}
-        if across:
-            fig.add_hline(y=where, **line)
-        else:
-            fig.add_vline(x=where, **line)
+        (panel.level if across else panel.upright)(where)
 
 
 def _sorted(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:

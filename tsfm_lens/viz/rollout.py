@@ -10,9 +10,10 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.attention import attention_kind, single_series, weight_colours
-from tsfm_lens.viz.grid import Grid, panel_grid, title_axes
-from tsfm_lens.viz.select import array, check, layer_name, model_of, names, positions
-from tsfm_lens.viz.theme import GREY, dress, number, percent, plain
+from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, positions
+from tsfm_lens.viz.sheet import Sheet
+from tsfm_lens.viz.theme import number, percent, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 
 __all__ = ["attention_flow_map", "rollout_panels"]
@@ -22,6 +23,7 @@ _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 
 
+@draws("rollout", needs=("attention", "entropy", "sharpness_rank"))
 def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax: float | None = None) -> go.Figure:
     """The roll-out maps of the sharpest or the most diffuse heads, each head a panel.
 
@@ -37,11 +39,7 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
         Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as the steps that they
         cover; special keys stand above the dotted line. Of long maps a cell is the largest weight of several
         tokens, which the subtitle then says.
-
-    Raises:
-        InputError: ``ds`` is of another kind, or ``heads`` and ``count`` are not as above.
     """
-    check(ds, "rollout", "attention", "entropy", "sharpness_rank")
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
     if count < 1:
@@ -53,26 +51,27 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
     maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in chosen]
     limit = zmax or _black(maps, keys)
     entropy = array(ds, "entropy", "layer", "head")
-    labels = [f"{layer_name(names(ds, 'layer')[row])}, head {names(ds, 'head')[col]}" for row, col in chosen]
+    labels = [f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in chosen]
     notes = [f"{_nats(entropy[row, col])}{_aside(one, keys)}" for (row, col), one in zip(chosen, maps, strict=True)]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     said = "query step %{x} reads context step %{y}"
     group = _draw(grid, maps, labels, keys, queries, said, upwards=True)
-    grid.fig.update_layout(coloraxis=weight_colours(limit) | {"colorscale": _GREYS})
+    grid.colours(weight_colours(limit) | {"colorscale": _GREYS})
     forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
     word = "Sharpest" if heads == "sharp" else "Most diffuse"
     marks = ", ".join(keys.axis.aside_labels())
-    remarks = [
+    return grid.dress(
+        f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
         "steps from the start of the forecast",
         f"black: {number(limit)} and more",
         f"above the dotted line: {marks}" if marks else "",
         grouped(group),
-    ]
-    return _dressed(grid, f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}", remarks)
+    )
 
 
+@draws("attention_flow", needs=("flow",))
 def attention_flow_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
 ) -> go.Figure:
@@ -86,37 +85,31 @@ def attention_flow_map(
 
     Returns:
         A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such layer.
     """
-    check(ds, "attention_flow", "flow")
     chosen = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[chosen])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     others = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
     limit = zmax or float(np.quantile(others, 0.99)) or 1.0
-    labels = [f"after {layer_name(names(ds, 'layer')[i])}" for i in chosen]
+    labels = [f"after {label}" for label in layer_names(ds, chosen)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
     group = _draw(grid, flow, labels, keys, queries, "of step %{x} in the token of step %{y}", upwards=False)
-    colours = weight_colours(limit)
-    colours["colorbar"] = {"title": {"text": "share", "side": "right"}}
-    grid.fig.update_layout(coloraxis=colours)
+    grid.colours(weight_colours(limit, "share"))
     title_axes(grid, "input token (step)", "token (step)")
     marks = ", ".join(keys.axis.aside_labels())
-    remarks = [
-        f"{single_series(ds)}; mean over heads and half a residual stream, multiplied layer by layer",
+    stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
+    return grid.dress(
+        f"Attention flow through {stack}{model_of(ds)}",
+        single_series(ds),
+        "mean over heads and half a residual stream, multiplied layer by layer",
         f"darkest: {number(limit)} and more",
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
-    ]
-    stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
-    return _dressed(grid, f"Attention flow through {stack}{model_of(ds)}", remarks)
+    )
 
 
 def _draw(
-    grid: Grid,
+    grid: Sheet,
     maps: list[np.ndarray],
     labels: list[str],
     keys: Ruler,
@@ -134,40 +127,20 @@ def _draw(
         How many keys and queries share a cell.
     """
     group = group_for(keys, queries, min(_CELLS // len(maps), _PANEL))
-    for one, label, (row, col) in zip(maps, labels, grid.places, strict=True):
-        z, key_edges, query_edges = pooled(one, keys, queries, group)
-        grid.fig.add_trace(
-            go.Heatmap(
-                x=query_edges if upwards else key_edges,
-                y=key_edges if upwards else query_edges,
-                z=z.T if upwards else z,
-                coloraxis="coloraxis",
-                hoverongaps=False,
-                name=label,
-                hovertemplate=f"{plain(label)}<br>{hover}<br>%{{z:.3g}}<extra></extra>",
-            ),
-            row=row,
-            col=col,
-        )
+    for panel, one, label in zip(grid, maps, labels, strict=True):
+        z, x, y = pooled(one, keys, queries, group)
+        if upwards:
+            z, x, y = z.T, y, x
+        panel.cells(z, x, y, f"{plain(label)}<br>{hover}<br>%{{z:.3g}}", name=label, xgap=0, ygap=0)
         if keys.timed and len(keys.axis.aside):
-            line = {"line": {"color": GREY, "width": 1, "dash": "dot"}, "row": row, "col": col}
-            if upwards:
-                grid.fig.add_hline(y=keys.end, **line)
-            else:
-                grid.fig.add_vline(x=keys.end, **line)
+            (panel.level if upwards else panel.upright)(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
     columns = max(col for _, col in grid.places)
     most = {1: 8, 2: 6}.get(columns, 4)
-    grid.fig.update_xaxes(tickvals=across.ticks(most), range=[across.edges[0], across.edges[-1]])
+    grid.x(tickvals=across.ticks(most), range=[across.edges[0], across.edges[-1]])
     ends = [up.edges[0], up.edges[-1]]
-    grid.fig.update_yaxes(tickvals=up.ticks(), range=ends if upwards else ends[::-1])
+    grid.y(tickvals=up.ticks(), range=ends if upwards else ends[::-1])
     return group
-
-
-def _dressed(grid: Grid, title: str, remarks: list[str]) -> go.Figure:
-    """The grid with its title; the colour bar no longer than the first rows of panels."""
-    fig = dress(grid.fig, title, "; ".join(remark for remark in remarks if remark), **grid.room)
-    return fig.update_layout(coloraxis_colorbar_len=min(1.0, 320 / grid.plot_height), margin_r=90)
 
 
 def _black(maps: list[np.ndarray], keys: Ruler) -> float:

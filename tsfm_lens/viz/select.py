@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import cleandoc, signature
 from operator import index as as_index
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
+import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 
+P = ParamSpec("P")
+
 DRAWN_BY = {
-    "ablation": "ablation_heatmap or ablation_forecasts",
-    "attention": "attention_map or attention_grid",
-    "attention_flow": "attention_flow_map",
-    "attribution": "attribution_bars or attribution_heatmap",
-    "attribution_patching": "patching_map or attribution_patching_scatter",
-    "circuit": "circuit_graph, circuit_forecasts or circuit_curve",
-    "edges": "path_map",
-    "effects": "effects_scatter or self_repair_bars",
-    "entropic_rank": "entropic_rank_line",
-    "explore": "explore_figure",
-    "forecast": "forecast_fan",
-    "head_entropy": "head_entropy_map",
-    "head_parroting": "head_parroting_map",
-    "head_similarity": "head_similarity_map",
-    "induction": "induction_maps",
-    "induction_overlap": "induction_corner or overlap_thresholds",
-    "kernel_regression": "kernel_bandwidths, tilt_map or concentration_bound_plot",
-    "lag_attention": "lag_attention_map",
-    "layer_gain": "layer_gain",
-    "layer_similarity": "similarity_map",
-    "lens_logits": "lens_logit_map",
-    "lines_of_thought": "thought_lines or thought_counts",
-    "logit_lens": "logit_map, lens_forecast or layer_entropy",
-    "norm_weighted": "norm_weighted_map",
-    "parroting": "parroting_forecast",
-    "patch_attention": "patch_attention_grid or selected_patch",
-    "patching": "patching_map or patched_forecasts",
-    "paths": "path_map",
-    "recipes": "recipe_forecasts",
-    "repeated_motif": "repeated_motif_map",
-    "rollout": "rollout_panels",
-    "seasonality": "season_amplitudes",
-    "spectra": "stable_rank_map or spectrum_lines",
-    "stream_shares": "stream_scheme",
     "sweep_curves": "head_curves",
     "sweep_datasets": "dataset_heatmap",
     "sweep_effects": "layer_distances, component_errors or range_curves",
@@ -53,8 +24,46 @@ DRAWN_BY = {
     "sweep_recipes": "recipe_changes or recipe_table",
     "sweep_selection": "selection_comparison",
 }
+"""Which renderers draw a kind of result; :func:`draws` adds the others."""
 # results of many runs, which no single lens and series can make
 SWEEP_KINDS = tuple(kind for kind in DRAWN_BY if kind.startswith("sweep_"))
+
+
+_RENDERERS: dict[str, list[str]] = {}
+_RAISES = """
+
+Raises:
+    InputError: the result is of another kind, or an argument has no meaning for it.
+    UnknownNameError: a label or name that the result does not have; the message has the nearest.
+"""
+
+
+def draws(*kinds: str, needs: Sequence[str] = ()) -> Callable[[Callable[P, go.Figure]], Callable[P, go.Figure]]:
+    """Declare what kinds of result a renderer draws, and which variables of them it needs.
+
+    The renderer then takes runs and forecasts as their datasets, refuses other kinds (naming the renderer of those),
+    and says so in its docstring.
+    """
+
+    def declared(renderer: Callable[P, go.Figure]) -> Callable[P, go.Figure]:
+        for kind in kinds:
+            known = _RENDERERS.setdefault(kind, [])
+            known.append(renderer.__name__)
+            DRAWN_BY[kind] = " or ".join(filter(None, [", ".join(known[:-1]), known[-1]]))
+        takes = signature(renderer)
+
+        @wraps(renderer)
+        def drawn(*args: P.args, **kwargs: P.kwargs) -> go.Figure:
+            bound = takes.bind(*args, **kwargs)
+            ds = bound.arguments["ds"] = as_dataset(bound.arguments["ds"])
+            found = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else None
+            check(ds, found if found in kinds else kinds[0], *needs)
+            return renderer(*bound.args, **bound.kwargs)
+
+        drawn.__doc__ = cleandoc(renderer.__doc__ or "") + _RAISES
+        return drawn
+
+    return declared
 
 
 def as_dataset(thing: Any) -> Any:
@@ -116,6 +125,21 @@ def series_position(ds: xr.Dataset, series: str | int) -> int:
     raise unknown_name("series", series, labels, hint=f"There are {len(labels)}, counted from 0.")
 
 
+def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
+    """The place of one series; of all for None.
+
+    Raises:
+        UnknownNameError: there is no such series.
+    """
+    return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
+
+
+def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "median") -> str:
+    """Which series a figure shows, and how several were put together."""
+    ids = names(ds, "series")
+    return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
+
+
 def positions(ds: xr.Dataset, dim: str, values: Sequence[str | int] | None) -> list[int]:
     """Several positions along ``dim``; all of them for None.
 
@@ -159,6 +183,12 @@ def model_of(ds: xr.Dataset) -> str:
 def layer_name(label: str) -> str:
     """A layer's label in words: "embedding" or "layer 3"."""
     return "embedding" if label == "embed" else f"layer {label}"
+
+
+def layer_names(ds: xr.Dataset, chosen: Sequence[int] | None = None) -> list[str]:
+    """The layers in words, all or those at some places."""
+    labels = names(ds, "layer")
+    return [layer_name(labels[i]) for i in (range(len(labels)) if chosen is None else chosen)]
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.select import array, check, median_position, names, position, series_position, statistic_of, unit_of
 from tsfm_lens.viz.theme import percent
 
@@ -29,6 +30,7 @@ class Shares:
         components: names, (component,).
         values: (component, step), in ``unit``.
         series, decomposition, unit, note: for titles; ``note`` states target and completeness error.
+        noise: what the result knows of the noise of each component's mean over steps, (component,).
     """
 
     components: list[str]
@@ -37,6 +39,7 @@ class Shares:
     decomposition: str
     unit: str
     note: str
+    noise: Finding | None = None
 
 
 def attribution_shares(
@@ -75,11 +78,11 @@ def attribution_shares(
         error = float(ds["completeness_error"].isel(decomposition=which, series=at))
         note.append(f"completeness error {percent(error)}")
     values = array(cut, "attribution", "component", "step")
-    components = names(ds, "component")
+    components, judged = names(ds, "component"), finding(cut, "attribution", "component")
     if "kind" in ds.coords:
         fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
         if fine.any():
-            values = values[fine]
+            values, judged = values[fine], judged and judged.at(fine)
             components = [c for c, keep in zip(components, fine, strict=True) if keep]
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
     own = unit_of(ds, at)
@@ -92,4 +95,6 @@ def attribution_shares(
         decomposition=words,
         unit=unit,
         note="; ".join(note),
+        # the interval is that of several series
+        noise=judged and replace(judged.without_interval, unit=unit),
     )

@@ -36,7 +36,7 @@ class Timeline:
     @property
     def remark(self) -> str:
         """What a subtitle adds to ``short_title``."""
-        return "" if self.stamps is not None else "; step 0 is the first forecast"
+        return "" if self.stamps is not None else "step 0 is the first forecast"
 
     @property
     def hover(self) -> str:
@@ -54,6 +54,11 @@ class Timeline:
         before = (ticks[1] - first) * np.minimum(where - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(where - self.steps[-1], 0)
         return (first + np.rint(inside + before + after).astype(np.int64)).astype("datetime64[ns]")
+
+    def scalar(self, step: float) -> str | float:
+        """One step as shapes and ranges take it."""
+        where = self.at(float(step))
+        return str(where) if self.stamps is not None else float(where)
 
     def label(self, step: int) -> str:
         """One step in words, with its date where known."""

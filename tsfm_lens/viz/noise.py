@@ -1,0 +1,77 @@
+"""What a result says about its own noise, for figures: intervals, floors, and which effects stand out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.viz.select import array
+from tsfm_lens.viz.theme import number
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An effect over the members that it was judged for.
+
+    Attributes:
+        estimate, low, high: the effect and the ends of its interval; they coincide where there is no interval.
+        stands: whether it stands out of the noise, for each member.
+        floor: the noise floor, the largest over series; unit: of it and the effect.
+    """
+
+    estimate: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    stands: np.ndarray
+    floor: float
+    unit: str = ""
+
+    def at(self, which: Any) -> Finding:
+        """The members at some places, in their order."""
+        estimate, low, high, stands = (part[which] for part in (self.estimate, self.low, self.high, self.stands))
+        return replace(self, estimate=estimate, low=low, high=high, stands=stands)
+
+    @property
+    def pale(self) -> np.ndarray:
+        """Which members do not stand out of the noise."""
+        return ~self.stands
+
+    @property
+    def spread(self) -> bool:
+        """Whether any member has an interval."""
+        return bool((self.high > self.low).any())
+
+    @property
+    def without_interval(self) -> Finding:
+        """The same, for marks that stand elsewhere than at the estimate."""
+        return replace(self, low=self.estimate, high=self.estimate)
+
+    def with_another(self, value: float) -> Finding:
+        """One more member at the end, of which nothing is known and which is drawn as it is."""
+        estimate, low, high = (np.append(part, value) for part in (self.estimate, self.low, self.high))
+        return replace(self, estimate=estimate, low=low, high=high, stands=np.append(self.stands, True))
+
+    def told(self, i: int | tuple[int, ...]) -> str:
+        """One member in a hover box."""
+        words = "stands out of the noise" if self.stands[i] else "does not stand out of the noise"
+        ends = f"mean {number(self.estimate[i])}, interval {number(self.low[i])} to {number(self.high[i])}"
+        return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
+
+
+def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
+    """What a result says about the noise of the effect ``name`` over ``dims``, None where it says nothing.
+
+    Args:
+        unit: of the effect.
+        at: positions along other dimensions.
+    """
+    wanted = [f"{name}_{part}" for part in ("estimate", "low", "high", "stands_out")]
+    if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in wanted):
+        return None
+    estimate, low, high, stands = (array(ds, variable, *dims, **at) for variable in wanted)
+    floors = np.asarray(ds[f"{name}_floor"].values, dtype=float) if f"{name}_floor" in ds else np.zeros(1)
+    floor = float(np.nanmax(floors)) if np.isfinite(floors).any() else 0.0
+    return Finding(estimate, low, high, stands > 0, floor, unit)
