@@ -319,7 +319,7 @@ def test_the_curve_has_the_sizes_that_were_tried() -> None:
     known = np.isfinite(ds["curve"].values)
     np.testing.assert_array_equal(fig.data[0].x, np.flatnonzero(known))
     np.testing.assert_array_equal(fig.data[0].y, ds["curve"].values[known])
-    level, size = fig.layout.shapes
+    level, size = (shape for shape in fig.layout.shapes if shape.type == "line")
     assert level.y0 == level.y1 == pytest.approx(0.9)
     assert size.x0 == size.x1 == ds["in_circuit"].values.sum()
 

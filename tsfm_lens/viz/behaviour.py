@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, draws, model_of, over_series, position, series_rows
 from tsfm_lens.viz.theme import number
 
@@ -41,6 +42,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
     plain, control, advantage = (
         array(ds, name, "layer", "head", target=at) for name in ("prefix_matching", "control", "advantage")
     )
+    judged = finding(ds, "advantage", "layer", "head", target=at)
     top = float(max(plain.max(), control.max()))
     low, high = ds.attrs.get("motif", ("?", "?"))
     kind = _KINDS.get(str(ds.attrs.get("attention")), str(ds.attrs.get("attention", "attention")))
@@ -50,7 +52,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
         [
             HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
             HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
-            HeadMap(advantage, "difference", "difference of attention", diverging=True),
+            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=judged),
         ],
         f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
         f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
@@ -72,11 +74,14 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         and from the naive parrot, and, with a truth, the change of its error.
     """
     at = series_rows(ds, series)
-    maps = [HeadMap(_mean(ds, "mass", at), "attention at the lag", "share of attention", low=0.0)]
+    # what stands out does so over all series
+    judged = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
+    mass = _mean(ds, "mass", at)
+    maps = [HeadMap(mass, "attention at the lag", "share of attention", low=0.0, noise=judged["mass"])]
     for name, (title, word) in _CHANGES.items():
         # nothing is known of a parrot where no context is long enough for one
         if name in ds and np.isfinite(values := _mean(ds, name, at)).any():
-            maps.append(HeadMap(values, title, word, "std", diverging=True))
+            maps.append(HeadMap(values, title, word, "std", diverging=True, noise=judged[name]))
     lags = ds["lag"].values[at]
     known = lags[np.isfinite(lags)]
     chance = ds["chance"].values[at]

@@ -69,7 +69,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         f"Circuit of {model_of(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
         f"{int(kept.sum())} of {len(kept)} components",
         _quality(ds),
-        _gap_words(ds),
+        str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
         f"diamond: the forecast; the {drawn} strongest edges by attribution, as wide as their score, "
         f"{'purple where negative, ' * bool(negative)}pale where an end is outside"
@@ -117,13 +117,13 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A dot for each number of components that was tried, the mean over series; a dashed line at the allowed loss,
-        and the circuit's size marked. Over a band, the interval, where the result has one.
+        and the circuit's size marked; its interval over series, and the noise floor as a band, where the result
+        has them.
     """
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     known = np.isfinite(curve)
     size = int(ds["in_circuit"].values.sum())
     least = 1 - float(ds.attrs.get("tolerance", 0.0))
-    judged = finding(ds, "curve", "size")
     sheet = blank(280)
     panel = sheet.panel()
     panel.line(
@@ -134,8 +134,12 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         colour=BLUE,
         dots=6,
         legend=False,
-        noise=None if judged is None else judged.at(known),
     )
+    judged = finding(ds, "faithfulness")
+    if judged is not None and np.isfinite(judged.estimate):
+        hover = "the circuit<br>faithfulness %{y:.3g}, with its interval"
+        panel.dots([size], [float(judged.estimate)], "", hover, colour=VERMILION, size=9, noise=judged.at(None))
+        panel.floor(judged)
     panel.level(least, dash="dash")
     asked = f"{least:.3g} asked for"
     panel.note(asked, 0, least, xref="domain", xanchor="left", yanchor="bottom", size=13, colour=GREY)
@@ -143,7 +147,8 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     side = "left" if size < len(sizes) / 2 else "right"
     look: Look = {"yref": "domain", "yanchor": "bottom", "xanchor": side, "size": 13, "colour": VERMILION}
     panel.note(f" {size} components ", size, 0.02, **look)
-    low = min(float(np.nanmin(curve)), least)
+    ends = [] if judged is None else [float(judged.low)]
+    low = float(np.nanmin([np.nanmin(curve), least, *ends]))
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
     panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
     ranking = str(ds.attrs.get("ranking", ""))
@@ -152,7 +157,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         f"{over_series(ds, range(ds.sizes['series']), 'mean')}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
-        _gap_words(ds),
+        str(ds.attrs.get("refused", "")),
     )
 
 
@@ -255,26 +260,22 @@ def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.nd
 
 
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
-    """Faithfulness and completeness in words, of one series or the mean."""
-    values = {
-        name: np.nanmean(array(ds, name, "series")[slice(None) if series is None else [series]])
-        for name in ("faithfulness", "completeness")
-    }
-    over = f" (means over {ds.sizes['series']} series)" if series is None and ds.sizes["series"] > 1 else ""
-    size = int(ds["in_circuit"].values.sum())
-    return f"{size} of {ds.sizes['component']} components, " * (series is not None) + (
-        f"faithfulness {values['faithfulness']:.3g}, completeness {values['completeness']:.3g}{over}"
-    )
+    """Faithfulness and completeness in words, of one series or the mean, with its interval."""
+    several = series is None and ds.sizes["series"] > 1
+    size = f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components" if series is not None else ""
+    parts = [_share(ds, name, series) for name in ("faithfulness", "completeness")]
+    return ", ".join(filter(None, [size, *parts])) + f" (means over {ds.sizes['series']} series)" * several
+
+
+def _share(ds: xr.Dataset, name: str, series: int | None) -> str:
+    values = array(ds, name, "series")[slice(None) if series is None else [series]]
+    if not np.isfinite(values).any():
+        return f"no verdict on {name}"
+    found = finding(ds, name) if series is None else None
+    interval = f" ({float(found.low):.3g} to {float(found.high):.3g})" if found is not None and found.spread else ""
+    return f"{name} {np.nanmean(values):.3g}{interval}"
 
 
 def _behaviour(ds: xr.Dataset) -> str:
     word = str(ds.attrs.get("behaviour", "forecast"))
     return "the forecast" if word == "forecast" else f"{word!r}"
-
-
-def _gap_words(ds: xr.Dataset) -> str:
-    """Whether what the circuit must restore is more than noise, where the result knows it."""
-    judged = finding(ds, "gap", "series")
-    if judged is None or judged.stands.all():
-        return ""
-    return f"within the noise on {int(judged.pale.sum())} of {len(judged.stands)} series: no verdict there"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -82,7 +83,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     made = blank(380, min_width=460)
     panel = made.panel()
     _regions(panel, x[fine], y[fine])
-    _dots(panel, places, x, y, sizes.unit, fine, _of_totals(ds, places))
+    _dots(panel, places, x, y, sizes.unit, fine, _standing(ds, places.order))
     panel.x(f"direct effect ({sizes.unit})")
     panel.y(f"total effect along the direct one ({sizes.unit})")
     without = int((~np.isfinite(y)).sum())
@@ -97,10 +98,13 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     )
 
 
-def _of_totals(ds: xr.Dataset, places: Places) -> Finding | None:
-    """What the result knows of the noise of the total effects, in order of depth."""
-    found = next(filter(None, (finding(ds, name, "component") for name in ("total_size", "total"))), None)
-    return None if found is None else found.at(places.order)
+def _standing(ds: xr.Dataset, order: Any) -> Finding | None:
+    """Which components stand out by their direct or their total effect, where the result knows it."""
+    direct, total = (finding(ds, name, "component", unit="of the range") for name in ("direct_share", "total_share"))
+    if direct is None or total is None:
+        return None
+    # what is drawn is a root mean square, what was judged a mean: the intervals are not those of the marks
+    return replace(total, stands=direct.stands | total.stands).at(order).without_interval
 
 
 @draws("effects")
@@ -129,7 +133,8 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.03, min_width=520, shared_yaxes=True)
     left, right = made
     hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
-    left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True)
+    noise = _standing(ds, order) if series is None else None
+    left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True, noise=noise)
     colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
     right.floor(mine, across=True)
     right.bars(labels, repair[order], "", "%{y}<br>self-repair %{x:.3g}", colour=colours, across=True, noise=mine)
@@ -227,7 +232,7 @@ def _dots(
             colour=colour,
             size=8,
             edge="#FFFFFF" if judged is None else None,
-            noise=None if judged is None else judged.at(mine).without_interval,
+            noise=None if judged is None else judged.at(mine),
             mode="markers+text",
             text=[plain(places.labels[i]) if i in sides else "" for i in mine],
             textposition=[sides.get(i, "middle right") for i in mine],

@@ -93,6 +93,17 @@ class HeadMap:
         unit = f" {plain(self.unit)}" if self.unit else ""
         return f"%{{y}}, head %{{x}}<br>{plain(self.word)} %{{z:.4g}}{unit}%{{customdata}}"
 
+    @property
+    def words(self) -> list[list[str]]:
+        """(layer, head), what the hover box of each cell adds."""
+        told = np.full(self.values.shape, "", dtype=object)
+        if self.notes is not None:
+            told[:] = self.notes
+        if self.noise is not None:
+            for place in np.ndindex(*told.shape):
+                told[place] += f"<br>{self.noise.told(place)}"
+        return [list(row) for row in told]
+
     def colours(self, **bar: Any) -> dict[str, Any]:
         """The colour axis; ``bar`` places its bar."""
         known = self.values[np.isfinite(self.values)]
@@ -144,7 +155,7 @@ def head_maps(
             noise=each.noise,
             coloraxis=axis,
             name=each.title,
-            customdata=each.notes if each.notes is not None else [[""] * len(heads) for _ in layers],
+            customdata=each.words,
         )
         if several:
             first, last = drawn.fig.get_subplot(1, 1 + index).xaxis.domain

@@ -1,0 +1,175 @@
+"""What does not stand out of the noise is drawn as such, in every kind of mark, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+
+from tsfm_lens import viz
+from tsfm_lens.viz.ablation import strongest
+from tsfm_lens.viz.sheet import NOT_ABOVE
+
+from .conftest import base, components, with_components
+
+FLOOR = 0.05
+
+
+def judged(ds: xr.Dataset, name: str, dims: Sequence[str], stands: np.ndarray, reach: float = 0.02) -> xr.Dataset:
+    """With planted findings: the mean over series, an interval of this reach, and what stands out."""
+    estimate = ds[name].mean("series").transpose(*dims).values
+    parts = {"estimate": estimate, "low": estimate - reach, "high": estimate + reach, "stands_out": stands}
+    ds = ds.assign({f"{name}_{part}": (tuple(dims), values) for part, values in parts.items()})
+    return ds.assign({f"{name}_floor": ("series", np.full(ds.sizes["series"], FLOOR))})
+
+
+def veils(fig: go.Figure) -> list[go.Heatmap]:
+    return [trace for trace in fig.data if trace.name == NOT_ABOVE]
+
+
+def subtitle(fig: go.Figure) -> str:
+    return str(fig.layout.meta["subtitle"])
+
+
+@pytest.fixture
+def noisy(ablation: xr.Dataset) -> xr.Dataset:
+    """Every third component stands out."""
+    return judged(ablation, "spearman_distance", ["component"], np.arange(ablation.sizes["component"]) % 3 == 0)
+
+
+def test_cells_in_the_noise_are_veiled_and_their_numbers_in_brackets(noisy: xr.Dataset) -> None:
+    fig = viz.ablation_heatmap(noisy)
+    stands = dict(zip(noisy["component"].values, noisy["spearman_distance_stands_out"].values, strict=True))
+    veiled = {(v.xaxis, v.yaxis): v for v in veils(fig)}
+    seen = 0
+    for trace in [trace for trace in fig.data if trace.name != NOT_ABOVE]:
+        veil = veiled.get((trace.xaxis, trace.yaxis))
+        for place in np.ndindex(*np.shape(trace.z)):
+            words = trace.customdata[place[0]][place[1]]
+            name = words.split("<b>")[1].split("</b>")[0]
+            pale = veil is not None and np.isfinite(veil.z[place[0]][place[1]])
+            assert pale == (not stands[name])
+            assert ("does not stand out" in words) == pale
+            number = trace.text[place[0]][place[1]]
+            bracketed = veil.text[place[0]][place[1]] if veil is not None else ""
+            assert bool(number) != pale
+            assert bracketed.startswith("(") == pale
+            seen += 1
+    assert seen == noisy.sizes["component"]
+    assert f"pale, in brackets: not above the noise floor of {FLOOR}" in subtitle(fig)
+
+
+def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr.Dataset) -> None:
+    every = judged(ablation, "spearman_distance", ["component"], np.ones(ablation.sizes["component"], dtype=bool))
+    for ds, floor in ((ablation, False), (every, True)):
+        fig = viz.ablation_heatmap(ds)
+        assert not veils(fig)
+        assert "not above" not in subtitle(fig)
+        assert (f"noise floor of {FLOOR}" in subtitle(fig)) == floor
+
+
+def test_cells_without_numbers_have_a_dot() -> None:
+    rows = [row for row in components(2, 2) if row[2] != "layer"]
+    senders = [row[0] for row in rows]
+    ds = base("paths").assign_coords(
+        sender=senders,
+        stack=("sender", [row[1] for row in rows]),
+        kind=("sender", [row[2] for row in rows]),
+        layer_index=("sender", [row[3] for row in rows]),
+        head=("sender", [row[4] for row in rows]),
+        receiver=[*senders, "output"],
+    )
+    count = len(senders)
+    values = np.where(np.tri(count, count + 1, dtype=bool), np.nan, np.arange(count + 1.0))
+    ds["recovered"] = (("sender", "receiver", "series"), np.stack([values, values], axis=-1))
+    stands = values > 4
+    fig = viz.path_map(judged(ds, "recovered", ["sender", "receiver"], stands))
+    (veil,) = veils(fig)
+    pale = {(a, b) for a, b in np.argwhere(np.isfinite(np.asarray(veil.z, dtype=float)))}
+    assert pale == {(a, b) for a, b in np.argwhere(np.isfinite(values) & ~stands)}
+    assert {veil.text[a][b] for a, b in pale} == {"·"}
+    assert sum(map(len, np.ravel(veil.text))) == len(pale)
+    assert "pale, dotted" in subtitle(fig)
+
+
+@pytest.fixture
+def effects() -> xr.Dataset:
+    """Component c has the direct effect c + 1 and self-repair c / 10 - 0.2 on "rivers", 0.1 more on "roads"."""
+    rows = [row for row in components(2, 2) if row[2] != "layer"]
+    ds = with_components(base("effects"), rows)
+    count = np.arange(len(rows), dtype=float)
+    repair = count[:, None] / 10 - 0.2 + np.array([0.0, 0.1])
+    flat = np.ones(ds.sizes["step"])
+    ds["direct"] = (("component", "series", "step"), (count[:, None, None] + 1) * np.ones((1, 2, 1)) * flat)
+    ds["total"] = ds["direct"] * (1 - repair[..., None])
+    ds["self_repair"] = (("component", "series"), repair)
+    ds["plain_forecast"] = (("series", "step"), ds["truth"].values)
+    for part in ("direct", "total"):
+        ds[f"{part}_share"] = abs(ds[part]).mean("step")
+        ds = judged(ds, f"{part}_share", ["component"], count > 5)
+    return judged(ds, "self_repair", ["component"], count % 2 == 0)
+
+
+def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: xr.Dataset) -> None:
+    fig = viz.self_repair_bars(effects)
+    bars = [trace for trace in fig.data if trace.type == "bar"][1]
+    stands = dict(zip(effects["component"].values, effects["self_repair_stands_out"].values, strict=True))
+    assert list(bars.marker.pattern.shape) == ["" if stands[name] else "/" for name in bars.y]
+    low, high = (
+        dict(zip(effects["component"].values, effects[f"self_repair_{end}"].values, strict=True))
+        for end in ("low", "high")
+    )
+    np.testing.assert_allclose(np.add(bars.x, bars.error_x.array), [high[name] for name in bars.y])
+    np.testing.assert_allclose(np.subtract(bars.x, bars.error_x.arrayminus), [low[name] for name in bars.y])
+    bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
+    assert [(band.x0, band.x1) for band in bands] == [(-FLOOR, FLOOR)]
+    assert "hatched" in subtitle(fig)
+    plain = effects.drop_vars([name for name in effects if "_stands" in str(name)])
+    (bars,) = [trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"][1:]
+    assert bars.marker.pattern.shape is None
+    assert bars.error_x.array is None
+
+
+def test_points_in_the_noise_are_hollow_and_have_no_name(effects: xr.Dataset) -> None:
+    fig = viz.effects_scatter(effects)
+    stands = dict(zip(effects["component"].values, effects["total_share_stands_out"].values, strict=True))
+    points = [
+        (words[0], symbol, text)
+        for trace in fig.data
+        if trace.customdata is not None
+        for words, symbol, text in zip(trace.customdata, trace.marker.symbol, trace.text, strict=True)
+    ]
+    assert {name for name, _, _ in points} <= set(stands)
+    assert {name for name, symbol, _ in points if not symbol.endswith("-open")} == {
+        n for n, _, _ in points if stands[n]
+    }
+    assert {name for name, _, text in points if text} <= {name for name, good in stands.items() if good}
+    assert "hollow: not above the noise floor" in subtitle(fig)
+
+
+def test_curves_have_points_with_intervals_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
+    stands = np.array([[False, True, False]] * 3)
+    fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
+    means = [trace for trace in fig.data if trace.name == "mean and interval"]
+    assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
+    for trace, rows in zip(means, gain["gain"].mean("series").values[:, 1:], strict=True):
+        np.testing.assert_allclose(trace.y, rows)
+        np.testing.assert_allclose(trace.error_y.array, 3.0)
+        np.testing.assert_allclose(trace.error_y.arrayminus, 3.0)
+    bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
+    assert [(band.y0, band.y1) for band in bands] == [(-FLOOR, FLOOR)] * 3
+    assert f"{FLOOR} %" in subtitle(fig)
+
+
+def test_only_what_stands_out_is_called_strongest(noisy: xr.Dataset) -> None:
+    names, stands = noisy["component"].values, noisy["spearman_distance_stands_out"].values
+    found = strongest(noisy, 0)
+    assert set(found) <= set(names[stands])
+    assert set(strongest(noisy, 0, 99)) == set(names[stands & (noisy["kind"].values != "layer")])
+    assert "those that stand out of the noise" in subtitle(viz.ablation_forecasts(noisy))
+    nothing = noisy.assign(spearman_distance_stands_out=("component", np.zeros(len(names), dtype=bool)))
+    assert strongest(nothing, 0) == strongest(noisy.drop_vars("spearman_distance_stands_out"), 0)
+    assert "none stands out of the noise" in subtitle(viz.ablation_forecasts(nothing))
