@@ -153,7 +153,7 @@ def test_points_in_the_noise_are_hollow_and_have_no_name(effects: xr.Dataset) ->
 def test_curves_have_points_with_intervals_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
     stands = np.array([[False, True, False]] * 3)
     fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
-    means = [trace for trace in fig.data if trace.name == "mean and interval"]
+    means = [trace for trace in fig.data if trace.name == "mean over series, interval"]
     assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
     for trace, rows in zip(means, gain["gain"].mean("series").values[:, 1:], strict=True):
         np.testing.assert_allclose(trace.y, rows)

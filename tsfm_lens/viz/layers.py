@@ -88,16 +88,19 @@ def layer_gain(
         some = np.isfinite(gain).any(axis=(0, 2))
         gain, chosen = gain[:, some], [i for i, keep in zip(chosen, some, strict=True) if keep]
     labels, titles, ids = layer_names(ds, chosen), [names(ds, "metric")[i] for i in rows], names(ds, "series")
+    ends: list[np.ndarray] = []
     made = sheet(
         [270], [1] * len(rows), titles=titles, column_gap=0.03, min_width=300 + 110 * len(rows), shared_yaxes=True
     )
     for panel, row, title, values in zip(made, rows, titles, gain, strict=True):
         judged = finding(ds, "gain", "layer", metric=row, unit="%")
+        judged = judged and judged.at(chosen)
+        ends += [] if judged is None else [judged.low, judged.high]
         measure = f"{plain(title)} %{{y:+.3g}} % against the layer before"
         panel.level(0, layer="below")
-        _series_lines(panel, labels, values, ids, measure, None if judged is None else judged.at(chosen))
+        _series_lines(panel, labels, values, ids, measure, judged)
         panel.x("layer", type="category")
-    beyond = _limit_gain(made, gain)
+    beyond = _limit_gain(made, gain, ends)
     made.panel().y("change of the error (%)\nnegative = better")
     few_ticks(made, labels, 8)
     against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
@@ -119,8 +122,7 @@ def _series_lines(
 ) -> None:
     """A thin line per series over ``values`` (layer, series) and the bold median of two and more.
 
-    Where the noise of the layers is known, what does not stand out of it is a hollow point, and the estimate lies in
-    its interval.
+    Where the noise of the layers is known, their mean with its interval instead, hollow where it does not stand out.
     """
     several, coloured = len(ids) > 1, len(ids) <= _COLOURED
     hover = f"%{{text}}<br>{measure}"
@@ -135,12 +137,14 @@ def _series_lines(
             mode="lines" if several else "lines+markers",
             text=labels,
         )
-    if several:
+    if noise is not None:
+        hover = f"mean of {len(ids)} series, {hover}"
+        panel.line(labels, noise.estimate, "", width=3, legend=False)
+        panel.dots(labels, noise.estimate, "mean over series, interval", hover, size=8, text=labels, noise=noise)
+        panel.floor(noise)
+    elif several:
         look: Look = {"width": 3, "dots": 6, "text": labels}
         panel.line(labels, medians(values), "median over series", f"median of {len(ids)} series, {hover}", **look)
-    if noise is not None:
-        panel.dots(labels, noise.estimate, "mean and interval", f"mean, {hover}", text=labels, noise=noise)
-        panel.floor(noise)
 
 
 def _uniform_line(panel: Panel, bins: int, top: float) -> None:
@@ -153,14 +157,14 @@ def _uniform_line(panel: Panel, bins: int, top: float) -> None:
         panel.note(words, 1, level, xref="domain", colour=GREY, **side)
 
 
-def _limit_gain(made: Sheet, gain: np.ndarray) -> int:
+def _limit_gain(made: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
     """Set the gain axis so that single outliers do not flatten the rest; how many values it leaves out."""
     flat = gain[np.isfinite(gain)]
     if not len(flat):
         return 0
     several = gain.shape[2] > 2
     middle = medians(gain.reshape(-1, gain.shape[2])) if several else np.empty(0)
-    core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle])
+    core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
     bounds, _ = fitted_range(core, flat, reach=0.5)
     made.y(range=bounds)
     return int(((flat < bounds[0]) | (flat > bounds[1])).sum())

@@ -34,7 +34,8 @@ class Sheet:
         plot_height: of all panels together; above: room for the highest titles; min_width: all in pixels.
         below: pixels under the panels for ticks and titles.
         legend: what the legend has so far; each entry is listed once, however many panels have it.
-        signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has.
+        signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has;
+        banded: whether one is drawn.
     """
 
     fig: go.Figure
@@ -46,6 +47,7 @@ class Sheet:
     legend: set[str] = field(default_factory=set)
     signs: dict[str, None] = field(default_factory=dict)
     floors: dict[str, None] = field(default_factory=dict)
+    banded: bool = False
 
     @property
     def room(self) -> dict[str, int]:
@@ -82,7 +84,10 @@ class Sheet:
     def _noise_words(self) -> str:
         signs, floors = " or ".join(self.signs), list(self.floors)
         floor = f"the noise floor of {floors[0]}" if len(floors) == 1 else "the noise floor"
-        return f"{signs}: not above {floor}" if signs else floor.removeprefix("the ") if len(floors) == 1 else ""
+        band = " (grey band)" * self.banded
+        if signs:
+            return f"{signs}: not above {floor}{band}"
+        return f"{floor.removeprefix('the ')}{band}" if len(floors) == 1 else ""
 
     def dress(self, title: str, *remarks: str, legend_rows: int | None = None) -> go.Figure:
         """The finished figure.
@@ -299,13 +304,27 @@ class Panel:
         """A grey band over what the noise alone reaches (``across``: along the horizontal axis), where it is known."""
         if noise is None or not noise.floor > 0:
             return
-        ends = (-noise.floor * signed, noise.floor)
-        look: Look = {"line_width": 0, "fillcolor": mixed(PALE, 0.7), "layer": "below", **_ALWAYS}
+        self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
+        self.sheet.noisy(noise, "", drawn=False)
+        self.sheet.banded = True
+
+    def stripe(self, low: float, high: float, colour: str, *, across: bool = False) -> None:
+        """A stripe behind the marks, from side to side (``across``: from foot to top)."""
+        look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
         if across:
-            self.sheet.fig.add_vrect(x0=ends[0], x1=ends[1], **look, **self.at)
+            self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
         else:
-            self.sheet.fig.add_hrect(y0=ends[0], y1=ends[1], **look, **self.at)
-        self.sheet.noisy(noise, "in the grey band", drawn=True)
+            self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
+
+    def arrow(
+        self, tail: tuple[float, float], tip: tuple[float, float], colour: str, width: float, head: float = 1
+    ) -> None:
+        """An arrow between two places on the axes."""
+        place = self.sheet.fig.get_subplot(self.at["row"], self.at["col"])
+        x, y = (axis.plotly_name.replace("axis", "") for axis in (place.xaxis, place.yaxis))
+        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], "xref": x, "yref": y, "axref": x, "ayref": y}
+        look = {"showarrow": True, "arrowhead": 2, "arrowsize": head, "arrowwidth": width, "arrowcolor": colour}
+        self.sheet.fig.add_annotation(text="", **where, **look)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
         """A few words; with "domain" for ``xref`` or ``yref``, placed in shares of the panel."""
