@@ -123,9 +123,9 @@ def test_an_effect_of_no_members_has_an_interval() -> None:
 def test_a_result_says_that_it_is_below_its_noise() -> None:
     rng = np.random.default_rng(8)
     data = effects(0.01 * rng.normal(size=(5, 6)))
-    assert judge(data, "effect", floor=1.0).attrs["noise"] == "effect: the noise floor is above every effect"
+    assert judge(data, "effect", floor=1.0).attrs["below_noise"] == "effect: the noise floor is above every effect"
     above = judge(effects(rng.normal(size=(5, 6))), "effect", floor=1e-3)
-    assert above.attrs["noise"] == "effect: no effect stands out of the noise floor"
+    assert above.attrs["below_noise"] == "effect: no effect stands out of the noise floor"
     assert "noise" not in judge(effects(np.ones((2, 6))), "effect", floor=0.1).attrs
 
 

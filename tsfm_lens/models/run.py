@@ -148,6 +148,11 @@ class Run:
         return self.lens.encode(self.batch, horizon=first).spans
 
     @property
+    def steps_from(self) -> int:
+        """The step from which on effects are averaged: 1 where a decoder reads a start token at its first, else 0."""
+        return int(self.tokens_read and self.horizon > 2)
+
+    @property
     def statistic(self) -> str:
         """What :attr:`point` is: "median", "mean" or "expected value"."""
         if self.rollout:

@@ -14,7 +14,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.stream import Place, carry_factors
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import relative_rounding, rounding
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
 
 __all__ = ["attribute", "component_writes"]
 
@@ -63,7 +65,10 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
 
     Returns:
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not
-        total), ``series``, (``quantile``), ``step``; ``completeness_error`` (decomposition, series): the largest
+        total), ``series``, (``quantile``), ``step``; ``mean_attribution`` (decomposition, component, series), its mean
+        over steps, the median's of several quantiles, without the first step of a token model's decoder, which reads a
+        start token and no value, and with what :func:`tsfm_lens.probes.findings.judge` adds: heads are compared with
+        heads, in each decomposition by itself; ``completeness_error`` (decomposition, series): the largest
         deviation of the parts' sum from the whole, relative to the largest whole.
 
     Raises:
@@ -90,8 +95,31 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     data["total"] = (("decomposition", *axes), total)
     data["completeness_error"] = (("decomposition", "series"), completeness(attribution, total))
     data["native_median"] = (("series", "step"), run.forecast.median)
-    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes)
-    return data
+    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes, steps_from=run.steps_from)
+    return _judged(data, run)
+
+
+def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """With means over steps and what is known of them."""
+    parts, total = (of_median(data[name]).isel(step=slice(run.steps_from, None)) for name in ("attribution", "total"))
+    data["mean_attribution"] = parts.mean("step")
+    # what is summed up to the whole rounds as the whole does, and values in data units at their level, too
+    level = xr.where(data["unit"] == "data units", rounding(run, run.point).max(), 0.0)
+    floor = relative_rounding(run.lens) * abs(total).max("step") + level
+    members = xr.DataArray(head_or_kind(data), dims="component")
+    groups = data["decomposition"].astype(object) + " " + members.astype(object)
+    return judge(data, "mean_attribution", floor=floor, signed=True, groups=groups)
+
+
+def of_median(parts: xr.DataArray) -> xr.DataArray:
+    """Parts of the quantile nearest to the median, where there are several."""
+    return parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
+
+
+def head_or_kind(data: xr.Dataset) -> list[str]:
+    """What each component is compared with: "head" of heads, the kind of all else."""
+    kinds, heads = data["kind"].values.astype(str), data["head"].values
+    return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:

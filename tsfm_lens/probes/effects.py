@@ -17,10 +17,10 @@ from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.places import later_branches, listed
-from tsfm_lens.probes.zero_ablation import head_or_kind, reference_of, steps_after_first
+from tsfm_lens.probes.zero_ablation import reference_of
 
 __all__ = ["causal_effects"]
 
@@ -96,14 +96,14 @@ def causal_effects(
     data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
     data["plain_forecast"] = (axes[1:], plain)
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
-    facts |= {"smallest": smallest, "steps_from": steps_after_first(run).start}
+    facts |= {"smallest": smallest, "steps_from": run.steps_from}
     data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)
     return _judged(data, run, smallest)
 
 
 def _judged(data: xr.Dataset, run: Run, smallest: float) -> xr.Dataset:
     """With shares of the range, self-repair, and what is known of them; heads among heads, and so on."""
-    later, wide = steps_after_first(run), ranges(run, run.point)
+    later, wide = slice(run.steps_from, None), ranges(run, run.point)
     total, direct = (data[part].values[..., later] for part in ("total", "direct"))
     axes, groups = ("component", "series"), head_or_kind(data)
 

@@ -52,8 +52,8 @@ def judge(
     Returns:
         The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), the ends of the 95 % interval over series
         (the estimate itself where there are fewer than three), ``NAME_floor`` (series, or as labelled), and the
-        booleans ``NAME_stands_out`` and ``NAME_leads`` (…). The attribute ``test`` names the test, and ``noise`` says
-        of which effects no member stands out.
+        booleans ``NAME_stands_out`` and ``NAME_leads`` (…). The attribute ``test`` names the test, and ``below_noise``
+        says of which effects no member stands out.
     """
     effect = data[name] if values is None else values
     dims = [dim for dim in effect.dims if dim != over]
@@ -82,7 +82,7 @@ def judge(
     if not stands_out.any():
         above = np.nan_to_num(np.abs(estimate), nan=0.0) <= beneath.mean(-1)
         words = "the noise floor is above every effect" if above.all() else "no effect stands out of the noise floor"
-        data.attrs["noise"] = "; ".join([*filter(None, [data.attrs.get("noise")]), f"{name}: {words}"])
+        data.attrs["below_noise"] = "; ".join([*filter(None, [data.attrs.get("below_noise")]), f"{name}: {words}"])
     return data
 
 
@@ -136,6 +136,20 @@ def interval_over_series(effect: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     enough = count >= FEWEST
     reach = np.where(enough, stats.t.ppf(0.5 + CONFIDENCE / 2, np.maximum(count - 1, 1)) * error, 0.0)
     return mean, mean - reach, mean + reach
+
+
+def by_unit(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Units of a sample whose mean is the ratio of all totals to all counts, and whose spread is that ratio's.
+
+    Args:
+        totals: (…, unit) sums over what was counted in each.
+        counts: (unit,).
+
+    Source:
+        Cochran 1977, Sampling Techniques, section 6.4: the ratio estimator, linearised.
+    """
+    ratio = totals.sum(-1, keepdims=True) / counts.sum()
+    return np.asarray(ratio + (totals - ratio * counts) / counts.mean())
 
 
 def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:

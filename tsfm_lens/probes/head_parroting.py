@@ -11,8 +11,10 @@ from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
@@ -49,15 +51,16 @@ def head_parroting(
         progress: called with (done, of) after each ablated head.
 
     Returns:
-        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, the share of the head's attention at
-        the lag and its multiples; ``copy_error_change`` and ``parrot_error_change``, by how much the ablated forecast
-        lies further from the context repeated at the lag, and from what followed the best earlier match; with a
-        truth ``truth_error_change``. All errors are mean absolute differences in standard deviations of the context,
-        ablated minus plain: above 0 the head served the copy. Over ``series``: ``lag``, ``chance`` (the share of
-        tokens at the lag), ``vacuous`` (whether that is all of them, so that the mass says nothing), ``copy_error``,
+        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, the share of the head's attention at the
+        lag and its multiples; ``copy_error_change`` and ``parrot_error_change``, by how much the ablated forecast lies
+        further from the context repeated at the lag, and from what followed the best earlier match; with a truth
+        ``truth_error_change``. All errors are mean absolute differences in standard deviations of the context, ablated
+        minus plain: above 0 the head served the copy. For each of these what :func:`tsfm_lens.probes.findings.judge`
+        adds; the floor of the mass is ``chance``. Over ``series``: ``lag``, ``chance`` (the share of tokens at the
+        lag), ``vacuous`` (whether that is all of them, so that the mass says nothing), ``copy_error``,
         ``parrot_error``, ``truth_error`` of the plain forecast; ``forecast``, ``copy`` and ``parrot`` (series, step).
-        The attribute ``statistic`` tells what the forecast is, see :attr:`tsfm_lens.models.run.Run.statistic`.
-        NaN where a context is constant, too short for the motif, or incomplete where it would be copied.
+        The attribute ``statistic`` tells what the forecast is, see :attr:`tsfm_lens.models.run.Run.statistic`. NaN
+        where a context is constant, too short for the motif, or incomplete where it would be copied.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
@@ -98,6 +101,13 @@ def head_parroting(
     settings |= {name: effects.attrs[name] for name in ("rollout", "statistic")}
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
+    data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
+    for name, target in references.items():
+
+        def change(other: np.ndarray, plain: np.ndarray, target: np.ndarray = target) -> np.ndarray:
+            return np.abs(mae(other, target) - mae(plain, target)) / scales
+
+        data = judge(data, f"{name}_change", floor=noise_floor(run, change), signed=True)
     return data
 
 

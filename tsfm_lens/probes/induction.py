@@ -13,7 +13,9 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import row_entropy
+from tsfm_lens.probes.findings import by_unit, judge
 from tsfm_lens.probes.labels import describe
 
 __all__ = ["repeated_tokens"]
@@ -87,7 +89,9 @@ def repeated_tokens(
     Returns:
         Dataset of kind "induction" over (layer, head): ``prefix_matching`` (mean attention to the key),
         ``copy_score`` (the head's own logit of the right token, in standard deviations over the vocabulary; 0
-        for a head that writes nothing), ``entropy`` of its attention rows in nats, ``induction`` (both scores
+        for a head that writes nothing), for both what :func:`tsfm_lens.probes.findings.judge` adds, over sequences;
+        their floors are an even spread over the keys, and the copy score (sequence too) of the average of all tokens
+        that motifs are drawn from. ``entropy`` of its attention rows in nats, ``induction`` (both scores
         reach their thresholds); and ``copy_accuracy``, the share of positions at which the model's most probable
         token is the right one, ``copy_rank_score``, the z-score of the right token under the whole model, and
         ``matched``, the share of positions that have a right token.
@@ -118,19 +122,21 @@ def repeated_tokens(
         targets = _Targets(*(part.to(lens.device) for part in targets))
         known = targets.known
         read = targets._replace(known=_read_at(known, positions))
-        score = by_row(partial(_copy_scores, lens, targets=read, unembedding=_unembedding(lens)))
+        pool = frequent_tokens(lens, within).to(lens.device)
+        score = by_row(partial(_copy_scores, lens, targets=read, unembedding=_unembedding(lens), pool=pool))
         # the heads' writes are scored while the model runs, and never kept
         logits, acts = lens.run_with_cache(encoded, names_filter=wanted, reduce={"**.hook_result": score})
         patterns = [acts[f"{at}.hook_pattern"] for at in places]
-        prefix = [_prefix_scores(pattern, read, offset) for pattern in patterns]
-        copy = [acts[f"{at}.hook_result"][read.known].mean(0) for at in places]
+        prefix = np.stack([_by_sequence(_prefix_weights(pattern, read, offset), read.known) for pattern in patterns])
+        scores = [acts[f"{at}.hook_result"] for at in places]
+        copy, others = (np.stack([_by_sequence(part[..., of], read.known) for part in scores]) for of in (0, 1))
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[known].float().mean())
         strength = float(_z_score(logits[:, 1:], targets.right)[known].mean())
     data = xr.Dataset(
         {
-            "prefix_matching": (("layer", "head"), torch.stack(prefix).cpu().double().numpy()),
-            "copy_score": (("layer", "head"), torch.stack(copy).cpu().double().numpy()),
+            "prefix_matching": (("layer", "head"), prefix.mean(-1)),
+            "copy_score": (("layer", "head"), copy.mean(-1)),
             "entropy": (("layer", "head"), np.stack(entropy), {"units": "nats"}),
             "copy_accuracy": accuracy,
             "copy_rank_score": strength,
@@ -143,6 +149,13 @@ def repeated_tokens(
     settings |= {"offset": offset, "positions": positions, "decoding": decoding, "sub_extension": sub_extension}
     settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
     data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
+    off, axes = relative_rounding(lens), ("layer", "head", "sequence")
+    floors: dict[str, tuple[np.ndarray, Any]] = {
+        "prefix_matching": (prefix, (1 + off) / patterns[0].shape[-1]),
+        "copy_score": (copy, xr.DataArray(np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes)),
+    }
+    for name, (values, floor) in floors.items():
+        data = judge(data, name, floor=floor, values=xr.DataArray(values, dims=axes), over="sequence")
     return data
 
 
@@ -229,27 +242,34 @@ def _read_at(known: Tensor, positions: str) -> Tensor:
     return known & (counted == (1 if positions == "first" else counted[:, -1:]))
 
 
-def _prefix_scores(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
-    """Mean attention to the targets, (head,); pattern (sequence, head, query, key)."""
+def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
+    """Attention to the targets, (sequence, position, head); pattern (sequence, head, query, key)."""
     keys = (targets.keys + offset)[:, None, :, None].expand(-1, pattern.shape[1], -1, 1)
-    weights = pattern[:, :, 1:].gather(-1, keys)[..., 0]
-    return weights.transpose(0, 1)[:, targets.known].mean(-1)
+    return pattern[:, :, 1:].gather(-1, keys)[..., 0].transpose(1, 2)
 
 
-def _copy_scores(lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor]) -> Tensor:
-    """z-score of the right token under each head's own logits, (batch, pos, head), 0 where there is none.
+def _by_sequence(scores: Tensor, known: Tensor) -> np.ndarray:
+    """Scores (sequence, position, head) of known positions, as a sample of sequences (head, sequence)."""
+    totals = (scores * known[..., None]).sum(1).T
+    return by_unit(totals.cpu().double().numpy(), known.sum(1).cpu().double().numpy())
+
+
+def _copy_scores(
+    lens: Lens, results: Tensor, targets: _Targets, unembedding: tuple[Tensor, Tensor], pool: Tensor
+) -> Tensor:
+    """z-scores of the right token, and the mean one of a pool, under each head's own logits, (batch, pos, head, 2).
 
     Args:
-        results: head writes (batch, pos, head, d_model); the first position has no target.
+        results: head writes (batch, pos, head, d_model); the first position has no target, and those without one are 0.
     """
     centred, root = unembedding
     right, known = (lens.registry.state.own(part) for part in (targets.right, targets.known))
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
     read = lens.adapter.final_norm(results[:, 1:])
-    above = torch.einsum("bphd,bpd->bph", read, centred[right])
-    spread = (read @ root.T).norm(dim=-1)
+    above = torch.stack([torch.einsum("bphd,bpd->bph", read, centred[right]), read @ centred[pool].mean(0)], dim=-1)
+    spread = (read @ root.T).norm(dim=-1)[..., None]
     score = torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
-    return torch.where(known[..., None], score, 0.0)
+    return torch.where(known[..., None, None], score, 0.0)
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,19 @@ ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
 PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
 
 SCORES = ("prefix_matching", "copy_score", "normalised")
-_KEEP = ("model", "revision", "architecture", "versions", "motif", "repeats", "n_sequences", "offset", "decoding")
+_KEEP = (
+    "model",
+    "revision",
+    "architecture",
+    "versions",
+    "motif",
+    "repeats",
+    "n_sequences",
+    "offset",
+    "decoding",
+    "test",
+    "below_noise",
+)
 
 
 def induction_overlap(
@@ -47,7 +59,8 @@ def induction_overlap(
 
     Returns:
         Dataset of kind "induction_overlap". Over (layer, head): the scores ``prefix_matching``, ``copy_score`` and
-        ``normalised`` (entropy), ``induction``, ``sharp``. The table: ``count`` and ``proportion``
+        ``normalised`` (entropy), ``induction``, ``sharp``, and what the induction result knows of how far the first two
+        can be relied on. The table: ``count`` and ``proportion``
         (induction_state, sharp_state), their totals ``proportion_induction`` (induction_state) and
         ``proportion_sharp`` (sharp_state), ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps, at
         a fixed ``prefix_from``: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
@@ -70,6 +83,9 @@ def induction_overlap(
     axes = {name: _ascending(name, values) for name, values in grids.items()}
     prefix, copy = induction["prefix_matching"], induction["copy_score"]
     data = xr.Dataset({"prefix_matching": prefix, "copy_score": copy, "normalised": normalised}, coords=axes)
+    for name in SCORES[:2]:
+        parts = [each for each in induction.data_vars if str(each).startswith(f"{name}_")]
+        data = data.assign({part: induction[part] for part in parts})
     data["induction"] = (prefix >= prefix_from) & (copy >= copy_from)
     data["sharp"] = normalised < sharp_below
     data = _table(data)

@@ -11,6 +11,7 @@ from scipy.signal import find_peaks
 from torch import Tensor
 
 from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 
 __all__ = ["bin_quantiles", "count_peaks", "logit_lens"]
@@ -39,7 +40,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
         ``quantile_forecast`` and its median as ``point_forecast``; models with a distribution head: its mean,
         as the one entry of ``quantile_forecast`` (``attrs["statistic"]`` tells). All forecasts are in data
         units. The last layer is the model's own output, a token model's along the run's path; ``native_median`` is the
-        median of the library's own forecast.
+        median of the library's own forecast. ``rounding`` (series) is what that may do to a forecast, in data units.
 
     Raises:
         InputError: the horizon is longer than one pass of the model.
@@ -48,7 +49,8 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
     data = run.dataset().assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     readout = run.lens.adapter.readout
-    data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout)
+    data["rounding"] = ("series", rounding(run, data["native_median"].values))
+    data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, steps_from=run.steps_from)
     if readout == "token":
         return _token_lens(run, streams, data, tuple(levels))
     return _quantile_lens(run, streams, data)

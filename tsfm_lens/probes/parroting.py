@@ -9,7 +9,9 @@ import xarray as xr
 from scipy.stats import norm
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.rollout import rollout_maps
 
 __all__ = ["context_parroting", "lag_attention"]
@@ -31,7 +33,9 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         shortest lag at which the forecast is as good a copy as at any within noise (see :func:`best_lag`), and its
         error; ``parrot_error`` (series), the same difference from what followed the best earlier match of the last
         ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot``
-        (series, step). NaN where a context is too short or constant.
+        (series, step). NaN where a context is too short or constant. For both errors what
+        :func:`tsfm_lens.probes.findings.judge` adds: one that does not stand out of its floor, how far forecasts are
+        apart in which nothing was changed, is a copy but for noise.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; the naive parrot copies what followed
@@ -65,6 +69,9 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     data["parrot_match"] = (("series",), matches)
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = {**run.describe("parroting", "Context parroting", source, motif=motif), "statistic": "median"}
+    floor = noise_floor(run.rolled_out(), lambda other, plain: np.abs(other - plain).mean(-1) / scales)
+    for name in ("copy_error", "parrot_error"):
+        data = judge(data, name, floor=floor)
     return data
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.metrics import mae, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.data import SeriesBatch
@@ -18,7 +18,9 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import Measure, noise_floor
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
 
 __all__ = ["ablated_share", "ablation_recipes"]
 
@@ -47,12 +49,13 @@ def ablation_recipes(
         progress: called with (done, of) after each forecast.
 
     Returns:
-        Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast``
-        (recipe, series, quantile, step) and, of sampling models, ``sample`` (recipe, series, draw, step), in
-        data units; ``spearman_distance`` to the original; ``spread_ratio``, the median forecast's standard
-        deviation over that of as many last context steps, near 0 where a forecast has fallen to its mean;
-        with a truth ``mae`` and ``mase``. Per recipe ``components``, ``n_heads``, ``heads_share`` of all heads
-        of the kinds of attention that it touches, and ``n_mlps``.
+        Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (recipe,
+        series, quantile, step) and, of sampling models, ``sample`` (recipe, series, draw, step), in data units;
+        ``spearman_distance`` to the original; ``spread_ratio``, the median forecast's standard deviation over that of
+        as many last context steps, near 0 where a forecast has fallen to its mean; with a truth ``mae`` and ``mase``,
+        and ``mae_change``, ablated over original less 1. For the distance and the change what
+        :func:`tsfm_lens.probes.findings.judge` adds: of the recipes, the original aside. Per recipe ``components``,
+        ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it touches, and ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -100,6 +103,23 @@ def ablation_recipes(
         num_samples=0 if samples is None else samples.shape[2],
         statistic="median",
     )
+    return _judged(data, run.rolled_out())
+
+
+def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
+    """With intervals, floors and what stands out."""
+    ways: dict[str, Measure] = {"spearman_distance": spearman_distance}
+    if run.truth is not None:
+        truth = run.truth
+        error = data["mae"].values
+        data["mae_change"] = (("recipe", "series"), relative_change(error, error[0]))
+        ways["mae_change"] = lambda other, plain: np.abs(relative_change(mae(other, truth), mae(plain, truth)))
+    for name, measure in ways.items():
+        if name in data:
+            altered = data[name].where(data["recipe"] != ORIGINAL)
+            data = judge(
+                data, name, floor=noise_floor(run, measure), signed=name != "spearman_distance", values=altered
+            )
     return data
 
 

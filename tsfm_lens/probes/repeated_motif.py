@@ -15,8 +15,10 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
+from tsfm_lens.probes.findings import by_unit, judge
 
 __all__ = ["repeated_motif"]
 
@@ -93,7 +95,8 @@ def repeated_motif(
     Returns:
         Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
         followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
-        ("after_any"); ``control``, the same places in series that repeat nothing; ``advantage``, the difference;
+        ("after_any"); ``control``, the same places in series that repeat nothing; ``advantage``, the difference, with
+        what :func:`tsfm_lens.probes.findings.judge` adds: leaders are found for each target;
         ``chance`` (target), what an even spread over all keys that a query may see would pay. ``copy_error`` and
         ``naive_error`` (series), the mean absolute error of the forecast and of the context's mean against the
         motif's continuation, and ``relative_copy_error``, their ratio: 0 is a perfect copy, 1 no better than the
@@ -125,9 +128,9 @@ def repeated_motif(
     other, _ = _masses(control, points, places)
     data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
     where = ("target", "layer", "head")
-    data["prefix_matching"] = (where, plain)
-    data["control"] = (where, other)
-    data["advantage"] = (where, plain - other)
+    data["prefix_matching"] = (where, plain.mean(-1))
+    data["control"] = (where, other.mean(-1))
+    data["advantage"] = (where, (plain - other).mean(-1))
     data["chance"] = (("target",), _chance(places, allowed))
     data["motif_length"] = (("series",), drawn.lengths, {"units": "steps"})
     data["forecast"] = (("series", "step"), run.forecast.median)
@@ -136,7 +139,8 @@ def repeated_motif(
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
     settings |= {"noise": noise, "attention": chosen, "stack": row.name}
     data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
-    return data
+    advantage = xr.DataArray(plain - other, dims=(*where, "series"))
+    return judge(data, "advantage", floor=relative_rounding(lens), groups="target", values=advantage)
 
 
 def _token_steps(lens: Lens, stack: str) -> int:
@@ -255,14 +259,19 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean attention to the targets (target, layer, head), and which keys any head gives weight to (query, key)."""
+    """Attention to the targets (target, layer, head, series), and which keys any head gives weight to (query, key).
+
+    Of a series its mean over queries, but weighted so that the mean over series is that over all queries.
+    """
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
-    wanted = places[:, series, query].astype(float)
+    wanted, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
+    within = (series == np.arange(len(counts))[:, None]).astype(float)
     masses, allowed = [], np.zeros(places.shape[2:], dtype=bool)
     for point in points:
         pattern = acts[point].cpu().double().numpy()
-        masses.append(np.einsum("nhk,tnk->th", pattern[series, :, query], wanted) / len(series))
+        weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], wanted)
+        masses.append(by_unit(weights @ within.T, counts))
         allowed |= (pattern > 0).any(axis=(0, 1))
     return np.stack(masses, axis=1), allowed
 

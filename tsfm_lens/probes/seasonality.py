@@ -8,7 +8,9 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
 
 __all__ = ["seasonality_bias"]
 
@@ -24,14 +26,14 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
 
     Returns:
         Dataset of kind "seasonality" over ``series``: ``period``; ``context_amplitude``, ``forecast_amplitude`` and,
-        with a truth, ``truth_amplitude`` of the sine at that period, in data units; ``amplitude_ratio``, forecast
-        over context (0 is a forecast without the season); ``spread_ratio``, standard deviation of the forecast over
-        the context's, small where a model regresses to the mean; and for models that read patches ``patch_amplitude``
-        and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of
-        the context. ``amplitude`` (part, series, trial_period) has the amplitudes at periods from 3 steps to the
-        horizon, in standard deviations of the context, of stretches of equal length: the end of the context, the
-        forecast, the truth.
-        NaN where a stretch is shorter than the period.
+        with a truth, ``truth_amplitude`` of the sine at that period, in data units; ``amplitude_ratio``, forecast over
+        context (0 is a forecast without the season), and ``amplitude_change``, that less 1; ``spread_ratio``, standard
+        deviation of the forecast over the context's, small where a model regresses to the mean; and for models that
+        read patches ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the patch length less the
+        context's, in standard deviations of the context; for the change and the pull what
+        :func:`tsfm_lens.probes.findings.judge` adds. ``amplitude`` (part, series, trial_period) has the amplitudes at
+        periods from 3 steps to the horizon, in standard deviations of the context, of stretches of equal length: the
+        end of the context, the forecast, the truth. NaN where a stretch is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
@@ -50,11 +52,13 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     ahead = np.array([amplitude_at(v, p) for v, p in zip(forecast, period, strict=True)])
     spread = np.array([np.nanstd(values) for values in batch.values])
     spread = np.where(spread > 0, spread, np.nan)
+    ratio = ahead / np.where(context > 0, context, np.nan)
     columns = {
         "period": period.astype(float),
         "context_amplitude": context,
         "forecast_amplitude": ahead,
-        "amplitude_ratio": ahead / np.where(context > 0, context, np.nan),
+        "amplitude_ratio": ratio,
+        "amplitude_change": ratio - 1,
         "spread_ratio": forecast.std(axis=1) / spread,
     }
     if "truth" in data:
@@ -79,6 +83,17 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
     data["amplitude"] = (("part", "series", "trial_period"), np.array(grid) / spread[:, None])
     source = "tsfm-lens paper, section 5 and figure 20"
     data.attrs = {**run.describe("seasonality", "Seasonality bias", source, patch=patch), "statistic": "median"}
+    compared = {"amplitude_change": (period, context)} | (
+        {"patch_pull": (period * 0 + patch, spread)} if patch > 1 else {}
+    )
+    for name, (periods, scale) in compared.items():
+
+        def change(other: np.ndarray, plain: np.ndarray, periods: Any = periods, scale: Any = scale) -> np.ndarray:
+            each = zip(other, plain, periods, strict=True)
+            gap = np.array([abs(amplitude_at(o, at) - amplitude_at(p, at)) for o, p, at in each])
+            return np.divide(gap, scale, out=np.full(gap.shape, np.nan), where=scale > 0)
+
+        data = judge(data, name, floor=noise_floor(run.rolled_out(), change), signed=True)
     return data
 
 

@@ -8,8 +8,10 @@ import xarray as xr
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import attribute, decompositions_of
+from tsfm_lens.probes.attribution import attribute, decompositions_of, of_median
+from tsfm_lens.probes.findings import judge
 
 __all__ = ["stream_shares"]
 
@@ -24,7 +26,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``:
         ``size``, the mean over steps of the absolute attribution of the whole branch, in ``attrs["unit"]``;
-        ``share``, the same over the sum of all writers; ``head_size`` (writer, head, series), that of single
+        ``share``, the same over the sum of all writers, with what :func:`tsfm_lens.probes.findings.judge` adds;
+        ``head_size`` (writer, head, series), that of single
         heads, NaN where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack
         whose activations an attention reads.
 
@@ -44,9 +47,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     nodes = {} if chosen == "integrated" else {"nodes": 1}
     found = attribute(run, **nodes)
     parts = found["attribution"].sel(decomposition=chosen)
-    if "quantile" in parts.dims:
-        parts = parts.sel({"quantile": 0.5}, method="nearest")
-    parts = parts.transpose("component", "series", "step")
+    parts = of_median(parts).transpose("component", "series", "step")
     places = list(zip(found["layer_index"].values.tolist(), found["kind"].values.tolist(), strict=True))
     order = _in_order(lens, list(dict.fromkeys(places)))
     stack = lens.wiring.output_stack
@@ -86,7 +87,9 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         stack=stack.name,
         d_model=stack.d_model,
     )
-    return data
+    whole = np.abs(of_median(found["total"].sel(decomposition=chosen)).transpose("series", "step").values).mean(-1)
+    floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
+    return judge(data, "share", floor=floor)
 
 
 def _in_order(lens: Lens, places: list[tuple[int, str]]) -> list[tuple[int, str]]:

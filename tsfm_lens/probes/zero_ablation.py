@@ -19,7 +19,7 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords
+from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import listed
 
@@ -71,7 +71,7 @@ def ablation_effects(
     plain, forecasts = run.point, point_forecasts(run, variants, progress)
     data["forecast"] = (("component", "series", "step"), forecasts)
     data["baseline_forecast"] = (("series", "step"), plain)
-    later = steps_after_first(run)
+    later = slice(run.steps_from, None)
     if later.start:
         data["first_step_shift"] = (("component", "series"), np.abs(forecasts - plain)[..., 0])
     if run.horizon > 1:
@@ -102,20 +102,9 @@ def reference_of(run: Run, how: str, reference: Any) -> Any:
     return run.lens.run(reference, run.horizon, rollout=False).encoded
 
 
-def steps_after_first(run: Run) -> slice:
-    """The steps that effects are averaged over: all but the first where a decoder reads a start token there."""
-    return slice(1, None) if run.tokens_read and run.horizon > 2 else slice(0, None)
-
-
-def head_or_kind(data: xr.Dataset) -> list[str]:
-    """What each component is compared with: "head" of heads, the kind of all else."""
-    kinds, heads = data["kind"].values.astype(str), data["head"].values
-    return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
-
-
 def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
     """With intervals, floors and what stands out, for each way of measuring an effect; heads among heads, and so on."""
-    later = steps_after_first(run)
+    later = slice(run.steps_from, None)
     ways: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
         "spearman_distance": lambda other, plain: spearman_distance(other[..., later], plain[..., later]),
         "mean_shift": lambda other, plain: np.abs(other - plain)[..., later].mean(axis=-1),
