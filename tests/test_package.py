@@ -16,6 +16,7 @@ import tsfm_lens
 ROOT = Path(tsfm_lens.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 MOST_LINES = 400
+MOST_LINES_OF_A_FUNCTION = 60
 
 # what each room may import at module level, besides itself
 MAY_IMPORT = {
@@ -237,3 +238,36 @@ def test_the_readme_code_runs() -> None:
     text = (ROOT.parent / "README.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_functions_stay_short(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+            assert lines <= MOST_LINES_OF_A_FUNCTION, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [file for file in MODULES if file.name == "__init__.py"],
+    ids=lambda file: str(file.parent.relative_to(ROOT)),
+)
+def test_a_room_lists_every_name_that_it_offers(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    bound: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{dotted(file)}."):
+            bound |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+    offered = {name for name in bound if not name.startswith("_")}
+    listed = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+    ]
+    assert listed or not offered, f"{file} has no __all__"
+    if listed:
+        assert offered <= set(listed[0]), f"{sorted(offered - set(listed[0]))} are missing from __all__"

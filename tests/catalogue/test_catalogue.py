@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import xarray as xr
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.report.build import build_report, plates_of
+from tsfm_lens.testing import assert_close
 
 ROOT = Path(__file__).parents[2]
 OF_RUNS = [kind for kind, each in measurements().items() if each.compute is not None]
@@ -232,3 +234,30 @@ def _python(root: Path, *args: str) -> str:
 
 def _text_of(name: str) -> str:
     return (ROOT / name).read_text()
+
+
+def test_one_quantity_has_one_number_in_every_chapter(work: Work) -> None:
+    alone = work_on(work.first)
+    result = alone.result
+    parts, heads = result("ablation"), result("explore")
+    same = parts.sel(component=heads["component"].values.ravel())
+    magnitude = float(abs(work.first.point).max())
+    for name in ("mean_shift", "spearman_distance"):
+        assert_close(
+            same[name].values.ravel(), heads[name].values.ravel(), depth=300, magnitude=magnitude, dtype="float32"
+        )
+    ranks = result("spectra")["stable_rank"].sel(product="QK")
+    np.testing.assert_array_equal(ranks, result("patch_attention")["stable_rank"])
+    point, quantiles = work.first.point, work.first.forecast.quantiles
+    for kind, forecast in (
+        ("ablation", parts["baseline_forecast"]),
+        ("circuit", result("circuit")["forecast"].sel(part="model")),
+        ("effects", result("effects")["plain_forecast"]),
+        ("head_parroting", result("head_parroting")["forecast"]),
+    ):
+        np.testing.assert_array_equal(forecast.values, point, err_msg=kind)
+    original = result("recipes")["quantile_forecast"].sel(recipe="original")
+    for kind, forecast in (("recipes", original), ("patch_attention", result("patch_attention")["quantile_forecast"])):
+        np.testing.assert_array_equal(forecast.transpose("series", "quantile", "step").values, quantiles, err_msg=kind)
+    np.testing.assert_array_equal(result("attention")["native_median"].values, work.first.forecast.median)
+    np.testing.assert_array_equal(result("parroting")["forecast"].values, work.first.forecast.median)

@@ -96,6 +96,11 @@ def run_variants(
     Raises:
         InputError: max_rows below 1, or too little memory.
         UnknownNameError: a target does not exist.
+
+    Example:
+        >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]
+        >>> ablation.run_variants(lens, run.encoded, variants).shape[0]
+        4
     """
     if max_rows < 1:
         raise InputError(f"max_rows is {max_rows}, expected at least 1")

@@ -56,6 +56,10 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     Raises:
         InputError: shapes differ, or there are fewer than 2 steps.
+
+    Example:
+        >>> float(ablation.spearman_distance(np.arange(5.0), -np.arange(5.0)))
+        2.0
     """
     a, b = _pair(a, b)
     # ranks of rows with NaN are NaN, and a rank of infinity is a rank: finiteness is asked of the values
@@ -142,7 +146,12 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Mean absolute error over the steps with a known truth, (…); NaN where none is known."""
+    """Mean absolute error over the steps with a known truth, (…); NaN where none is known.
+
+    Example:
+        >>> float(ablation.mae(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
+        1.0
+    """
     error = np.abs(np.asarray(forecast, dtype=float) - np.asarray(truth, dtype=float))
     known = np.isfinite(error)
     total = np.where(known, error, 0.0).sum(axis=-1)
@@ -154,6 +163,10 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
     """Mean absolute seasonal difference of the context, the denominator of MASE (gluonts).
 
     NaN pairs are left out; NaN if there is no pair, or if the context repeats exactly.
+
+    Example:
+        >>> float(ablation.seasonal_scale(np.array([1.0, 2.0, 2.0, 4.0]), 2))
+        1.5
     """
     series = np.ma.masked_invalid(np.asarray(context, dtype=float))
     season = seasonality if seasonality < len(series) else 1
@@ -165,7 +178,12 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
 
 
 def relative_change(value: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """value / baseline - 1; NaN where the baseline is 0 or unknown."""
+    """value / baseline - 1; NaN where the baseline is 0 or unknown.
+
+    Example:
+        >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()
+        [0.5]
+    """
     value, baseline = np.broadcast_arrays(np.asarray(value, float), np.asarray(baseline, float))
     out = np.full(value.shape, np.nan)
     np.divide(value, baseline, out=out, where=np.isfinite(baseline) & (baseline != 0))

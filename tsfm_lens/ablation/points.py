@@ -30,6 +30,11 @@ def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | 
     Raises:
         UnknownNameError: a target does not exist.
         InputError: a forecast is not finite, or one pass does not cover the horizon of a run in single forwards.
+
+    Example:
+        >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]
+        >>> ablation.point_forecasts(run, variants).shape
+        (4, 1, 12)
     """
     if run.rollout:
         found = forecast_variants(

@@ -95,6 +95,11 @@ def forecast_variants(
         InputError: max_rows below 1, no variant, arguments that ``lens.forecast`` refuses, non_finite is neither word,
             or it is "refuse" and a forecast is not finite.
         UnknownNameError: a target does not exist; nothing has been run by then.
+
+    Example:
+        >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]
+        >>> ablation.forecast_variants(lens, run.batch, 12, variants, num_samples=4).quantiles.shape
+        (4, 1, 9, 12)
     """
     if max_rows is not None and max_rows < 1:
         raise InputError(f"max_rows is {max_rows}, expected at least 1")

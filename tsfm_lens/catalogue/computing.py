@@ -29,7 +29,12 @@ SHIFTED = "the first series against itself with its season half a period later"
 
 
 def first_item(run: Run) -> Run:
-    """The run of its first series; the variates of an item stay together."""
+    """The run of its first series; the variates of an item stay together.
+
+    Example:
+        >>> catalogue.first_item(run).batch.ids
+        ('co2',)
+    """
     groups = run.batch.groups
     return run.select([index for index, group in enumerate(groups) if group == groups[0]])
 
@@ -131,14 +136,24 @@ def _name(probe: Probe) -> str:
 
 
 def on_all(probe: Probe, **options: Any) -> Compute:
-    """A probe of the run."""
+    """A probe of the run.
+
+    Example:
+        >>> catalogue.on_all("head_entropy").words
+        'head_entropy on all series'
+    """
     return Compute(
         probe, f"{_name(probe)} on all series", lambda work, more: work.call(probe, work.run, **{**options, **more})
     )
 
 
 def on_first(probe: Probe, each: Callable[[Lens], Mapping[str, Options]] | None = None, **options: Any) -> Compute:
-    """A probe of the run of its first series."""
+    """A probe of the run of its first series.
+
+    Example:
+        >>> catalogue.on_first("rollout_maps").words
+        'rollout_maps on the first series'
+    """
     return Compute(
         probe,
         f"{_name(probe)} on the first series",
@@ -148,14 +163,24 @@ def on_first(probe: Probe, each: Callable[[Lens], Mapping[str, Options]] | None 
 
 
 def of_weights(probe: Probe) -> Compute:
-    """A probe of the lens."""
+    """A probe of the lens.
+
+    Example:
+        >>> catalogue.of_weights("head_spectra").words
+        'head_spectra, from the weights alone'
+    """
     return Compute(
         probe, f"{_name(probe)}, from the weights alone", lambda work, more: work.call(probe, work.run.lens, **more)
     )
 
 
 def of_sequences(probe: Probe) -> Compute:
-    """A probe of the lens on series of its own, drawn with the run's seed."""
+    """A probe of the lens on series of its own, drawn with the run's seed.
+
+    Example:
+        >>> catalogue.of_sequences("repeated_motif").words
+        'repeated_motif, on series of its own'
+    """
     return Compute(
         probe,
         f"{_name(probe)}, on series of its own",
@@ -164,7 +189,12 @@ def of_sequences(probe: Probe) -> Compute:
 
 
 def of_results(probe: Probe, *kinds: str, options: Callable[[Work], Options] = lambda work: {}) -> Compute:
-    """A probe of other results."""
+    """A probe of other results.
+
+    Example:
+        >>> catalogue.of_results("layer_gain", "logit_lens").words
+        'layer_gain of logit_lens'
+    """
     return Compute(
         probe,
         f"{_name(probe)} of {' and '.join(kinds)}",
@@ -173,7 +203,12 @@ def of_results(probe: Probe, *kinds: str, options: Callable[[Work], Options] = l
 
 
 def between(probe: Probe, options: Callable[[Work], Options] = lambda work: {}) -> Compute:
-    """A probe of two runs: the first series, and the same with its season half a period later."""
+    """A probe of two runs: the first series, and the same with its season half a period later.
+
+    Example:
+        >>> catalogue.between("activation_patching").name
+        'activation_patching'
+    """
 
     def call(work: Work, more: Options) -> xr.Dataset:
         found = work.call(probe, *work.shifted, **{**options(work), **more})

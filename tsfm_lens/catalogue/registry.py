@@ -29,7 +29,12 @@ def _shipped() -> dict[str, Measurement]:
 
 
 def measurements() -> dict[str, Measurement]:
-    """Every measurement by the kind of its result, theme by theme."""
+    """Every measurement by the kind of its result, theme by theme.
+
+    Example:
+        >>> "seasonality" in catalogue.measurements()
+        True
+    """
     return _shipped() | _ADDED
 
 
@@ -38,6 +43,10 @@ def find(kind: str) -> Measurement:
 
     Raises:
         UnknownNameError: there is none; the message has the nearest.
+
+    Example:
+        >>> catalogue.find("ablation").heading
+        'Ablation'
     """
     known = measurements()
     if kind not in known:
@@ -53,6 +62,11 @@ def add(measurement: Measurement) -> None:
 
     Raises:
         InputError: its kind is taken, or it has a theme that is not one of :data:`THEMES`.
+
+    Example:
+        >>> catalogue.add(catalogue.find("forecast"))
+        Traceback (most recent call last):
+        tsfm_lens.errors.InputError: kind 'forecast' is taken by a measurement of tsfm_lens; choose another
     """
     if measurement.kind in _shipped():
         raise InputError(f"kind {measurement.kind!r} is taken by a measurement of tsfm_lens; choose another")
@@ -62,18 +76,34 @@ def add(measurement: Measurement) -> None:
 
 
 def figures() -> Iterator[tuple[Measurement, Figure]]:
-    """Every way to draw a measurement, theme by theme; a renderer of several measurements comes several times."""
+    """Every way to draw a measurement, theme by theme; a renderer of several measurements comes several times.
+
+    Example:
+        >>> {figure.name for _, figure in catalogue.figures()} >= {"logit_map", "circuit_graph"}
+        True
+    """
     for measurement in measurements().values():
         for figure in measurement.figures:
             yield measurement, figure
 
 
 def drawn_by(kind: str) -> tuple[str, ...]:
-    """Names of the renderers of a kind of result; none where the kind is not known."""
+    """Names of the renderers of a kind of result; none where the kind is not known.
+
+    Example:
+        >>> catalogue.drawn_by("ablation")
+        ('ablation_heatmap', 'ablation_forecasts')
+    """
     known = measurements()
     return tuple(figure.name for figure in known[kind].figures) if kind in known else ()
 
 
 def work_on(run: Run) -> Work:
-    """A run whose results are computed by this catalogue, each once."""
+    """A run whose results are computed by this catalogue, each once.
+
+    Example:
+        >>> work = catalogue.work_on(run)
+        >>> work.result("layer_gain") is work.result("layer_gain")
+        True
+    """
     return Work(run, lambda kind, work: find(kind).of(work))

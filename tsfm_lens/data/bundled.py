@@ -50,7 +50,12 @@ def _index() -> dict[str, BundledSeries]:
 
 
 def bundled_names() -> tuple[str, ...]:
-    """Names of all bundled series."""
+    """Names of all bundled series.
+
+    Example:
+        >>> "pedestrians" in data.bundled_names()
+        True
+    """
     return tuple(_index())
 
 
@@ -59,6 +64,10 @@ def bundled_info(name: str) -> BundledSeries:
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.
+
+    Example:
+        >>> data.bundled_info("co2").unit
+        'ppm'
     """
     if name not in _index():
         raise unknown_name("bundled series", name, _index(), hint="`tsfm-lens data` lists them all.")
@@ -70,6 +79,10 @@ def bundled(*names: str) -> SeriesBatch:
 
     Raises:
         UnknownNameError: there is none of this name; the message has the nearest ones.
+
+    Example:
+        >>> data.bundled("co2", "nile").ids
+        ('co2', 'nile')
     """
     batches = [_read(bundled_info(name)) for name in names or bundled_names()]
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)

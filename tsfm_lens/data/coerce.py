@@ -56,6 +56,10 @@ def as_series(
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
+
+    Example:
+        >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
+        (3, 2)
     """
     names = () if ids is None else _texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)

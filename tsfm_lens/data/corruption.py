@@ -31,6 +31,10 @@ def remove_motif(
     Raises:
         InputError: the stretch is empty, outside the series, or has no neighbour on either side; ``every`` is
             shorter than the stretch.
+
+    Example:
+        >>> data.remove_motif([0.0, 1.0, 9.0, 3.0, 4.0], 2, 3).values[0].tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0]
     """
     _steps("start", start)
     _steps("stop", stop)
@@ -71,6 +75,11 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
 
     Raises:
         InputError: the season is unknown, a series is shorter than two of them or has gaps.
+
+    Example:
+        >>> wave = np.sin(np.arange(48) * 2 * np.pi / 12)
+        >>> np.allclose(data.shift_phase(data.as_series(wave, seasonality=12), 6).values[0], -wave)
+        True
     """
 
     _steps("shift", shift)
@@ -97,6 +106,11 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
 
     Raises:
         InputError: a period below 2, the season is unknown, a series is shorter than two of them or has gaps.
+
+    Example:
+        >>> wave = np.sin(np.arange(48) * 2 * np.pi / 12)
+        >>> data.swap_season(wave, 8, period=12).lengths
+        (48,)
     """
     _steps("new_period", new_period, least=2)
 

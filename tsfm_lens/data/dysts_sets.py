@@ -35,6 +35,10 @@ def dysts_systems() -> tuple[str, ...]:
 
     Raises:
         MissingExtraError: dysts is not installed.
+
+    Example:
+        >>> "Lorenz" in data.dysts_systems()
+        True
     """
     return tuple(_dysts("dysts.systems").get_attractor_list(sys_class="continuous_no_delay"))
 
@@ -81,6 +85,10 @@ def dysts_sets(
 
     Source:
         Gilpin 2021; 40 periods in 4096 steps and horizon 512 as in the chaotic series of the tsfm-lens paper.
+
+    Example:
+        >>> len(data.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP
+        1
     """
     if path is not None:
         stored = _stored(local_path(path))

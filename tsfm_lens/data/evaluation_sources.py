@@ -47,6 +47,10 @@ def holdout_sets(
     Raises:
         InputError: the series cannot be read or are too short; the message names the series.
         UnknownNameError: a list has names of bundled series and one that is none.
+
+    Example:
+        >>> [each.name for each in data.holdout_sets(["co2", "nile"], horizon=12)]
+        ['bundled/co2', 'bundled/nile']
     """
     names = _bundled_among(series)
     if names:
@@ -135,6 +139,11 @@ def gluonts_set(
 
     Raises:
         InputError: an entry has no target or too few steps, an id occurs twice, or there is no entry.
+
+    Example:
+        >>> entry = {"target": np.arange(48.0), "start": pd.Period("2020-01", freq="M")}
+        >>> data.gluonts_set([entry], horizon=12, windows=2)[0].seasonality
+        12
     """
     cut: list[Window] = []
     ids: set[str] = set()

@@ -58,6 +58,11 @@ def read_series(
     Raises:
         InputError: the file is missing, empty or unreadable; the message names row and column.
         UnknownNameError: a column that is named does not exist.
+
+    Example:
+        >>> _ = (folder / "load.csv").write_text("date;load\\n2024-01-01;1,5\\n2024-01-02;2,5\\n")
+        >>> data.read_series(folder / "load.csv").values[0].tolist()
+        [1.5, 2.5]
     """
     file = regular_file(path, READABLE)
     if decimal not in (None, ".", ","):

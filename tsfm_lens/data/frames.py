@@ -50,6 +50,11 @@ def from_frame(
         InputError: the frame is empty, values are not numbers, timestamps repeat or are irregular, targets and
             variates are both given, or text that looks like ids or dates would not be read.
         UnknownNameError: a column that is named does not exist.
+
+    Example:
+        >>> frame = pd.DataFrame({"id": ["a", "a", "b", "b"], "target": [1.0, 2.0, 3.0, 4.0]})
+        >>> data.from_frame(frame).ids
+        ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
     frame, id_column, time_column, notes = flat(frame, id_column, time_column)

@@ -110,6 +110,10 @@ def published_seasonal_naive() -> pd.DataFrame:
 
     Source:
         GIFT-Eval leaderboard, columns MASE[0.5] and mean_weighted_sum_quantile_loss of Seasonal_Naive.
+
+    Example:
+        >>> list(data.published_seasonal_naive().columns)
+        ['MASE', 'CRPS']
     """
     scores = [(row["key"], float(row["seasonal_naive_MASE"]), float(row["seasonal_naive_CRPS"])) for row in _table()]
     return pd.DataFrame(scores, columns=["key", "MASE", "CRPS"]).set_index("key")
@@ -134,6 +138,9 @@ def gift_eval(
     Raises:
         InputError: there is no benchmark folder, or a dataset in it is missing or damaged.
         UnknownNameError: a pattern fits no configuration; the message has the nearest keys.
+
+    Example:
+        >>> data.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
     """
     if missing not in ("error", "skip"):
         raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
@@ -199,6 +206,9 @@ def gift_eval_folder(
 
     Raises:
         InputError: the folder is missing or damaged, or frequency or horizon are unknown.
+
+    Example:
+        >>> data.gift_eval_folder("path/to/gift-eval/us_births/D", "short")  # doctest: +SKIP
     """
     folder = local_path(path)
     rows = read_folder(folder)

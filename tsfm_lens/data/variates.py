@@ -21,6 +21,12 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
     Raises:
         InputError: the coordinates are missing or incomplete, or a group has a variate twice.
+
+    Example:
+        >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords={"series": ["a/0", "a/1"]})
+        >>> pair = pair.assign_coords(group=("series", ["a", "a"]), variate=("series", ["0", "1"]))
+        >>> dict(data.by_variate(pair).sizes)
+        {'series': 1, 'variate': 2}
     """
     for name in ("group", "variate"):
         if name not in dataset.coords or dataset[name].dims != ("series",):

@@ -62,7 +62,12 @@ class Component:
 
 
 def components(wiring: Wiring) -> Iterator[Component]:
-    """Every component of a model: per layer the layer, then each branch followed by its heads."""
+    """Every component of a model: per layer the layer, then each branch followed by its heads.
+
+    Example:
+        >>> [str(each) for each in hooks.components(lens.wiring)][:3]
+        ['encoder.0', 'encoder.0.self_attn', 'encoder.0.self_attn.0']
+    """
     for stack in wiring.stacks:
         for layer in range(stack.n_layers):
             yield Component(stack.name, layer)
@@ -81,6 +86,10 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
 
     Raises:
         UnknownNameError: a pattern matches nothing; the message has the nearest components.
+
+    Example:
+        >>> len(hooks.select_components(lens.wiring, "decoder.*.cross_attn.*"))
+        12
     """
     known = _by_name(wiring)
     if len(patterns) == 1 and str(patterns[0]) in known:
@@ -106,6 +115,10 @@ def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
     Args:
         wiring: the model's wiring.
         stack: the stack; the one that is read out as the forecast if None.
+
+    Example:
+        >>> str(hooks.writers(lens.wiring)[-1])
+        'decoder.2.mlp'
     """
     name = wiring.output_stack.name if stack is None else stack
     row = wiring.stack(name)

@@ -44,7 +44,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def last_query(tensor: Tensor) -> Tensor:
-    """Reducer: keep the last position (of residual, heads) or the last query row (of patterns)."""
+    """Reducer: keep the last position (of residual, heads) or the last query row (of patterns).
+
+    Example:
+        >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
+        torch.Size([2, 1, 64])
+    """
     return tensor[..., -1:, :] if tensor.ndim < 4 else tensor[:, :, -1:]
 
 
@@ -53,6 +58,13 @@ def by_row(function: _Function) -> _Function:
 
     What a reducer so marked returns has the rows of its argument along its first axis. It may be called more often
     than there are passes.
+
+    Example:
+        >>> first_token = hooks.by_row(lambda tensor: tensor[:, :1])
+        >>> name = "decoder_blocks.0.hook_resid_pre"
+        >>> _, cache = lens.run_with_cache(run.encoded, names_filter=name, reduce=first_token)
+        >>> cache[name].shape
+        torch.Size([1, 1, 64])
     """
     function.by_row = True  # type: ignore[attr-defined]
     return function

@@ -44,6 +44,10 @@ def load(
         CheckpointError: nothing loadable is there; the message says what to do.
         WiringError: no wiring knows the model, or the model is not as its wiring says.
         InputError: an unknown dtype.
+
+    Example:
+        >>> tsfm_lens.load("bolt-nano").wiring.architecture
+        'chronos-bolt'
     """
     if dtype not in _DTYPES:
         raise InputError(f"dtype {dtype!r} is not known, choose one of {', '.join(_DTYPES)}")

@@ -82,6 +82,11 @@ def build_report(
     Raises:
         InputError: no results, or one that is of no known kind.
         UnknownNameError: a reading for a result that is not there.
+
+    Example:
+        >>> results = {"forecast": run.forecast.to_dataset(run.truth)}
+        >>> report.build_report(results, folder, title="co2", provenance={"model": lens.model_id}).name
+        'index.html'
     """
     for name in readings or {}:
         if name not in results:

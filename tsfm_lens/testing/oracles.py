@@ -93,7 +93,12 @@ class Case:
 
 
 def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
-    """A case with series of unequal length and missing values, the same for every model."""
+    """A case with series of unequal length and missing values, the same for every model.
+
+    Example:
+        >>> len(testing.example_case(lens).batch)
+        4
+    """
     rng = np.random.default_rng(0)
     longest = min(longest, lens.adapter.context_length)
     own = getattr(lens.adapter, "example", None)
@@ -320,6 +325,10 @@ def quick_check(lens: Lens) -> list[OracleResult]:
 
     Raises:
         WiringError: the model does not compute what its wiring says.
+
+    Example:
+        >>> all(result.passed for result in testing.quick_check(lens))
+        True
     """
     case = example_case(lens, n_series=1, longest=24)
     results = [oracle(case) for oracle in QUICK]

@@ -224,7 +224,12 @@ def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def native_traces(lens: Lens) -> int:
-    """Torch hooks and shadowed forwards on the native model, and hooks on the lens's own points."""
+    """Torch hooks and shadowed forwards on the native model, and hooks on the lens's own points.
+
+    Example:
+        >>> testing.native_traces(lens)
+        0
+    """
     found = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points())
     for module in lens.adapter.model.modules():
         found += _torch_hooks(module) + ("forward" in module.__dict__)

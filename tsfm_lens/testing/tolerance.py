@@ -25,6 +25,10 @@ def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, de
 
     Raises:
         ValueError: ``magnitude`` is not finite or ``depth`` is below 1: nothing could be told from such a bound.
+
+    Example:
+        >>> testing.rounding("float32", 1.0, depth=100) < 2e-5
+        True
     """
     if not np.isfinite(magnitude) or depth < 1:
         raise ValueError(f"no bound from magnitude {magnitude} and depth {depth}: give a finite one and at least 1")
@@ -36,6 +40,10 @@ def last_digit(decimals: int) -> float:
 
     Args:
         decimals: digits after the point; negative for numbers printed in tens or hundreds.
+
+    Example:
+        >>> testing.last_digit(2)
+        0.006
     """
     return 0.6 * 10.0**-decimals
 
@@ -55,6 +63,9 @@ def assert_close(
     Raises:
         AssertionError: shapes or missing values differ, or a difference exceeds the bound; the message has the place,
             both values and the bound.
+
+    Example:
+        >>> testing.assert_close(np.float32(0.1) + np.float32(0.2), np.float32(0.3), depth=1)
     """
     precision = dtype or _less_precise(actual, expected)
     got, want = _values(actual), _values(expected)

@@ -15,7 +15,12 @@ __all__ = ["checkpoint_names", "checkpoint_path"]
 
 
 def checkpoint_names() -> tuple[str, ...]:
-    """Names of the checkpoints that ship with the package, sorted."""
+    """Names of the checkpoints that ship with the package, sorted.
+
+    Example:
+        >>> zoo.checkpoint_names()
+        ('bolt-nano', 'chronos-nano')
+    """
     return tuple(sorted(path.parent.name for path in _ROOM.glob("*/model.safetensors")))
 
 
@@ -24,6 +29,10 @@ def checkpoint_path(name: str) -> Path:
 
     Raises:
         UnknownNameError: No checkpoint has this name; the message names the nearest one.
+
+    Example:
+        >>> zoo.checkpoint_path("bolt-nano").name
+        'bolt-nano'
     """
     if name not in checkpoint_names():
         raise unknown_name("embedded checkpoint", name, checkpoint_names())

@@ -1,0 +1,55 @@
+"""Every public function has an example, and the example is true.
+
+In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over 12 steps with four sample paths,
+``folder`` an empty folder; rooms of the package go by their names.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+import tsfm_lens
+from tsfm_lens.data import bundled
+
+ROOMS = ("", "data", "hooks", "models", "ablation", "catalogue", "report", "testing", "zoo")
+
+
+def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for room in ROOMS:
+        module = import_module(f"tsfm_lens.{room}" if room else "tsfm_lens")
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isfunction(thing):
+                yield f"{room or 'tsfm_lens'}.{name}", thing
+
+
+FUNCTIONS = dict(public_functions())
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    lens = tsfm_lens.load("chronos-nano")
+    rooms = {room: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
+    run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
+    return {"tsfm_lens": tsfm_lens, "lens": lens, "run": run, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
+
+
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)
+def test_the_example_is_true(name: str, function: Callable[..., Any], names: dict[str, Any], tmp_path: Path) -> None:
+    known = {**names, "folder": tmp_path}
+    examples = doctest.DocTestFinder(recurse=False).find(function, name, globs=known)
+    assert [test for test in examples if test.examples], f"{name} has no example"
+    for test in examples:
+        found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL).run(test)
+        assert found.failed == 0

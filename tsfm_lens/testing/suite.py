@@ -1,0 +1,150 @@
+"""All oracles together, on a lens or on a wiring of one's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from tsfm_lens.console import console
+from tsfm_lens.models.architecture import Adapter
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.testing.oracles import (
+    Case,
+    OracleResult,
+    accounting,
+    example_case,
+    patching,
+    reading_changes_nothing,
+    same_forecast,
+    zero_ablation,
+)
+from tsfm_lens.testing.oracles_attention import head_order, patterns
+from tsfm_lens.testing.oracles_ends import ends, gradients, rows_are_series
+from tsfm_lens.testing.oracles_runs import (
+    fan_out_equals_alone,
+    leaves_no_trace,
+    rollout_equals_forward,
+)
+from tsfm_lens.testing.oracles_weights import activation, weights
+
+ORACLES: tuple[Callable[[Case], OracleResult], ...] = (
+    same_forecast,
+    reading_changes_nothing,
+    accounting,
+    zero_ablation,
+    patterns,
+    patching,
+    rollout_equals_forward,
+    leaves_no_trace,
+    fan_out_equals_alone,
+    head_order,
+    weights,
+    activation,
+    ends,
+    rows_are_series,
+    gradients,
+)
+
+LOOK_AT = {
+    "1": "`predict`, `forward` hooks that something left on the model",
+    "2": "what is called in `module`: exactly one attention",
+    "3": "`write` (the stream in it?), a branch forgotten or out of order, `reads`, columns of `o`, `post_norm`, `mix`",
+    "4": "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little",
+    "5": "`qkv_layout`, `z_layout`, `over`, `keys_from`, `n_kv_heads`",
+    "6": "`reads`, `aside`; something reaches the head past the stream",
+    "7": "`cached`, `joined`, `rollout`, token positions",
+    "8": "hooks that the adapter sets and does not take away",
+    "9": "`upstream`, `unread`, `keys_from`, inputs whose first axis is not the batch (`ids` of `Encoded`)",
+    "10": "module, `layout`, `part` of `q`, `k` or `v`; `n_kv_heads`",
+    "11": "the row and field named; module and gain of a projection, `norm`, `reads`, `pre`, `post`, `ln_final`",
+    "12": "`gate` (forgotten, or taken for `i`), `pre`, `post`; an activation function that mixes hidden units",
+    "13": "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`",
+    "14": "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
+    "15": "`true_gradients`; a custom backward pass",
+}
+"""What to read again in a table, by the number of the oracle that rejects it."""
+
+
+def check_lens(
+    lens: Lens, case: Case | None = None, oracles: Iterable[Callable[[Case], OracleResult]] = ORACLES
+) -> list[OracleResult]:
+    """Run all oracles, or some.
+
+    An oracle that cannot be computed, because shapes do not fit, has failed, and its ``detail`` says why.
+
+    Args:
+        lens: the model.
+        case: the series to use; :func:`example_case` if None.
+        oracles: of ``ORACLES``.
+
+    Example:
+        >>> all(result.passed for result in testing.check_lens(lens, oracles=[testing.oracles.accounting]))
+        True
+    """
+    checked = example_case(lens) if case is None else case
+    with torch.no_grad():
+        # what the native model itself raises is no finding about the table
+        lens.forward(checked.encoded)
+    return [_run(ORACLES.index(oracle) + 1, oracle, checked) for oracle in oracles]
+
+
+def _run(number: int, oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:
+    try:
+        return oracle(case)
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        detail = f"not computable: {type(error).__name__}: {reason[0] if reason else ''}"
+        return OracleResult(f"{number} {oracle.__name__.replace('_', ' ')}", math.inf, 0.0, detail)
+
+
+def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False) -> list[OracleResult]:
+    """Run all oracles on a model through a wiring of one's own, and print what each found.
+
+    Draw weights large enough that every head matters, or train the model: an oracle that zeroes a head cannot
+    tell a right wiring from a wrong one if the head does nothing.
+
+    Args:
+        wiring: an adapter class, or any function of the model that returns an adapter; see
+            :class:`tsfm_lens.models.adapter.PatchAdapter`.
+        model: the native model, as the wiring takes it.
+        quiet: do not print the table.
+
+    Returns:
+        One result an oracle; ``result.passed`` tells.
+
+    Raises:
+        WiringError: a path of the table does not exist in the model, or a size is not the model's.
+
+    Example:
+        >>> wiring, native = type(lens.adapter), lens.native
+        >>> all(result.passed for result in testing.check_wiring(wiring, native, quiet=True))  # doctest: +SKIP
+        True
+    """
+    adapter = wiring(model)
+    lens = Lens(adapter, type(model).__name__)
+    results = check_lens(lens)
+    if not quiet:
+        console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
+        for result in results:
+            if not result.passed:
+                console().print(Text(f"{result.oracle}: look at {LOOK_AT[result.oracle.split()[0]]}"))
+    return results
+
+
+def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
+    """The oracles as a table: what each found, what it allows, and where the largest deviation was.
+
+    Example:
+        >>> testing.oracle_table([], "Conformance").title
+        'Conformance'
+    """
+    table = Table("oracle", "result", "largest deviation", "allowed", "where", title=title)
+    for result in results:
+        verdict = Text("passed", style="green") if result.passed else Text("FAILED", style="red")
+        table.add_row(result.oracle, verdict, f"{result.error:.1e}", f"{result.bound:.0e}", result.detail)
+    return table
