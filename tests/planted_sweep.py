@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 from scipy.stats import norm
 
 WINDOWS, RESAMPLES, TOLERANCE = 8, 120, 0.01
@@ -82,24 +81,22 @@ class Planted:
         return 0.004 + 0.25 * abs(2 * layer / max(self.layers - 1, 1) - 1) ** 3
 
 
-def dataset(rows: list[dict], coords: Sequence[str], kind: str, **attrs: object) -> xr.Dataset:
-    columns = {name: ("entry", np.array([row[name] for row in rows])) for name in rows[0]}
-    ds = xr.Dataset({name: column for name, column in columns.items() if name not in coords})
-    ds = ds.assign_coords({name: columns[name] for name in coords})
-    return ds.assign_attrs(kind=kind, title="", source="planted errors", **_ATTRS, **attrs)
+def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.DataFrame:
+    made = pd.DataFrame(rows)
+    made.attrs = {"kind": kind, "title": "", "source": "planted errors", **_ATTRS, **attrs}
+    return made
 
 
-def with_baselines(ds: xr.Dataset, models: Sequence[Planted]) -> xr.Dataset:
-    values = ("model_name", [m.baseline for m in models])
-    return ds.assign(baseline_mase=values).assign_coords(model_name=[m.model for m in models])
+def in_families(rows: list[dict], *keys: str) -> list[dict]:
+    """The rows with Holm's correction within each family, and which of them leads: planted errors have no doubt."""
+    found = pd.DataFrame(rows)
+    for _, own in found.groupby(list(keys), sort=False):
+        found.loc[own.index, "p_holm"] = holm(own["p_value"].to_numpy())
+        found.loc[own.index, "tests"] = len(own)
+    return found.assign(stands=found["p_holm"] < 0.05, tests=found["tests"].astype(int), leads="").to_dict("records")
 
 
-def changed(row: dict) -> dict:
-    """The columns of a change of MASE as results name them."""
-    return {f"mase_change{'' if k == 'change' else '_' + k}": row[k] for k in ("change", "lower", "upper")}
-
-
-def effects(models: Sequence[Planted]) -> xr.Dataset:
+def effects(models: Sequence[Planted]) -> pd.DataFrame:
     rows = []
     for m in models:
         spans = [("layers", i, i) for i in range(m.layers)]
@@ -114,25 +111,17 @@ def effects(models: Sequence[Planted]) -> xr.Dataset:
                 # the middle of every model costs so little that its interval reaches into gains
                 mine.append(
                     {"model": m.model, "family": family, "label": f"{part} of {first} to {last}", "part": part}
-                    | {"first": first, "last": last, "n_layers": m.layers}
+                    | {"first": first, "last": last, "n_layers": m.layers, "distance_leads": ""}
                     | {"spearman_distance": away, "spearman_distance_lower": 0.9 * away}
-                    | {"spearman_distance_upper": min(1.15 * away, 2.0), "mase": m.baseline * (1 + found["change"])}
-                    | changed(found)
-                    | {"p_value": found["p_value"]}
+                    | {"spearman_distance_upper": min(1.15 * away, 2.0), "baseline_mase": m.baseline}
+                    | {"mase": m.baseline * (1 + found["change"]), "metric": "MASE", **found, "replicates": RESAMPLES}
                 )
         # a family of tests is one kind of entry and part
-        for key in dict.fromkeys((row["family"], row["part"]) for row in mine):
-            own = [row for row in mine if (row["family"], row["part"]) == key]
-            corrected = holm(np.array([row["p_value"] for row in own]))
-            rows += [
-                row | {"p_holm": p, "stands": bool(p < 0.05), "tests": len(own)}
-                for row, p in zip(own, corrected, strict=True)
-            ]
-    coords = ("model", "family", "label", "part", "first", "last", "n_layers", "tests")
-    return with_baselines(dataset(rows, coords, "sweep_effects"), models)
+        rows += in_families(mine, "family", "part")
+    return table(rows, "sweep_effects")
 
 
-def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> xr.Dataset:
+def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> pd.DataFrame:
     """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to the log error, where given."""
     rows = []
     for m in models:
@@ -149,70 +138,63 @@ def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm:
                     found = m.change(errors)
                     rows.append(
                         {"model": m.model, "layer": layer, "order": order, "ablated": count, "of": m.heads}
-                        | {"share": share, "mase": m.baseline * (1 + found["change"])}
-                        | changed(found)
-                        | {"p_value": found["p_value"], "stands": found["p_value"] < 0.001, "tests": 1}
+                        | {"share": share, "baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"])}
+                        | {"metric": "MASE", **found, "p_holm": found["p_value"], "stands": found["p_value"] < 0.001}
+                        | {"tests": 1, "replicates": RESAMPLES}
                     )
-    coords = ("model", "layer", "order", "ablated", "of", "share", "tests")
-    return with_baselines(dataset(rows, coords, "sweep_curves", tolerance=TOLERANCE), models)
+    made = table(rows, "sweep_curves", tolerance=TOLERANCE)
+    best = _kept(made).query("better")[["model", "layer", "order", "ablated", "leads"]]
+    names = {"order": "best", "ablated": "within"}
+    made = made.merge(best.rename(columns=names), on=["model", "layer"]).assign(judged_by="MASE", order_stands=False)
+    made["better"] = made["order"] == made["best"]
+    return table(made.drop(columns="best"), "sweep_curves", tolerance=TOLERANCE)
 
 
-def heads_at(ds: xr.Dataset) -> xr.Dataset:
-    """heads@1pp of planted curves."""
-    table = ds[["mase_change"]].to_dataframe().reset_index()
-    table = table[~table["order"].str.startswith("random")]
+def _kept(curves_: pd.DataFrame) -> pd.DataFrame:
+    """What each order keeps, by definition 5.2, and which order keeps fewest, of equals at the smaller change."""
     rows = []
-    for (model, layer), group in table.groupby(["model", "layer"], sort=False):
-        within = group[group["mase_change"] < TOLERANCE]
-        nothing = group.iloc[[0]].assign(ablated=0, mase_change=0.0)
-        best = pd.concat([nothing, within]).sort_values(["ablated", "mase_change"], ascending=[True, False]).iloc[-1]
+    named = curves_[~curves_["order"].str.startswith("random")]
+    for (model, layer, order), line in named.groupby(["model", "layer", "order"], sort=False):
+        within = line[(line["change"] < TOLERANCE) & (line["ablated"] > 0)].sort_values("ablated")
+        of, ablated = int(line["of"].iloc[0]), int(within["ablated"].max()) if len(within) else 0
+        change = float(within["change"].iloc[-1]) if len(within) else 0.0
         rows.append(
-            {"model": model, "layer": int(layer), "of": int(best["of"]), "kept": int(best["of"] - best["ablated"])}
-            | {"ablated": int(best["ablated"]), "order": best["order"], "change": float(best["mase_change"])}
-            | {"evaluations": 2 * int(best["of"]), "total": 2 * int(best["of"])}
+            {"model": model, "layer": layer, "order": order, "ablated": ablated, "of": of, "kept": of - ablated}
+            | {"better": False, "change": change, "judged_by": "MASE", "order_stands": False, "leads": ""}
+            | {"evaluations": of, "total": of}
         )
-    return dataset(
-        rows, ("model", "layer", "of", "order"), "sweep_heads_at", tolerance=TOLERANCE, metric="MASE", search="scan"
-    )
+    made = pd.DataFrame(rows)
+    best = made.sort_values(["kept", "change"], kind="stable").drop_duplicates(["model", "layer"]).index
+    made.loc[best, "better"] = True
+    return made
 
 
-def maps(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> xr.Dataset:
-    panels = [
-        (m, layer, role) for m in models for layer, role in ((0, "most important"), (m.layers // 2, "most ablatable"))
-    ]
-    names, most = list(models[0].datasets), max(m.heads for m in models)
-    mase = np.full((len(panels), len(names), most + 1), np.nan)
-    change = mase.copy()
-    for i, (m, layer, _) in enumerate(panels):
-        for count in range(m.heads + 1):
-            if counts is not None and count not in counts:
-                continue
-            errors = m.ablated(m.depth(layer) * (count / m.heads) ** 2 + harm, 0.03) if count else m.plain
-            mase[i, :, count] = errors.mean(-1)
-            change[i, :, count] = errors.mean(-1) / m.plain.mean(-1) - 1
-    within = np.where(change < TOLERANCE, np.arange(most + 1), -1).max(-1)
-    dims = ("panel", "dataset", "ablated")
-    return xr.Dataset(
-        {"mase": (dims, mase), "mase_change": (dims, change), "largest_within": (dims[:2], within)},
-        coords={
-            "panel": [f"{m.model}, layer {layer}" for m, layer, _ in panels],
-            "dataset": names,
-            "ablated": np.arange(most + 1),
-            "model": ("panel", [m.model for m, _, _ in panels]),
-            "layer": ("panel", [layer for _, layer, _ in panels]),
-            "order": ("panel", ["stable_rank:low"] * len(panels)),
-            "role": ("panel", [role for _, _, role in panels]),
-            "of": ("panel", [m.heads for m, _, _ in panels]),
-        },
-        attrs={"kind": "sweep_datasets", "title": "", "source": "planted errors"}
-        | _ATTRS
-        | {"tolerance": TOLERANCE, "cap": 0.25},
-    )
+def heads_at(curves_: pd.DataFrame) -> pd.DataFrame:
+    """heads@1pp of planted curves."""
+    return table(_kept(curves_), "sweep_heads_at", tolerance=TOLERANCE, metric="MASE", search="scan")
 
 
-def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[xr.Dataset, xr.Dataset]:
+def maps(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> pd.DataFrame:
+    rows = []
+    for m in models:
+        for layer, kept in ((0, m.heads), (m.layers // 2, 0)):
+            for count in [each for each in range(m.heads + 1) if counts is None or each in counts]:
+                errors = m.ablated(m.depth(layer) * (count / m.heads) ** 2 + harm, 0.03) if count else m.plain
+                where = {"model": m.model, "layer": layer, "kept": kept, "order": "stable_rank:low"}
+                values = zip(m.datasets, errors.mean(-1), errors.mean(-1) / m.plain.mean(-1) - 1, strict=True)
+                rows += [
+                    where | {"ablated": count, "of": m.heads, "dataset": name, "mase": mase, "change": change}
+                    for name, mase, change in values
+                ]
+    made = pd.DataFrame(rows)
+    within = made["ablated"].where(made["change"] < TOLERANCE, -1)
+    made["largest_within"] = within.groupby([made["model"], made["layer"], made["dataset"]]).transform("max")
+    return table(made, "sweep_datasets", tolerance=TOLERANCE, cap=0.25)
+
+
+def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Heavy recipes, and the listed ones against random heads at the same counts."""
-    rows, values, against = [], [], []
+    rows, against = [], []
     for m in models:
         for recipe, share, mlps, strength in (("light", 0.28, 2, 0.03), ("heavy", 0.5, 0, 0.1)):
             listed = m.ablated(strength)
@@ -222,32 +204,20 @@ def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[xr.Dataset, xr.D
             ]:
                 own = m.change(errors)
                 each = errors.mean(-1) / m.plain.mean(-1) - 1
-                rows.append(
+                entry = (
                     {"model": m.model, "recipe": recipe, "selection": selection, "seed": seed}
                     | {"heads_ablated": round(share * m.layers * m.heads), "heads_total": m.layers * m.heads}
                     | {"n_mlps": mlps, "n_resilient": int((each < 0.05).sum()), "n_improved": int((each < 0).sum())}
-                    | {"n_datasets": len(each)}
+                    | {"n_datasets": len(each), "replicates": RESAMPLES}
                 )
-                values.append([own, *(m.change(m.ablated(strength * k)) for k in (-2.0, 0.8, 1.0, -0.5))])
-            against.append({"model": m.model, "recipe": recipe} | m.beside(listed, randoms))
-    table = np.array([[[c[k] for k in ("change", "lower", "upper", "p_value")] for c in row] for row in values])
-    coords = ("model", "recipe", "selection", "seed", "heads_ablated", "heads_total", "n_mlps")
-    ds = dataset(rows, coords, "sweep_recipes").assign_coords(metric=list(METRICS))
-    dims = ("entry", "metric")
-    ds = ds.assign({k: (dims, table[..., i]) for i, k in enumerate(("change", "lower", "upper", "p_value"))})
-    ds["stands"] = (dims, np.apply_along_axis(holm, 0, table[..., 3]) < 0.05)
-    return ds, _selection(ds, against)
-
-
-def _selection(ds: xr.Dataset, against: list[dict]) -> xr.Dataset:
-    keys, names = ("model", "recipe", "selection", "seed"), ("change", "lower", "upper", "p_value", "stands")
-    rows = [
-        {key: ds[key].values[i] for key in keys} | {k: ds[k].sel(metric="MASE").values[i] for k in names}
-        for i in range(ds.sizes["entry"])
-    ]
-    made = dataset(rows, keys, "sweep_selection")
-    made = made.assign_coords({f"pair_{k}": ("pair", [row[k] for row in against]) for k in ("model", "recipe")})
-    return made.assign({k: ("pair", [row[k] for row in against]) for k in against[0] if k.startswith("diff")})
+                others = [m.change(m.ablated(strength * k)) for k in (-2.0, 0.8, 1.0, -0.5)]
+                rows += [entry | {"metric": name, **found} for name, found in zip(METRICS, (own, *others), strict=True)]
+            against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | m.beside(listed, randoms))
+    heavy = table(in_families(rows, "metric"), "sweep_recipes")
+    names = ["model", "recipe", "selection", "seed", "change", "lower", "upper", "p_value", "p_holm", "stands", "leads"]
+    choice = heavy[heavy["metric"] == "MASE"][[*names, "tests", "replicates"]]
+    choice = choice.merge(pd.DataFrame(against), on=["model", "recipe", "selection"], how="left")
+    return heavy, table(choice.assign(diff_stands=choice["diff_p"] < 0.01), "sweep_selection")
 
 
 def planted(
@@ -258,7 +228,7 @@ def planted(
     name: Callable[[int], str] = "set {}/H/short".format,
     counts: Sequence[int] | None = None,
     harm: float = 0.0,
-) -> dict[str, xr.Dataset]:
+) -> dict[str, pd.DataFrame]:
     """Every kind of result of one sweep.
 
     Args:

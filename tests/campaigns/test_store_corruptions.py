@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import xarray as xr
 
 from tsfm_lens.errors import LensError, StoreError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
@@ -264,13 +263,13 @@ def reported(store: Path, whole: Path) -> str:
     if not any("not finished" in note for note in found.notes):
         expected = of_whole(whole)
         assert found.results.keys() == expected.keys()
-        for name, dataset in expected.items():
-            xr.testing.assert_identical(found.results[name], dataset)
+        for name, table in expected.items():
+            pd.testing.assert_frame_equal(found.results[name], table)
     return ""
 
 
 @cache
-def of_whole(whole: Path) -> dict[str, xr.Dataset]:
+def of_whole(whole: Path) -> dict[str, pd.DataFrame]:
     return gather(whole).results
 
 

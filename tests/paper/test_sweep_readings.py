@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -80,29 +81,22 @@ def test_which_model_stands_for_which_row() -> None:
         rows_of([timesfm, small])
 
 
-def gathered(**results: xr.Dataset) -> Gathered:
+def gathered(**results: pd.DataFrame) -> Gathered:
     return Gathered("made", results, {}, [])
 
 
 def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
     timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 12, 12)
     own = {"timesfm-28": ([6.12, 2.46, 4.72, 5.86, 6.59], 33, 12), "toto-29": ([3.54, -38, 2.73, 3.6, -24.64], 41, 30)}
-    changes = np.array([numbers for numbers, _, _ in own.values()]) / 100
-    table = xr.Dataset(
-        {
-            **dict.fromkeys(("change", "lower", "upper"), (("entry", "metric"), changes)),
-            "n_resilient": ("entry", [resilient for _, resilient, _ in own.values()]),
-            "n_improved": ("entry", [improved for *_, improved in own.values()]),
-        },
-        coords={
-            "model": ("entry", ["a", "b"]),
-            "recipe": ("entry", list(own)),
-            "metric": ["MASE", "NRMSE", "sMAPE", "CRPS", "MSIS"],
-            "heads_ablated": ("entry", [88, 42]),
-            "heads_total": ("entry", [320, 144]),
-            "n_mlps": ("entry", [2, 0]),
-        },
-    )
+    metrics, sizes = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS"), {"a": (88, 320, 2), "b": (42, 144, 0)}
+    rows = [
+        {"model": model, "recipe": recipe, "metric": metric, "n_resilient": resilient, "n_improved": improved}
+        | dict(zip(("heads_ablated", "heads_total", "n_mlps"), sizes[model], strict=True))
+        | dict.fromkeys(("change", "lower", "upper"), percent / 100)
+        for model, (recipe, (changes, resilient, improved)) in zip("ab", own.items(), strict=True)
+        for metric, percent in zip(metrics, changes, strict=True)
+    ]
+    table = pd.DataFrame(rows)
     for name, count in (("S3-T4", 18), ("S3-T1", 8)):
         found = compare(item_of(name), DESIGNS[name].read(gathered(recipes=table), [timesfm, toto]))
         assert found.sizes["quantity"] == count
@@ -114,17 +108,15 @@ def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
 
 def test_the_released_counts_give_figure_11() -> None:
     subjects = [Subject(name, name, len(counts), heads) for name, (heads, counts) in RELEASED.items()]
-    places = [(s.source, layer, s.heads) for s in subjects for layer in range(s.layers)]
-    kept = np.concatenate([RELEASED[s.source][1] for s in subjects])
-    of = np.array([count for *_, count in places])
-    table = xr.Dataset(
-        {"kept": ("entry", kept.astype(float)), "ablated": ("entry", (of - kept).astype(float))},
-        coords={
-            "model": ("entry", [model for model, *_ in places]),
-            "layer": ("entry", [layer for _, layer, _ in places]),
-            "of": ("entry", of),
-        },
+    table = pd.DataFrame(
+        [
+            {"model": s.source, "layer": layer, "of": s.heads, "kept": kept, "ablated": s.heads - kept, "better": True}
+            for s in subjects
+            for layer, kept in enumerate(RELEASED[s.source][1])
+        ]
     )
+    # what the other order keeps does not count
+    table = pd.concat([table, table.assign(kept=99, better=False)])
     found = compare(item_of("S3-F11"), DESIGNS["S3-F11"].read(gathered(heads_at=table), subjects))
     printed = found.where(found["paper"].notnull(), drop=True)
     assert printed.sizes["quantity"] == 20 + 3 * 12
@@ -143,21 +135,10 @@ def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> No
     half = {"a": bolt_rise, "b": 0.1}
     # only ranges of six MLPs count
     rise = [half[m] if part == "mlp" and last - first == 5 else 1 - half[m] for m, part, first, last in rows]
-    table = xr.Dataset(
-        {
-            **{f"mase_change{end}": ("entry", rise) for end in ("", "_lower", "_upper")},
-            "baseline_mase": ("model_name", [0.8, 0.7]),
-        },
-        coords={
-            "family": ("entry", ["ranges"] * len(rows)),
-            "model": ("entry", [row[0] for row in rows]),
-            "part": ("entry", [row[1] for row in rows]),
-            "first": ("entry", [row[2] for row in rows]),
-            "last": ("entry", [row[3] for row in rows]),
-            "label": ("entry", [f"{part} of layers {first} to {last}" for _, part, first, last in rows]),
-            "model_name": ["a", "b"],
-        },
-    )
+    table = pd.DataFrame(rows, columns=["model", "part", "first", "last"])
+    table = table.assign(family="ranges", change=rise, lower=rise, upper=rise)
+    table["baseline_mase"] = table["model"].map({"a": 0.8, "b": 0.7})
+    table["label"] = [f"{part} of layers {first} to {last}" for _, part, first, last in rows]
     found = compare(item_of("S3-F4"), DESIGNS["S3-F4"].read(gathered(effects=table), subjects))
     assert float(found["paper"].sel(quantity=HALF_MLPS)) == 1
     assert ours(found, HALF_MLPS) == holds

@@ -573,14 +573,14 @@ def counts() -> dict[str, int]:
 
 
 @pytest.fixture(scope="session")
-def swept(planted_sweep: Callable[..., dict[str, xr.Dataset]]) -> dict[str, xr.Dataset]:
+def swept(planted_sweep: Callable[..., dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
     """Results of a small sweep; to be copied before they are changed."""
     return planted_sweep(layers=(4, 3), heads=(3, 2))
 
 
 @pytest.fixture
-def results(swept: dict[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    return everything() | {name: ds.copy(deep=True) for name, ds in swept.items()}
+def results(swept: dict[str, pd.DataFrame]) -> dict[str, xr.Dataset | pd.DataFrame]:
+    return everything() | {name: table.copy() for name, table in swept.items()}
 
 
 @pytest.fixture(scope="session")
@@ -610,10 +610,12 @@ def evil_whole(tmp_path_factory, evil_swept) -> Path:
 
 
 @pytest.fixture(scope="session")
-def evil_swept(planted_sweep: Callable[..., dict[str, xr.Dataset]]) -> dict[str, xr.Dataset]:
+def evil_swept(planted_sweep: Callable[..., dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
     """The same of a sweep."""
     found = planted_sweep((EVIL, "b</script>"), layers=(4, 3), heads=(3, 2), name=lambda i: f"{EVIL} {i}")
-    return {name: ds.assign_attrs(sweep=EVIL) for name, ds in found.items()}
+    for table in found.values():
+        table.attrs["sweep"] = EVIL
+    return found
 
 
 def evil_everything() -> dict[str, xr.Dataset]:

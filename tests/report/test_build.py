@@ -246,6 +246,10 @@ def test_the_same_results_give_the_same_file(results, tmp_path):
 def test_results_saved_and_loaded_give_the_same_file(results, whole, tmp_path):
     loaded = {}
     for name, ds in results.items():
+        if isinstance(ds, pd.DataFrame):
+            ds.to_parquet(tmp_path / f"{name}.parquet")
+            loaded[name] = pd.read_parquet(tmp_path / f"{name}.parquet")
+            continue
         ds.to_netcdf(tmp_path / f"{name}.nc", engine="scipy")
         loaded[name] = xr.load_dataset(tmp_path / f"{name}.nc", engine="scipy")
     path = build_report(loaded, tmp_path, title="T", provenance={"model": "toy", "hash": "x" * 200})

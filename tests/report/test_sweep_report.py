@@ -13,17 +13,17 @@ import numpy as np
 import pandas as pd
 import plotly.io as pio
 import pytest
-import xarray as xr
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import readings_sweep as read
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.plates_sweep import CHAPTERS
 from tsfm_lens.report.sweep import build_sweep_report, written
-from tsfm_lens.report.sweep_tables import latex, tidy
+from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run.sweeping import run_sweep
+from tsfm_lens.viz.sweep_entries import methods_of
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
 
@@ -50,13 +50,13 @@ class Text(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def built(swept: dict[str, xr.Dataset], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(swept: dict[str, pd.DataFrame], tmp_path_factory: pytest.TempPathFactory) -> Path:
     notes = ["This sweep is not finished: 3 of the 40 cells planned so far are missing."]
     folder = tmp_path_factory.mktemp("sweep")
     return build_sweep_report(swept, folder, title="A sweep", provenance=PROVENANCE, notes=notes)
 
 
-def test_page_figures_and_tables_are_there(built: Path, swept: dict[str, xr.Dataset]) -> None:
+def test_page_figures_and_tables_are_there(built: Path, swept: dict[str, pd.DataFrame]) -> None:
     folder = built.parent
     assert built.name == "index.html"
     figures = {path.stem for path in (folder / "figures").iterdir()}
@@ -82,26 +82,16 @@ def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_m
     assert "name x; windows 8" in words
 
 
-def test_csv_files_hold_every_number(built: Path, swept: dict[str, xr.Dataset]) -> None:
-    for name, ds in swept.items():
-        back = pd.read_csv(built.parent / "tables" / f"{name}.csv", keep_default_na=True, float_precision="round_trip")
-        expected = tidy(ds)
-        pd.testing.assert_frame_equal(back, expected, check_dtype=False, check_exact=True)
-    # against the Datasets themselves, by another way
-    table = pd.read_csv(built.parent / "tables" / "layers.csv")
-    np.testing.assert_allclose(table["mase_change_upper"], swept["layers"]["mase_change_upper"].values)
-    assert table["stands"].tolist() == swept["layers"]["stands"].values.tolist()
-    cells = pd.read_csv(built.parent / "tables" / "datasets.csv").set_index(["model", "layer", "dataset", "ablated"])
-    at = swept["datasets"].isel(panel=1, dataset=2).sel(ablated=3)
-    row = cells.loc[("alpha", 2, "set 2/H/short", 3)]
-    assert row["mase"] == pytest.approx(float(at["mase"]))
-    assert row["largest_within"] == int(at["largest_within"])
-    # beta has 2 heads a layer
-    assert cells.loc["beta"].reset_index()["ablated"].max() == 2
-    choices = pd.read_csv(built.parent / "tables" / "selection.csv")
-    informed = choices["selection"] == "listed"
-    np.testing.assert_allclose(choices.loc[informed, "diff"], swept["selection"]["diff"].values)
-    assert choices.loc[~informed, "diff"].isna().all()
+def test_csv_files_hold_every_number(built: Path, swept: dict[str, pd.DataFrame]) -> None:
+    for name, table in swept.items():
+        back = pd.read_csv(built.parent / "tables" / f"{name}.csv", keep_default_na=False, float_precision="round_trip")
+        words = table.select_dtypes(object)
+        pd.testing.assert_frame_equal(back[list(words)], words)
+        numbers = back[list(table.columns.difference(words.columns))].replace({"": np.nan})
+        for column in numbers:
+            expected = table[column].to_numpy()
+            found = numbers[column].to_numpy(dtype=float)
+            np.testing.assert_array_equal(found, expected.astype(float), err_msg=column)
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -110,18 +100,18 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)&", line[:-2])] for line in body]
 
 
-def test_recipes_come_as_table_1_with_standing_changes_bold(swept: dict[str, xr.Dataset]) -> None:
-    ds = swept["recipes"].isel(entry=swept["recipes"]["selection"].values == "listed")
+def test_recipes_come_as_table_1_with_standing_changes_bold(swept: dict[str, pd.DataFrame]) -> None:
+    table = swept["recipes"][swept["recipes"]["selection"] == "listed"]
     text = latex(swept["recipes"])
     head, *rows = rows_of(text)
     assert head[0] == r"model (zero-ablated \% of heads + MLPs)"
-    assert head[1:] == [rf"\% change of {m}" for m in ds["metric"].values] + ["resilient /4", "improved /4"]
-    assert len(rows) == ds.sizes["entry"]
-    for i, row in enumerate(rows):
-        assert row[-2:] == [str(int(ds["n_resilient"].values[i])), str(int(ds["n_improved"].values[i]))]
-        for k, cell in enumerate(row[1:-2]):
-            value = f"${100 * ds['change'].values[i, k]:+.2f}$"
-            assert cell == (rf"\bfseries \boldmath {value}" if ds["stands"].values[i, k] else value)
+    assert head[1:] == [rf"\% change of {m}" for m in table["metric"].unique()] + ["resilient /4", "improved /4"]
+    assert len(rows) == len(table) / 5
+    for row, (_, own) in zip(rows, table.groupby(["model", "recipe"], sort=False), strict=True):
+        assert row[-2:] == [str(own["n_resilient"].iloc[0]), str(own["n_improved"].iloc[0])]
+        for cell, change, stands in zip(row[1:-2], own["change"], own["stands"], strict=True):
+            value = f"${100 * change:+.2f}$"
+            assert cell == (rf"\bfseries \boldmath {value}" if stands else value)
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
     # as many columns as are declared
     declared = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)
@@ -129,16 +119,13 @@ def test_recipes_come_as_table_1_with_standing_changes_bold(swept: dict[str, xr.
     assert {len(row) for row in rows} == {len(declared[1])}
 
 
-def test_effects_are_bold_where_they_stand(swept: dict[str, xr.Dataset]) -> None:
+def test_effects_are_bold_where_they_stand(swept: dict[str, pd.DataFrame]) -> None:
     ds = swept["layers"]
     _, *rows = rows_of(latex(ds))
     rows = [row for row in rows if row[0] != "model"]
-    assert len(rows) == ds.sizes["entry"]
-    assert [r"\bfseries" in row[4] for row in rows] == ds["stands"].values.tolist()
-    assert (
-        rows[0][5]
-        == f"$[{100 * float(ds['mase_change_lower'][0]):+.2f}, {100 * float(ds['mase_change_upper'][0]):+.2f}]$"
-    )
+    assert len(rows) == len(ds)
+    assert [r"\bfseries" in row[4] for row in rows] == ds["stands"].tolist()
+    assert rows[0][5] == f"$[{100 * ds['lower'].iloc[0]:+.2f}, {100 * ds['upper'].iloc[0]:+.2f}]$"
 
 
 def test_names_cannot_break_a_table_a_page_or_a_folder(planted_sweep: Any, evil: str, tmp_path: Path) -> None:
@@ -164,13 +151,15 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(planted_sweep: Any, evil:
 
 
 def test_a_failed_build_leaves_the_old_report(
-    swept: dict[str, xr.Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swept: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = {"heads_at": swept["heads_at"]}
     page = build_sweep_report(one, tmp_path, title="Old", provenance={})
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    gain = pd.DataFrame()
+    gain.attrs["kind"] = "gain"
     with pytest.raises(InputError, match="of kind 'gain'; a sweep has sweep_curves"):
-        build_sweep_report(one | {"x": xr.Dataset(attrs={"kind": "gain"})}, tmp_path, title="New", provenance={})
+        build_sweep_report(one | {"x": gain}, tmp_path, title="New", provenance={})
     monkeypatch.setattr(room, "latex", lambda ds: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_sweep_report(one, tmp_path, title="New", provenance={})
@@ -184,86 +173,135 @@ def test_a_failed_build_leaves_the_old_report(
         build_sweep_report(one, tmp_path, title="New", provenance={}, formats=["swg"])
 
 
-def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, xr.Dataset], tmp_path: Path) -> None:
-    layers = swept["layers"].isel(entry=swept["layers"]["family"].values == "groups").copy(deep=True)
-    layers["mase"][0] = layers["mase_change"][0] = layers["spearman_distance"][0] = np.nan
-    heads = swept["heads_at"].isel(entry=[]).copy(deep=True)
+def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    layers = swept["layers"][swept["layers"]["family"] == "groups"].copy()
+    layers.loc[layers.index[0], ["mase", "change", "spearman_distance"]] = np.nan
+    heads = swept["heads_at"].iloc[:0]
     page = build_sweep_report({"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={})
     words = Text(page.read_text()).words
     assert "Nothing of heads_at can be drawn yet" in words
-    assert f"1 of {layers.sizes['entry']} numbers of layers is missing; what is drawn leaves it out" in words
+    assert f"1 of {len(layers)} numbers of layers is missing; what is drawn leaves it out" in words
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"layer_distances-{part}" for part in ("both", "heads", "mlp")
     }
     assert pd.read_csv(io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())).empty
 
 
-def test_readings_count_what_stands(swept: dict[str, xr.Dataset]) -> None:
-    ds = swept["layers"].copy(deep=True)
-    mine = (ds["model"] == "alpha") & (ds["part"] == "both") & (ds["family"] == "layers")
-    places = np.flatnonzero(mine.values)
-    ds["mase_change"][places] = [0.3, 0.005, -0.004, 0.2]
-    ds["stands"][places] = [True, False, True, True]
-    ds["spearman_distance"][places] = [0.9, 0.25, 0.125, 0.5]
-    said = read.read_distances(ds, "both")
+def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame:
+    """A copy with other values in some rows."""
+    made = table.copy()
+    for name, each in values.items():
+        made.loc[rows, name] = each
+    return made
+
+
+def test_readings_count_what_stands(swept: dict[str, pd.DataFrame]) -> None:
+    table = swept["layers"]
+    mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
+    new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
+    table = changed(table, mine, **new, stands=[True, False, True, True])
+    said = read.read_distances(table, "both")
     assert said[0] == (
         "alpha: without the heads and MLPs of one layer, 2 of 4 layers change MASE by less than 1 %; the changes of "
         "layers 0, 2 and 3 stand after Holm's correction (family of 4 tests)."
     )
-    assert "best without layer 2 (Spearman distance 0.125) and loses it most without layer 0 (0.9)" in said[1]
-    ds["stands"][places] = False
-    assert "no change stands after" in read.read_distances(ds, "both")[0]
-    assert "alpha bears the loss of layer 2 best" in read.read_components(ds)[0]
-    assert "−0.4 %" in read.read_components(ds)[0]
+    assert "no change stands after" in read.read_distances(changed(table, mine, stands=False), "both")[0]
+    assert "−0.4 %" in read.read_components(table)[0]
     assert read.runs([9, 0, 3, 4, 5, 7, 8]) == "0, 3 to 5, 7, 8 and 9" or read.runs([0, 1]) == "0 and 1"
 
 
-def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, xr.Dataset]) -> None:
-    heads = swept["heads_at"].copy(deep=True)
-    heads["kept"][:] = [3, 0, 0, 1, 2, 2, 2]
+def test_a_layer_is_named_only_if_it_stands_out(swept: dict[str, pd.DataFrame]) -> None:
+    table = swept["layers"]
+    mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
+    new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
+    table = changed(table, mine, **new)
+    none = "No layer stands out by how far the forecast moves without it (Spearman distance 0.125 to 0.9)."
+    assert read.read_distances(table, "both")[1] == none
+    one = changed(table, mine, distance_leads=["highest", "", "", ""])
+    assert read.read_distances(one, "both")[1] == (
+        "The forecast loses its shape most without layer 0 (Spearman distance 0.9)."
+    )
+    both = changed(table, mine, distance_leads=["highest", "", "lowest", ""])
+    assert read.read_distances(both, "both")[1] == (
+        "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "
+        "layer 0 (Spearman distance 0.9)."
+    )
+    assert read.read_components(table)[0].startswith(
+        "alpha: no layer's loss stands out as the cheapest; drawn is layer 2: its MASE"
+    )
+    best = changed(table, mine, leads=["", "", "lowest", ""])
+    assert read.read_components(best)[0].startswith("alpha bears the loss of layer 2 best: its MASE")
+    curves, first = swept["curves"], swept["curves"]["layer"] == 0
+    assert "and none stands out as bearing least" in read.read_curves(curves, "alpha")[0]
+    assert "; layer 0 bears least, it keeps" in read.read_curves(changed(curves, first, leads="highest"), "alpha")[0]
+    assert "stands after Holm's correction in no layer." in read.read_curves(curves, "alpha")[1]
+    open_ = curves["better"] & (curves["within"] > 0) & (curves["within"] < curves["of"])
+    layers = sorted(set(curves.loc[open_ & (curves["model"] == "alpha"), "layer"]))
+    said = read.read_curves(changed(curves, open_, order_stands=True), "alpha")[1]
+    assert said.endswith(f"in layer{'s' if len(layers) > 1 else ''} {read.runs(layers)}.")
+
+
+def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, pd.DataFrame]) -> None:
+    heads = swept["heads_at"]
+    heads = changed(heads, heads["better"], kept=[3, 0, 0, 1, 2, 2, 2])
     assert read.read_heads_at(heads) == [
-        "alpha: layer by layer, 8 of 12 heads can go (66.7 %); layer 0 needs most, 3 of 3; layers 1 and 2 need none.",
-        "beta: layer by layer, 0 of 6 heads can go (0 %); layer 0 needs most, 2 of 2.",
+        "alpha: layer by layer, 8 of 12 heads can go (66.7 %); layers keep 0 to 3 of 3 heads, and none stands out as "
+        "bearing least; layers 1 and 2 need none.",
+        "beta: layer by layer, 0 of 6 heads can go (0 %); layers keep 2 of 2 heads, and none stands out as bearing "
+        "least.",
         f"The search (scan) used {6 * 4 + 4 * 3} of {6 * 4 + 4 * 3} evaluations.",
     ]
-    maps = swept["datasets"].copy(deep=True)
-    maps["largest_within"][0] = [3, 3, 1, 0]
-    maps["mase_change"][0, :, 3] = [-0.1, 0.009, 0.2, 0.2]
-    said = read.read_datasets(maps, "alpha")[0]
+    maps = swept["datasets"][(swept["datasets"]["model"] == "alpha") & (swept["datasets"]["layer"] == 0)]
+    largest = dict(zip(sorted(set(maps["dataset"])), [3, 3, 1, 0], strict=True))
+    maps = maps.assign(largest_within=maps["dataset"].map(largest))
+    said = read.read_datasets(changed(maps, maps["ablated"] == 3, change=[-0.1, 0.009, 0.2, 0.2]))[0]
     assert "all 3 heads can go within 1 % on 2 of 4 datasets, their median largest number is 2;" in said
     assert said.endswith("without all heads the MASE falls on 1.")
-    recipes = swept["recipes"].copy(deep=True)
-    recipes["change"][0, 0], recipes["lower"][0, 0], recipes["upper"][0, 0] = 0.0612, 0.05, 0.07
-    recipes["stands"][0, 0] = True
-    recipes["n_resilient"][0], recipes["n_improved"][0] = 3, 1
+    first = swept["recipes"].index == 0
+    new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "stands": True, "n_resilient": 3, "n_improved": 1}
+    recipes = changed(swept["recipes"], first, **new)
     assert read.read_recipes(recipes)[0].startswith(
         "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], which stands"
     )
     assert "3 of 4 datasets rise by less than 5 %, 1 of them improves." in read.read_recipes(recipes)[0]
-    choice = swept["selection"].copy(deep=True)
-    choice["diff"][0], choice["diff_lower"][0], choice["diff_upper"][0] = -0.25, -0.3, 0.1
-    assert read.read_selection(choice)[0] == (
+    new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_stands": False}
+    assert read.read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
         "alpha, light: the informed choice changes MASE by −25.0 percentage points against the mean of 3 random ones "
-        "[−30.0, +10.0], an interval that holds 0."
+        "[−30.0, +10.0], which does not stand after Holm's correction."
     )
 
 
-def test_readings_count_in_the_singular(swept: dict[str, xr.Dataset]) -> None:
-    ds = swept["layers"].copy(deep=True)
-    mine = (ds["model"] == "alpha") & (ds["part"] == "both")
-    one = ds.isel(entry=np.flatnonzero(mine & (ds["family"] == "layers"))[:1])
-    group = ds.isel(entry=np.flatnonzero(mine & (ds["family"] == "groups"))[:1])
-    one["tests"][:], one["mase_change"][:], one["stands"][:], group["stands"][:] = 1, 0.0, True, False
-    assert read.read_distances(one, "both")[0] == (
+def test_readings_count_in_the_singular(swept: dict[str, pd.DataFrame]) -> None:
+    table = swept["layers"]
+    mine = table[(table["model"] == "alpha") & (table["part"] == "both")]
+    one = mine[mine["family"] == "layers"].iloc[:1].assign(tests=1, change=0.0, stands=True)
+    group = mine[mine["family"] == "groups"].iloc[:1]
+    assert read.read_distances(one, "both") == [
         "alpha: without the heads and MLPs of one layer, 1 of 1 layer changes MASE by less than 1 %; the change of "
         "layer 0 stands after Holm's correction (family of 1 test)."
-    )
-    assert read.read_distances(group, "both") == ["Of 1 change of MASE without a group of layers, 0 stand."]
-    group["stands"][:] = True
-    assert read.read_distances(group, "both") == ["Of 1 change of MASE without a group of layers, 1 stands."]
+    ]
+    for stands, words in ((False, "0 stand."), (True, "1 stands.")):
+        found = read.read_distances(group.assign(stands=stands), "both")
+        assert found == [f"Of 1 change of MASE without a group of layers, {words}"]
     chapter = CHAPTERS["sweep_effects"]
-    assert chapter.subject(one.assign_attrs(n_datasets=1, n_windows=1)) == "alpha on 1 dataset, 1 window"
-    assert chapter.subject(one.assign_attrs(n_datasets=2, n_windows=3)) == "alpha on 2 datasets, 3 windows"
+    one.attrs |= {"n_datasets": 1, "n_windows": 1}
+    assert chapter.subject is not None
+    assert chapter.subject(one) == "alpha on 1 dataset, 1 window"
+    one.attrs |= {"n_datasets": 2, "n_windows": 3}
+    assert chapter.subject(one) == "alpha on 2 datasets, 3 windows"
+
+
+def test_families_too_large_for_the_replicates_are_told(swept: dict[str, pd.DataFrame]) -> None:
+    table = swept["layers"].assign(replicates=240, tests=6)
+    table.attrs["test"] = "two-sided paired bootstrap test over 4 datasets"
+    (said,) = methods_of(table)
+    assert "none is below 2 / (B + 1)" in said
+    assert "(two-sided paired bootstrap test over 4 datasets)" in said
+    # 6 · 2 / 201 is above 0.05, and 240 replicates give 6 · 2 / 241
+    assert methods_of(table.assign(replicates=200)) == [
+        said.replace("240", "200"),
+        "In families of 6 tests no change can stand with so few replicates: give statistics.replicates of 240 or more.",
+    ]
 
 
 @pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0), ((3,), 2.0)])
@@ -273,19 +311,18 @@ def test_lines_with_few_counts_are_reported(
     made = planted_sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
     made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
     # one model has no finished line at all
-    for name in ("mase", "mase_change"):
-        made["curves"][name][made["curves"]["model"].values == "beta"] = np.nan
+    made["curves"].loc[made["curves"]["model"] == "beta", ["mase", "change"]] = np.nan
     words = Text(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).words
     assert "numbers of datasets are missing" not in words
     assert re.search(r"\bnan\b", words) is None
     heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
-    assert (heads["order"].isna() == (heads["kept"] == heads["of"])).all()
+    heads = heads[heads["better"]]
     assert latex(made["heads_at"]).count("no head can go") == (heads["kept"] == heads["of"]).sum()
     assert read.read_curves(made["curves"], "beta") == []
     if harm:
         assert "in 0 of 4 layers all heads can go at once" in words
-        assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go." in words
-        assert all("median largest number is 0" in line for line in read.read_datasets(made["datasets"], "alpha"))
+        assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go;" in words
+        assert all("median largest number is 0" in line for line in read.read_datasets(made["datasets"]))
 
 
 def test_a_bisection_that_no_count_passes_is_reported(tmp_path: Path) -> None:
@@ -301,13 +338,14 @@ def test_a_bisection_that_no_count_passes_is_reported(tmp_path: Path) -> None:
     found = gather(tmp_path / "store")
     curves, kept = found.results["curves"], found.results["heads_at"]
     # the case at hand: the plain model and some counts of an order, all of them too costly
-    first = curves["mase_change"].values[curves["order"].values == "stable_rank:low"]
+    first = curves.loc[curves["order"] == "stable_rank:low", "change"]
     assert len(first) < 5
     page = build_sweep_report(
         found.results, tmp_path / "report", title=found.title, provenance=found.provenance, notes=found.notes
     )
     words = Text(page.read_text()).words
-    assert f"layer 0 needs most, {int(kept['kept'][0])} of 4" in words
+    most = kept.loc[kept["better"], "kept"].iloc[0]
+    assert f"layers keep {most} of 4 heads, and none stands out as bearing least" in words
     assert (tmp_path / "report" / "figures" / "head_curves-bolt.json").exists()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 
+from tsfm_lens import viz
 from tsfm_lens.errors import InputError, StoreError
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import Gathered, gather
@@ -69,93 +69,109 @@ def geometric(values: pd.Series) -> float:
 
 
 def test_effects_are_ratios_of_geometric_means(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
-    ds = gathered.results["effects"]
-    assert ds.sizes["entry"] == 3 + 2 + 3 + 2
-    assert float(ds["baseline_mase"][0]) == pytest.approx(geometric(mase["plain"] / mase["seasonal_naive"]))
+    table = gathered.results["effects"]
+    assert len(table) == 3 + 2 + 3 + 2
     variant = plan.set_index("label")["variant"]
-    for index in range(ds.sizes["entry"]):
-        row = ds.isel(entry=index)
-        own = mase[variant[str(row["label"].values)]]
-        assert float(row["mase"]) == pytest.approx(geometric(own / mase["seasonal_naive"]))
-        assert float(row["mase_change"]) == pytest.approx(geometric(own / mase["plain"]) - 1)
-        assert row["mase_change_lower"] <= row["mase_change"] <= row["mase_change_upper"]
+    for _, row in table.iterrows():
+        own = mase[variant[row["label"]]]
+        assert row["baseline_mase"] == pytest.approx(geometric(mase["plain"] / mase["seasonal_naive"]))
+        assert row["mase"] == pytest.approx(geometric(own / mase["seasonal_naive"]))
+        assert row["change"] == pytest.approx(geometric(own / mase["plain"]) - 1)
+        assert row["lower"] <= row["change"] <= row["upper"]
         assert row["spearman_distance_lower"] <= row["spearman_distance"] <= row["spearman_distance_upper"]
-        assert bool(row["stands"]) == (float(row["p_holm"]) < 0.05)
+        assert row["stands"] == (row["p_holm"] < 0.05)
+        # with B replicates, one of a family of tests can stand, and no p-value says more than they can
+        assert row["p_value"] >= 2 / (row["replicates"] + 1)
+        assert row["replicates"] == max(200, 40 * row["tests"])
     # a family of tests is one kind of variant and one part
-    sizes = {(str(p), int(last - first)): int(t) for p, first, last, t in zip(*_values(ds, "part first last tests"))}  # noqa: B905
-    assert sizes == {("both", 0): 3, ("both", 1): 2, ("mlp", 0): 3, ("mlp", 1): 2}
+    sizes = table.assign(more=table["last"] - table["first"]).groupby(["part", "more"])["tests"].agg(list).to_dict()
+    assert sizes == {("both", 0): [3] * 3, ("both", 1): [2] * 2, ("mlp", 0): [3] * 3, ("mlp", 1): [2] * 2}
+    assert "two-sided paired bootstrap test over 4 datasets and within them over 4 series" in table.attrs["test"]
 
 
-def _values(ds: xr.Dataset, names: str) -> list[np.ndarray]:
-    return [ds[name].values for name in names.split()]
-
-
-def test_curves_begin_at_the_plain_model(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
-    ds = gathered.results["curves"]
-    assert ds.sizes["entry"] == 3 * 2 * 5
-    start = ds.where(ds["ablated"] == 0, drop=True)
-    assert np.allclose(start["mase"], ds["baseline_mase"][0])
-    assert not start["mase_change"].any()
+def test_curves_begin_at_the_plain_model(gathered: Gathered) -> None:
+    table = gathered.results["curves"]
+    assert len(table) == 3 * 2 * 5
+    start = table[table["ablated"] == 0]
+    assert np.allclose(start["mase"], start["baseline_mase"])
+    assert not start["change"].any()
     # all heads of a layer are the same variant, in whatever order they went
-    for layer in range(3):
-        ends = ds["mase"][(ds["layer"] == layer).values & (ds["ablated"] == 4).values]
-        assert len(ends) == 2
-        assert ends[0] == ends[1]
+    for _, ends in table[table["ablated"] == 4].groupby("layer")["mase"]:
+        assert ends.tolist() == [ends.iloc[0]] * 2
 
 
 def test_heads_kept_follow_the_definition(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
-    ds = gathered.results["heads_at"]
-    counts = plan[plan["family"] == "head_counts"]
-    for index in range(ds.sizes["entry"]):
-        best = 4
-        for order in ("stable_rank:low", "stable_rank:high"):
-            line = counts[(counts["layer"] == int(ds["layer"][index])) & (counts["order"] == order)]
-            passed = [
-                4 - int(row.ablated)
-                for row in line.itertuples()
-                if geometric(mase[row.variant] / mase["plain"]) - 1 < 0.05
-            ]
-            place = list(ds["order_name"].values).index(order)
-            assert int(ds["kept_by_order"][index, place]) == min(passed)
-            best = min(best, *passed)
-        assert int(ds["kept"][index]) == best
-        assert int(ds["ablated"][index]) == 4 - best
+    table, counts = gathered.results["heads_at"], plan[plan["family"] == "head_counts"]
+    assert len(table) == 3 * 2
+    for _, row in table.iterrows():
+        line = counts[(counts["layer"] == row["layer"]) & (counts["order"] == row["order"])]
+        passed = {
+            4 - int(each.ablated): geometric(mase[each.variant] / mase["plain"]) - 1
+            for each in line.itertuples()
+            if geometric(mase[each.variant] / mase["plain"]) - 1 < 0.05
+        }
+        assert row["kept"] == 4 - row["ablated"] == min(passed)
+        assert row["change"] == pytest.approx(passed[min(passed)])
+    for _, rows in table.groupby("layer"):
+        best = rows.sort_values(["kept", "change"], kind="stable").iloc[0]
+        assert rows.loc[rows["better"], "order"].tolist() == [best["order"]]
+    # figures and readings read who is better from the same decision
+    curves = gathered.results["curves"]
+    for _, row in table[table["better"]].iterrows():
+        rows = curves[curves["layer"] == row["layer"]]
+        assert set(rows["within"]) == {row["ablated"]}
+        assert set(rows.loc[rows["better"], "order"]) == {row["order"]}
+        assert set(rows["judged_by"]) == {"MASE"}
 
 
 def test_maps_show_every_dataset(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
-    ds, kept = gathered.results["datasets"], gathered.results["heads_at"]["kept"].values
-    assert list(ds["role"].values) == ["most important", "most ablatable"]
-    assert [kept[int(layer)] for layer in ds["layer"]] == [kept.max(), kept.min()]
+    table, kept = gathered.results["datasets"], gathered.results["heads_at"]
+    kept = kept[kept["better"]].set_index("layer")
+    assert list(dict.fromkeys(table["kept"])) == list(dict.fromkeys([kept["kept"].max(), kept["kept"].min()]))
+    assert table["layer"].nunique() == 2
     counts = plan[plan["family"] == "head_counts"]
-    for panel in range(2):
-        own = (counts["layer"] == int(ds["layer"][panel])) & (counts["order"] == str(ds["order"].values[panel]))
+    for (layer, dataset), rows in table.groupby(["layer", "dataset"]):
+        own = (counts["layer"] == layer) & (counts["order"] == kept["order"][layer])
         variant = counts[own].set_index("ablated")["variant"]
-        for place, dataset in enumerate(ds["dataset"].values):
-            changes = [mase.loc[dataset, variant[k]] / mase.loc[dataset, "plain"] - 1 for k in range(5)]
-            assert_close(ds["mase_change"][panel, place], changes, depth=1000, magnitude=1.0)
-            largest = max(k for k in range(5) if changes[k] < 0.05)
-            assert int(ds["largest_within"][panel, place]) == largest
+        changes = [mase.loc[dataset, variant[k]] / mase.loc[dataset, "plain"] - 1 for k in range(5)]
+        assert rows["ablated"].tolist() == list(range(5))
+        assert_close(rows["change"], changes, depth=1000, magnitude=1.0)
+        assert set(rows["largest_within"]) == {max(k for k in range(5) if changes[k] < 0.05)}
 
 
 def test_recipes_count_resilient_and_improved_datasets(
     gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
 ) -> None:
-    ds = gathered.results["recipes"]
-    assert list(ds["selection"].values) == ["stable_rank", "random", "random"]
-    heavy = plan[plan["family"].isin(["recipes", "random"])]
-    for index, variant in enumerate(heavy["variant"]):
-        change = mase[variant] / mase["plain"] - 1
-        assert int(ds["n_resilient"][index]) == int((change < 0.05).sum())
-        assert int(ds["n_improved"][index]) == int((change < 0).sum())
-        found = float(ds["change"].sel(metric="MASE")[index])
-        assert found == pytest.approx(geometric(mase[variant] / mase["plain"]) - 1)
+    table = gathered.results["recipes"]
+    assert table.drop_duplicates("seed")["selection"].tolist() == ["stable_rank", "random", "random"]
+    assert len(table) == 3 * 5
+    heavy = plan[plan["family"].isin(["recipes", "random"])].set_index("label")["variant"]
+    for _, row in table[table["metric"] == "MASE"].iterrows():
+        change = mase[heavy[row["label"]]] / mase["plain"] - 1
+        assert (row["n_resilient"], row["n_improved"]) == ((change < 0.05).sum(), (change < 0).sum())
+        assert row["change"] == pytest.approx(geometric(mase[heavy[row["label"]]] / mase["plain"]) - 1)
 
 
 def test_informed_choices_are_compared_with_the_mean_of_random_ones(gathered: Gathered) -> None:
-    ds, recipes = gathered.results["selection"], gathered.results["recipes"]
-    change = recipes["change"].sel(metric="MASE").values
-    assert float(ds["diff"][0]) == pytest.approx(change[0] - change[1:].mean())
-    assert ds["diff_lower"][0] <= ds["diff"][0] <= ds["diff_upper"][0]
+    table, recipes = gathered.results["selection"], gathered.results["recipes"]
+    change = recipes.loc[recipes["metric"] == "MASE", "change"].to_numpy()
+    informed = table[table["selection"] != "random"].iloc[0]
+    assert informed["diff"] == pytest.approx(change[0] - change[1:].mean())
+    assert informed["diff_lower"] <= informed["diff"] <= informed["diff_upper"]
+    assert table.loc[table["selection"] == "random", "diff"].isna().all()
+
+
+@pytest.mark.parametrize("metric", ["MASE", "MSIS"])
+def test_the_better_order_is_judged_by_the_metric_that_was_asked_for(metric: str, tmp_path: Path) -> None:
+    variants = {"heads_at": {"tolerance": 0.05, "orders": ["stable_rank", "random:0..2"], "metric": metric}}
+    run_sweep(parse_config({**CONTENT, "variants": variants}), tmp_path / "store")
+    found = gather(tmp_path / "store").results
+    kept, curves = found["heads_at"], found["curves"]
+    assert set(kept["judged_by"]) == set(curves["judged_by"]) == {metric}
+    assert not kept.loc[kept["better"], "order"].str.startswith("random").any()
+    assert kept.groupby("layer")["better"].sum().tolist() == [1] * 3
+    subtitle = viz.head_curves(curves).layout.meta["subtitle"]
+    assert (f"better order, judged by {metric}" in subtitle) == (metric != "MASE")
 
 
 def without(folder: Path, path: Path, gone: pd.Series) -> Path:
@@ -176,7 +192,7 @@ def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
     missing = cells[(cells["variant"] == gone) & (cells["dataset"] == "bundled/elnino")]["key"]
     found = gather(without(folder, tmp_path / "store", missing))
     assert any(f"of {len(cells)} cells planned so far 1 is missing" in note for note in found.notes)
-    assert gathered.results["effects"].sizes["entry"] - found.results["effects"].sizes["entry"] == 1
+    assert len(gathered.results["effects"]) - len(found.results["effects"]) == 1
 
 
 def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
@@ -187,10 +203,10 @@ def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
     found = gather(without(folder, tmp_path / "store", missing))
     assert any("bolt is shown on the 3 of 4 datasets" in note for note in found.notes)
     rest = mase.drop("bundled/elnino")
-    ds = found.results["effects"].isel(entry=0)
-    own = rest[plan.set_index("label")["variant"][str(ds["label"].values)]]
-    assert float(ds["mase_change"]) == pytest.approx(geometric(own / rest["plain"]) - 1)
-    assert float(ds["mase"]) == pytest.approx(geometric(own / rest["seasonal_naive"]))
+    row = found.results["effects"].iloc[0]
+    own = rest[plan.set_index("label")["variant"][row["label"]]]
+    assert row["change"] == pytest.approx(geometric(own / rest["plain"]) - 1)
+    assert row["mase"] == pytest.approx(geometric(own / rest["seasonal_naive"]))
 
 
 def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_path: Path) -> None:
@@ -227,8 +243,9 @@ def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, ga
         gather(folder)
     again = gather(folder, "results")
     assert any("other configurations" in note for note in again.notes)
-    for name, ds in gathered.results.items():
-        xr.testing.assert_identical(ds, again.results[name])
+    for name, table in gathered.results.items():
+        pd.testing.assert_frame_equal(table, again.results[name])
+        assert table.attrs == again.results[name].attrs
 
 
 def test_nothing_to_report_is_said(tmp_path: Path) -> None:
@@ -248,6 +265,6 @@ def test_shorter_searches_find_what_the_scan_finds(search: str, tmp_path: Path) 
     variants["heads_at"]["search"] = "scan"
     assert not run_sweep(parse_config({**content, "name": "scan"}), tmp_path / "store").failed
     scan = gather(tmp_path / "store", "scan").results["heads_at"]
-    assert found["kept"].values.tolist() == scan["kept"].values.tolist()
+    assert found["kept"].tolist() == scan["kept"].tolist()
     assert (found["evaluations"] <= scan["evaluations"]).all()
     assert_close(found["change"], scan["change"], depth=100, magnitude=1.0, dtype=np.float32)

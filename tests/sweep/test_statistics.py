@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import ttest_1samp
+from studies import row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.sweep.statistics import bootstrap
-from tsfm_lens.sweep.statistics.changes import (
-    METRICS,
-    changes,
-    dataset_changes,
-    dataset_metrics,
-    difference,
-    geometric_mean,
-    holm,
-    normalised,
-    per_series,
-    pooled,
-    resilience,
-)
+from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
+from tsfm_lens.sweep.statistics.changes import changes
+from tsfm_lens.sweep.statistics.pooling import METRICS, dataset_metrics, geometric_mean, normalised, per_series, pooled
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
-from tsfm_lens.testing import assert_close, last_digit
-
-# how near the bootstrap comes to Student's t: a p-value of few units, an end of an interval over four seeds
-OF_STUDENT, OF_SEEDS = 0.4, 0.02
-
-STEPS = 24.0
-
-
-def row(variant: str, dataset: str, item: str, error: float, **more: Any) -> dict[str, Any]:
-    """A stored row whose mean scaled error is ``error``; every metric follows from it."""
-    sums = dict.fromkeys(SUMS, error * STEPS) | {"n_invalid": 0.0, "abs_label": 2 * STEPS}
-    sums |= {name: STEPS for name in SUMS if name.startswith("n") and name != "n_invalid"}
-    key = {"model": "m", "variant": variant, "dataset": dataset, "item": item, "window": 0, "variate": 0}
-    return {"cell": "c", **key, **sums, **dict.fromkeys(DISTANCES, 0.25), **more}
-
-
-def study(errors: dict[str, dict[str, list[float]]]) -> pd.DataFrame:
-    """Rows from errors by variant and dataset, one a series."""
-    return pd.DataFrame(
-        [
-            row(variant, dataset, f"s{k}", error)
-            for variant, datasets in errors.items()
-            for dataset, values in datasets.items()
-            for k, error in enumerate(values)
-        ]
-    )
-
-
-def simulated(
-    rng: np.random.Generator, datasets: int, series: int, between: float, within: float, variants: int = 1
-) -> pd.DataFrame:
-    """Studies whose true change is 0.1: datasets differ by ``between``, series by ``within``, scales by a lot."""
-    plain = np.exp(rng.normal(size=(datasets, 1)) + 0.3 * rng.normal(size=(datasets, series)))
-    where = [(f"d{d:02d}", f"s{k}") for d in range(datasets) for k in range(series)]
-    key = {"model": "m", "window": 0, "variate": 0, "n": STEPS, "n_invalid": 0.0, "n_scaled": STEPS}
-    parts = []
-    for number in range(variants + 1):
-        shift = 0.1 + between * rng.normal(size=(datasets, 1)) + within * rng.normal(size=(datasets, series))
-        errors, variant = (plain * (1 + shift), f"v{number}") if number else (plain, "plain")
-        table = pd.DataFrame(where, columns=["dataset", "item"])
-        parts.append(table.assign(variant=variant, scaled_error=errors.ravel(), **key))
-    return pd.concat(parts, ignore_index=True)
-
+from tsfm_lens.testing import assert_close
 
 # sums and pooled metrics
 
@@ -177,78 +121,6 @@ def test_the_geometric_mean_leaves_out_the_same_datasets_for_all() -> None:
 
 
 # the bootstrap
-
-
-def ratio(total: np.ndarray, n: np.ndarray) -> np.ndarray:
-    return np.log(total / n)
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_replicates_equal_an_explicit_loop(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    sizes, starts = [3, 1, 4], np.array([0, 3, 4])
-    errors, plain, steps = rng.random((2, 8)) + 0.5, rng.random((1, 8)) + 0.5, rng.integers(1, 5, (1, 8)).astype(float)
-    changed = bootstrap.Sums((errors, np.repeat(steps, 2, axis=0)), starts)
-    replicates, seed = 40, 7
-    kwargs: dict[str, Any] = {"replicates": replicates, "seed": seed, "sampled": sampled}
-    found = bootstrap.replicates_of(changed, bootstrap.Sums((plain, steps), starts), ratio, **kwargs)
-
-    # the same random numbers, one draw at a time: datasets, then lists of series, then pooled ratios
-    of_datasets, *of_series = np.random.SeedSequence(seed).spawn(4)
-    copies = np.ones((replicates, 3), dtype=int)
-    if sampled:
-        copies = np.random.default_rng(of_datasets).multinomial(3, [1 / 3] * 3, size=replicates)
-    streams = [np.random.default_rng(stream) for stream in of_series]
-    logs: list[list[np.ndarray]] = [[] for _ in range(replicates)]
-    for d, size in enumerate(sizes):
-        for b in range(replicates):
-            for _ in range(copies[b, d]):
-                series = [starts[d] + k for k in streams[d].integers(size, size=size)]
-                sums = [sum(errors[v, k] for k in series) for v in range(2)]
-                below = sum(plain[0, k] for k in series)
-                logs[b].append(np.log(np.array(sums) / below))
-    assert {len(row) for row in logs} == {3}
-    assert_close(found, [np.mean(row, axis=0) for row in logs], depth=1000)
-
-    monkeypatch.setattr(bootstrap, "_BLOCK", 6)
-    again = bootstrap.replicates_of(changed, bootstrap.Sums((plain, steps), starts), ratio, **kwargs)
-    assert_close(again, found, depth=1000)
-
-
-def test_a_draw_that_leaves_nothing_to_measure_is_left_out_of_its_replicate() -> None:
-    steps = np.array([[1.0, 0.0, 1.0, 1.0]])
-    sums = bootstrap.Sums((np.array([[2.0, 0.0, 4.0, 4.0]]), steps), np.array([0, 2]))
-    found = bootstrap.replicates_of(sums, None, ratio, replicates=400, seed=0, sampled=False)
-    # the first dataset is log 2, or a quarter of the times nothing; the second log 4
-    # a quarter to within five standard errors of 400 replicates
-    values, counts = np.unique(found.round(9), return_counts=True)
-    np.testing.assert_allclose(values, [np.log(8) / 2, np.log(4)], atol=last_digit(9))
-    assert counts[1] / 400 == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 400) ** 0.5)
-
-
-def test_p_values_and_intervals_agree() -> None:
-    rng = np.random.default_rng(3)
-    distribution = rng.normal(size=(2000, 200)) + rng.uniform(-5, 5, size=200)
-    for units in (4, 10, 97):
-        lower, upper = bootstrap.interval(distribution, 0.95, units)
-        p = bootstrap.two_sided(distribution, units)
-        clear = np.abs(p - 0.05) > 0.01
-        assert ((p < 0.05) == ((lower > 0) | (upper < 0)))[clear].all()
-        assert 20 < (p < 0.05).sum() < 150
-
-
-def test_few_units_are_treated_as_by_students_t() -> None:
-    """For the mean of few normal numbers the right p-value is known; the bare percentile one is far too small."""
-    rng = np.random.default_rng(4)
-    for units, middle in ((5, 1.0), (8, 0.9), (8, 2.5), (30, 0.35)):
-        sample = rng.normal(size=units)
-        sample = (sample - sample.mean()) / sample.std(ddof=1) + middle
-        draws = rng.integers(units, size=(20_000, units))
-        p = bootstrap.two_sided(sample[draws].mean(axis=1)[:, None], units)[0]
-        assert p == pytest.approx(ttest_1samp(sample, 0.0).pvalue, rel=OF_STUDENT)
-    same = np.full((2000, 1), 0.1)
-    assert bootstrap.two_sided(same, 50)[0] > 1e-4  # no spread tells nothing of the tail
-    assert bootstrap.two_sided(0 * same, 50)[0] == 1.0
 
 
 # changes
@@ -388,108 +260,3 @@ def test_distances_have_an_interval_and_no_test() -> None:
     assert found["n_series"] == 5
     assert found[["baseline", "change", "p_value", "p_holm"]].isna().all()
     assert not found["stands"]
-
-
-# families
-
-
-def test_holm_by_hand() -> None:
-    p = np.array([0.01, 0.04, np.nan, 0.03, 0.2])
-    # sorted 0.01 · 4, 0.03 · 3, 0.04 · 2 but no less than before it, 0.2 · 1
-    np.testing.assert_allclose(holm(p), [0.04, 0.09, np.nan, 0.09, 0.2])
-    np.testing.assert_allclose(holm(p, ["x", "y", "x", "x", "y"]), [0.02, 0.08, np.nan, 0.03, 0.2])
-
-
-def test_families_are_corrected_by_themselves() -> None:
-    rng = np.random.default_rng(8)
-    plain = {f"d{d}": list(rng.random(4) + 0.5) for d in range(8)}
-    errors = {"plain": plain}
-    for number in range(4):
-        errors[f"v{number}"] = {
-            d: [e * (1 + 0.05 * number + 0.1 * rng.normal()) for e in values] for d, values in plain.items()
-        }
-    frame = study(errors)
-    frame["family"] = frame["variant"].map(lambda v: "layers" if v == "v1" else "heads")
-    found = changes(frame, family="family")
-    by_mapping = changes(frame.drop(columns="family"), family={"v1": "layers"})
-    pd.testing.assert_series_equal(found["p_holm"], by_mapping["p_holm"])
-    for name, part in found.groupby("family"):
-        np.testing.assert_allclose(part["p_holm"], holm(part["p_value"].to_numpy()), err_msg=name)
-    assert (changes(frame)["p_holm"] >= found["p_holm"]).all()
-    two = pd.concat([frame, frame.assign(model="other")])
-    both = changes(two, family="family")
-    for model in ("m", "other"):
-        part = both[both["model"] == model].reset_index(drop=True)
-        pd.testing.assert_frame_equal(part.drop(columns="model"), found.drop(columns="model"))
-    with pytest.raises(UnknownNameError, match="column of families"):
-        changes(frame, family="kind")
-    with pytest.raises(InputError, match="more than one family"):
-        changes(pd.concat([frame, frame.assign(family="all", window=1)]), family="family")
-
-
-# counts and random choices
-
-
-def test_resilient_and_improved_datasets_by_hand() -> None:
-    names = "abcdef"
-    factors = {"a": 0.9, "b": 0.999, "c": 1.0, "d": 1.049, "e": 1.05, "f": 2.0}
-    plain = {name: [4.0] for name in names}
-    frame = study({"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}})
-    frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = 4.2 * STEPS
-    found = resilience(frame).iloc[0]
-    assert found[["n_resilient", "n_improved", "n_datasets", "n_left_out"]].tolist() == [4, 2, 6, 0]
-    assert resilience(frame, tolerance=0.06).iloc[0]["n_resilient"] == 5
-    table = dataset_changes(frame).set_index("dataset")["change"]
-    assert table.to_dict() == pytest.approx({name: factor - 1 for name, factor in factors.items()})
-
-
-def test_informed_against_random_choices() -> None:
-    rng = np.random.default_rng(9)
-    plain = {f"d{d}": list(rng.random(3) + 0.5) for d in range(30)}
-    factors = {"informed": 1.1, "r0": 1.2, "r1": 1.3, "r2": 1.5, "r3": 1.2}
-    errors = {v: {d: [e * factor for e in values] for d, values in plain.items()} for v, factor in factors.items()}
-    frame = study({"plain": plain, **errors})
-    found = difference(frame, "informed", ["r0", "r1", "r2", "r3"])
-    assert found["change_informed"] == pytest.approx(0.1)
-    assert found["change_random"] == pytest.approx(0.3)
-    assert found["difference"] == pytest.approx(-0.2)
-    # series and datasets all agree, so that only the choice of seeds varies: sd / sqrt(4), Student's t of 3 degrees
-    spread = np.std([0.2, 0.3, 0.5, 0.2]) / 2
-    reach = 3.182 * np.sqrt(4 / 3) * spread
-    assert found["lower"] == pytest.approx(-0.2 - reach, abs=OF_SEEDS)
-    assert found["upper"] == pytest.approx(-0.2 + reach, abs=OF_SEEDS)
-    one = difference(frame, "informed", ["r1"])
-    assert (one["lower"], one["upper"]) == (pytest.approx(-0.2), pytest.approx(-0.2))
-    assert "taken as it is" in one["method"]
-    same = study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
-    nothing = difference(same, "informed", ["r0", "r1"])
-    assert (nothing["difference"], nothing["p_value"]) == (0.0, 1.0)
-    with pytest.raises(UnknownNameError, match="r1"):
-        difference(frame, "informed", ["r11"])
-    with pytest.raises(InputError, match="name one"):
-        difference(pd.concat([frame, frame.assign(model="other")]), "informed", ["r0"])
-    two = pd.concat([frame, frame.assign(model="other")])
-    pd.testing.assert_series_equal(difference(two, "informed", ["r1"], model="m"), one)
-
-
-def test_all_choices_are_compared_on_the_datasets_that_all_have() -> None:
-    plain = {f"d{d}": [1.0, 2.0] for d in range(4)}
-    frame = study({"plain": plain, "informed": plain, "r0": plain, "r1": plain})
-    frame = frame[~((frame["variant"] == "r1") & (frame["dataset"] == "d2"))]
-    frame.loc[(frame["variant"] == "informed") & (frame["dataset"] == "d2"), "scaled_error"] *= 50
-    found = difference(frame, "informed", ["r0", "r1"])
-    assert (found["n_datasets"], found["left_out"], found["difference"]) == (3, ("d2",), 0.0)
-
-
-@pytest.mark.parametrize("replay", [changes, lambda frame: difference(frame, "v1", ["v2"]), resilience])
-def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], Any]) -> None:
-    frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
-    shuffled = frame.sample(frac=1.0, random_state=1)
-    one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
-    pd.testing.assert_frame_equal(one, again)
-    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(per_series(shuffled, ["MASE"]))))
-    # stores give texts as categories, in whatever order they came
-    coded = shuffled.astype(dict.fromkeys(["model", "variant", "dataset", "item"], "category"))
-    for key in ("variant", "dataset", "item"):
-        coded[key] = coded[key].cat.reorder_categories(list(coded[key].cat.categories)[::-1])
-    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))

@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.sweep_entries import baseline_of, order_words
-from tsfm_lens.viz.sweep_heads import better_order
 
 EVIL = '<script>x</script>&%{y}"$'
 RECIPES = ("light", "heavy")
@@ -29,12 +27,8 @@ DRAW = {
 
 
 @pytest.fixture(scope="module")
-def sweep(planted_sweep: Any) -> dict[str, xr.Dataset]:
+def sweep(planted_sweep: Any) -> dict[str, pd.DataFrame]:
     return planted_sweep()
-
-
-def frame(ds: xr.Dataset) -> pd.DataFrame:
-    return pd.DataFrame({str(k): v.values for k, v in ds.variables.items() if v.dims == ("entry",)})
 
 
 def ends(bars: Any, values: np.ndarray) -> np.ndarray:
@@ -55,8 +49,8 @@ def traces(fig: go.Figure, axis: str, **same: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("part", ["both", "heads", "mlp"])
-def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, xr.Dataset], part: str) -> None:
-    table = frame(sweep["layers"])
+def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, pd.DataFrame], part: str) -> None:
+    table = sweep["layers"]
     fig = viz.layer_distances(sweep["layers"], part=part)
     filled = 0
     for model, axis in (("alpha", "x"), ("beta", "x2")):
@@ -80,13 +74,13 @@ def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, x
     assert 0 < filled < 20
 
 
-def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, xr.Dataset]) -> None:
-    ds, table = sweep["layers"], frame(sweep["layers"])
+def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = table = sweep["layers"]
     fig = viz.component_errors(ds)
     single = table[(table["family"] == "layers")]
     best = {}
     for model, rows in single[single["part"] == "both"].groupby("model"):
-        best[model] = int(rows.set_index("first")["mase_change"].idxmin())
+        best[model] = int(rows.set_index("first")["change"].idxmin())
     bars = {trace.name: trace for trace in fig.data}
     assert list(bars["unablated"].x) == [baseline_of(ds, "alpha"), baseline_of(ds, "beta")]
     assert list(fig.layout.yaxis.ticktext) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
@@ -103,29 +97,29 @@ def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, xr.Datase
         ]
         np.testing.assert_array_equal(bars[name].x, [row["mase"] for row in rows])
         base = np.array([baseline_of(ds, m) for m in best])
-        expected = [base * (1 + np.array([row[f"mase_change_{end}"] for row in rows])) for end in ("lower", "upper")]
+        expected = [base * (1 + np.array([row[end] for row in rows])) for end in ("lower", "upper")]
         assert_close(ends(bars[name].error_x, np.array(bars[name].x)), expected, depth=1000)
         said = [labels[y] for y in bars[name].y]
         assert ["<b>" in text for text in said] == [bool(row["stands"]) for row in rows]
         assert all(f"{row['mase']:.3f}"[:4] in text for text, row in zip(said, rows, strict=True))
 
 
-def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, xr.Dataset]) -> None:
-    ds, table = sweep["layers"], frame(sweep["layers"])
+def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = table = sweep["layers"]
     fig = viz.range_curves(ds)
     mine = table[(table["family"] == "ranges") & (table["model"] == "beta") & (table["part"] == "mlp")]
     band, line = traces(fig, "x2", name="interval")[2], traces(fig, "x2", legendgroup="mlp")[0]
     np.testing.assert_array_equal(line.x, mine["last"] - mine["first"] + 1)
     np.testing.assert_array_equal(line.y, mine["mase"])
     base = baseline_of(ds, "beta")
-    upper, lower = base * (1 + mine["mase_change_upper"]), base * (1 + mine["mase_change_lower"])
+    upper, lower = base * (1 + mine["upper"]), base * (1 + mine["lower"])
     np.testing.assert_allclose(band.y, [*upper, *lower[::-1]])
     assert [not s.endswith("-open") for s in line.marker.symbol] == mine["stands"].tolist()
     assert [shape.y0 for shape in fig.layout.shapes] == [baseline_of(ds, "alpha"), base]
 
 
-def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: dict[str, xr.Dataset]) -> None:
-    ds, table = sweep["curves"], frame(sweep["curves"])
+def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = table = sweep["curves"]
     fig = viz.head_curves(ds, model="beta", layers=[1, 3])
     base = baseline_of(ds, "beta")
     for axis, layer in (("x", 1), ("x2", 3)):
@@ -137,47 +131,35 @@ def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: 
             rows = mine[mine["order"] == order].sort_values("ablated")
             np.testing.assert_allclose(line.x, 100 * rows["share"])
             np.testing.assert_array_equal(line.y, rows["mase"])
-        best, _ = better_order(mine, 0.01)
-        assert [t.name for t in lines if t.line.width > 2] == ([order_words(best)] if best else [])
+        best = mine.loc[mine["better"] & (mine["within"] > 0), "order"]
+        assert [t.name for t in lines if t.line.width > 2] == [order_words(each) for each in best.unique()]
     np.testing.assert_allclose([s.y0 for s in fig.layout.shapes], [base, 1.01 * base] * 2)
     # without its first point a curve still starts at the unablated model
-    bare = viz.head_curves(ds.isel(entry=ds["ablated"].values > 0), model="beta", layers=[1])
+    bare = viz.head_curves(ds[ds["ablated"] > 0], model="beta", layers=[1])
     starts = [(t.x[0], t.y[0]) for t in bare.data if t.name != "interval"]
     assert starts == [(0.0, base)] * 3
 
 
-def test_the_better_order_takes_most_heads_even_after_a_worse_count() -> None:
-    rows = pd.DataFrame(
-        {
-            "order": ["a:low"] * 4 + ["a:high"] * 4 + ["random:1"] * 4,
-            "ablated": [0, 1, 2, 3] * 3,
-            # not monotone: 2 fails and 3 passes; a change of the tolerance itself does not pass
-            "mase_change": [0, 0.0, 0.05, 0.009, 0, 0.0, 0.0, 0.01, 0, 0, 0, 0],
-        }
-    )
-    # of equal numbers the smaller change there, however the rest of the curve runs, then the first
-    even = rows.assign(mase_change=[0, 0.9, 0.9, 0.001, 0, 0.0, 0.0, 0.002, 0, 0, 0, -1])
-    assert better_order(even, 0.01) == ("a:low", 3)
-    assert better_order(even.assign(mase_change=0.0).iloc[::-1], 0.01) == ("a:high", 3)
-    # where no head can go there is no better order, even if a random one could lose some
-    worse = rows.assign(mase_change=[0, *[0.5] * 3, 0, *[0.5] * 3, 0, 0, 0, 0])
-    assert better_order(worse, 0.01) == better_order(worse[worse["ablated"] > 2], 0.01) == ("", 0)
-    assert better_order(worse[worse["ablated"] == 0], 0.01) == better_order(worse.iloc[:0], 0.01) == ("", 0)
-    assert better_order(rows, 0.01) == ("a:low", 3)
-    assert better_order(rows[rows["order"] != "a:low"], 0.01) == ("a:high", 2)
-    assert better_order(rows[rows["order"] == "random:1"], 0.01) == ("random:1", 3)
+def test_what_is_not_decided_yet_is_not_judged(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = sweep["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)
+    fig = viz.head_curves(ds, model="alpha")
+    titles = [note.text.split("<br>") for note in fig.layout.annotations]
+    assert [words[1] for words in titles if len(words) == 2] == ["not decided yet"] * 6
+    assert not [t for t in fig.data if t.line.width is not None and t.line.width > 2]
+    assert len(traces(viz.head_curves(ds, by="model"), "x")) == 6
 
 
-def test_lines_by_model_are_the_better_orders(sweep: dict[str, xr.Dataset]) -> None:
-    ds, table = sweep["curves"], frame(sweep["curves"])
+def test_lines_by_model_are_the_better_orders(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = table = sweep["curves"]
     lines = traces(viz.head_curves(ds, by="model"), "x2")
     assert len(lines) == 5
     for layer, line in enumerate(lines):
         mine = table[(table["model"] == "beta") & (table["layer"] == layer)]
         # the first order where no head can go
-        best = better_order(mine, 0.01)[0] or "stable_rank:low"
+        better = mine.loc[mine["better"] & (mine["within"] > 0), "order"]
+        best = better.iloc[0] if len(better) else "stable_rank:low"
         rows = mine[mine["order"] == best].sort_values("ablated")
-        assert_close(line.y, 100 * rows["mase_change"], depth=1000)
+        assert_close(line.y, 100 * rows["change"], depth=1000)
     assert len({line.line.color for line in lines}) == 5
 
 
@@ -187,7 +169,7 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     planted_sweep: Any, counts: tuple[int, ...] | None, harm: float
 ) -> None:
     made = planted_sweep(models=("alpha",), counts=counts, harm=harm)
-    table = frame(made["heads_at"]).set_index("layer")
+    table = made["heads_at"][made["heads_at"]["better"]].set_index("layer")
     titles = [note.text.split("<br>") for note in viz.head_curves(made["curves"]).layout.annotations]
     dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.mode == "markers+text")
     verdicts = {int(words[0].split()[1]): words[1] for words in titles if len(words) == 2}
@@ -206,35 +188,35 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     assert ("empty columns were not evaluated" in cells.layout.meta["subtitle"]) == (not {1, 2, 3, 4} <= evaluated)
 
 
-def test_a_model_without_finished_curves_is_left_out(sweep: dict[str, xr.Dataset]) -> None:
-    ds = sweep["curves"].copy(deep=True)
-    ds["mase"][ds["model"].values == "beta"] = np.nan
+def test_a_model_without_finished_curves_is_left_out(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = sweep["curves"].copy()
+    ds.loc[ds["model"] == "beta", "mase"] = np.nan
     assert [note.text for note in viz.head_curves(ds, by="model").layout.annotations][:1] == ["alpha"]
     with pytest.raises(InputError, match="no finished entry for heads by count of beta"):
         viz.head_curves(ds, model="beta")
 
 
-def test_wide_bands_leave_the_lines_of_ranges_their_axis(sweep: dict[str, xr.Dataset]) -> None:
-    ds = sweep["layers"].copy(deep=True)
-    ds["mase_change_upper"][:] = 40.0
-    fig, table = viz.range_curves(ds), frame(ds)
-    lines = [*table.loc[table["family"] == "ranges", "mase"], *ds["baseline_mase"].values]
+def test_wide_bands_leave_the_lines_of_ranges_their_axis(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = sweep["layers"].copy()
+    ds["upper"] = 40.0
+    fig = viz.range_curves(ds)
+    lines = [*ds.loc[ds["family"] == "ranges", "mase"], *ds["baseline_mase"]]
     low, high = fig.layout.yaxis.range
     assert low < min(lines) < max(lines) < high < max(lines) + 0.5 * (max(lines) - min(lines))
     assert "what leaves the axis is cut off" in fig.layout.meta["subtitle"]
     assert "cut off" not in viz.range_curves(sweep["layers"]).layout.meta["subtitle"]
 
 
-def test_recipes_of_one_size_are_told_apart_by_name(sweep: dict[str, xr.Dataset]) -> None:
-    ds = sweep["recipes"].copy(deep=True)
-    ds["heads_ablated"][:], ds["n_mlps"][:] = 6, 1
+def test_recipes_of_one_size_are_told_apart_by_name(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = sweep["recipes"].copy()
+    ds["heads_ablated"], ds["n_mlps"] = 6, 1
     for draw in (viz.recipe_changes, viz.recipe_table):
         rows = list(draw(ds).layout.yaxis.ticktext)
         assert rows == [f"{m} ({s} % of heads + 1 MLP), {r}" for m, s in (("alpha", 25), ("beta", 40)) for r in RECIPES]
 
 
-def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, xr.Dataset]) -> None:
-    table = frame(sweep["heads_at"])
+def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, pd.DataFrame]) -> None:
+    table = sweep["heads_at"][sweep["heads_at"]["better"]]
     fig = viz.heads_at_layers(sweep["heads_at"])
     dots = next(t for t in traces(fig, "x") if t.mode == "markers+text")
     mine = table[table["model"] == "alpha"]
@@ -245,19 +227,20 @@ def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, xr.Dataset]) -> 
     assert f"{gone} of {int(mine['of'].sum())} heads can go" in fig.layout.annotations[0].text
 
 
-def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict[str, xr.Dataset]) -> None:
+def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["datasets"]
     fig = viz.dataset_heatmap(ds, model="alpha")
     maps = [t for t in fig.data if t.type == "heatmap"]
     frames = [t for t in fig.data if t.type == "scatter"]
     assert len(maps) == 2
-    for panel, (cells, frame_) in enumerate(zip(maps, frames, strict=True)):
-        change = 100 * ds["mase_change"].values[panel]
-        assert_close(cells.z, np.clip(change, -25, 25), depth=1000)
-        largest = ds["largest_within"].values[panel]
+    panels = [rows for _, rows in ds[ds["model"] == "alpha"].groupby("layer")]
+    for panel, cells, frame_ in zip(panels, maps, frames, strict=True):
+        mase, change = (panel.pivot(index="dataset", columns="ablated", values=name) for name in ("mase", "change"))
+        assert_close(cells.z, np.clip(100 * change, -25, 25), depth=1000)
+        largest = panel.groupby("dataset")["largest_within"].first().to_numpy()
         for row, line in enumerate(cells.text):
             plain = [text.replace("<b>", "").replace("</b>", "") for text in line]
-            assert plain == [f"{value:.2f}" for value in ds["mase"].values[panel, row]]
+            assert plain == [f"{value:.2f}" for value in mase.iloc[row]]
             assert [i for i, text in enumerate(line) if "<b>" in text] == [largest[row]]
         corners = np.array(frame_.x, dtype=float).reshape(-1, 6)[:, :4], np.array(frame_.y, float).reshape(-1, 6)[:, :4]
         np.testing.assert_array_equal(corners[0].mean(1), largest)
@@ -266,7 +249,10 @@ def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict
     # a model of 3 heads in a result of 4 has no column for the fourth
     assert len(viz.dataset_heatmap(ds, model="beta").data[0].x) == 4
     some = viz.dataset_heatmap(ds, model="alpha", layers=[3], datasets=["set 2/H/short", "set 0/H/short"])
-    np.testing.assert_allclose(some.data[0].z, np.clip(100 * ds["mase_change"].values[1, [2, 0]], -25, 25))
+    wanted = ds[(ds["model"] == "alpha") & (ds["layer"] == 3)].pivot(
+        index="dataset", columns="ablated", values="change"
+    )
+    np.testing.assert_allclose(some.data[0].z, np.clip(100 * wanted.iloc[[2, 0]], -25, 25))
     assert list(some.layout.yaxis.ticktext) == ["set 2/H/short", "set 0/H/short"]
 
 
@@ -279,29 +265,29 @@ def test_97_datasets_have_a_row_each_that_can_be_read(planted_sweep: Any) -> Non
     assert fig.layout.meta["min_width"] / 34 >= 26
 
 
-def test_recipes_as_dots_and_as_a_table_hold_the_same_changes(sweep: dict[str, xr.Dataset]) -> None:
+def test_recipes_as_dots_and_as_a_table_hold_the_same_changes(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["recipes"]
-    listed = ds.isel(entry=ds["selection"].values == "listed")
+    listed = ds[ds["selection"] == "listed"]
     dots, table = viz.recipe_changes(ds), viz.recipe_table(ds).data[0]
-    for k, metric in enumerate(ds["metric"].values):
+    for k, (metric, own) in enumerate(listed.groupby("metric", sort=False)):
         trace = next(t for t in dots.data if t.name == metric)
-        np.testing.assert_allclose(trace.x, 100 * listed["change"].values[:, k])
-        expected = 100 * np.stack([listed[end].values[:, k] for end in ("lower", "upper")])
+        np.testing.assert_allclose(trace.x, 100 * own["change"])
+        expected = 100 * own[["lower", "upper"]].to_numpy().T
         np.testing.assert_allclose(ends(trace.error_x, np.array(trace.x)), expected)
-        assert [not s.endswith("-open") for s in trace.marker.symbol] == listed["stands"].values[:, k].tolist()
-        for row in range(listed.sizes["entry"]):
-            text = table.text[row][k]
-            assert f"{100 * listed['change'].values[row, k]:+.2f}".replace("-", "−") in text
-            assert ("<b>" in text) == bool(listed["stands"].values[row, k])
+        assert [not s.endswith("-open") for s in trace.marker.symbol] == own["stands"].tolist()
+        for text, (_, row) in zip([cells[k] for cells in table.text], own.iterrows(), strict=True):
+            assert f"{100 * row['change']:+.2f}".replace("-", "−") in text
+            assert ("<b>" in text) == row["stands"]
     assert 0 < int(listed["stands"].sum()) < listed["stands"].size
-    counts = [[f"{int(v)} of 4" for v in listed[name].values] for name in ("n_resilient", "n_improved")]
+    once = listed[listed["metric"] == "MASE"]
+    counts = [[f"{v} of 4" for v in once[name]] for name in ("n_resilient", "n_improved")]
     assert [list(row[-2:]) for row in table.text] == [list(pair) for pair in zip(*counts, strict=True)]
     assert dots.layout.yaxis.ticktext[1] == "alpha (50 % of heads)"
-    assert len(viz.recipe_table(ds, random=True).data[0].text) == ds.sizes["entry"]
+    assert len(viz.recipe_table(ds, random=True).data[0].text) == len(ds) / 5
 
 
-def test_choices_stand_beside_each_seed_their_mean_and_the_difference(sweep: dict[str, xr.Dataset]) -> None:
-    ds, table = sweep["selection"], frame(sweep["selection"])
+def test_choices_stand_beside_each_seed_their_mean_and_the_difference(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = table = sweep["selection"]
     fig = viz.selection_comparison(ds)
     by_name = {trace.name: trace for trace in fig.data}
     for name, selection in (("heads as listed", "listed"), ("heads at random, a seed each", "random")):
@@ -312,34 +298,34 @@ def test_choices_stand_beside_each_seed_their_mean_and_the_difference(sweep: dic
     means = table[table["selection"] == "random"].groupby(["model", "recipe"], sort=False)["change"].mean()
     np.testing.assert_allclose(by_name["mean of the random choices"].x, 100 * means)
     gap = by_name["informed minus random"]
-    np.testing.assert_allclose(gap.x, 100 * ds["diff"].values)
-    expected = 100 * np.stack([ds["diff_lower"].values, ds["diff_upper"].values])
+    informed = table[table["selection"] == "listed"]
+    np.testing.assert_allclose(gap.x, 100 * informed["diff"])
+    assert [not s.endswith("-open") for s in gap.marker.symbol] == informed["diff_stands"].tolist()
+    expected = 100 * informed[["diff_lower", "diff_upper"]].to_numpy().T
     np.testing.assert_allclose(ends(gap.error_x, np.array(gap.x)), expected)
 
 
-def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, xr.Dataset]) -> None:
-    ds = sweep["layers"].copy(deep=True)
-    lost = np.flatnonzero((ds["part"].values == "both") & (ds["family"].values == "layers"))[:2]
-    for name in ("spearman_distance", "mase", "mase_change"):
-        ds[name][lost] = np.nan
+def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame]) -> None:
+    ds = sweep["layers"].copy()
+    lost = ds.index[(ds["part"] == "both") & (ds["family"] == "layers")][:2]
+    ds.loc[lost, ["spearman_distance", "mase", "change"]] = np.nan
     fig = viz.layer_distances(ds)
     assert "2 without a result are left out" in fig.layout.meta["subtitle"]
     assert len(traces(fig, "x")[0].x) == 4
     # no interval, as from a single series: the points stay, without bars
     for end in ("lower", "upper"):
-        ds[f"spearman_distance_{end}"][:] = np.nan
-        ds[f"mase_change_{end}"][:] = np.nan
+        ds[f"spearman_distance_{end}"] = ds[end] = np.nan
     assert len(traces(viz.layer_distances(ds), "x")[0].x) == 4
     assert not [t for t in viz.range_curves(ds).data if t.name == "interval"]
     assert "nan" not in str(viz.component_errors(ds).layout.annotations)
 
 
-def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, xr.Dataset]) -> None:
+def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["layers"]
     with pytest.raises(InputError, match="no finished entry for growing ranges"):
-        viz.range_curves(ds.isel(entry=ds["family"].values != "ranges"))
+        viz.range_curves(ds[ds["family"] != "ranges"])
     with pytest.raises(InputError, match="no finished entry for single layers"):
-        viz.component_errors(ds.isel(entry=ds["family"].values == "groups"))
+        viz.component_errors(ds[ds["family"] == "groups"])
     with pytest.raises(UnknownNameError, match=r"no part 'head'. Closest: heads"):
         viz.layer_distances(ds, part="head")
     with pytest.raises(UnknownNameError, match=r"no model 'alfa'. Closest: alpha"):

@@ -162,12 +162,20 @@ def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> HeadsA
 def better(results: Mapping[str, HeadsAt]) -> tuple[str, HeadsAt]:
     """The order that keeps fewest heads; among equals that of the smallest change, then the first.
 
+    Orders at random do not count where there are others: the best of many would win by luck.
+
     Raises:
         InputError: no results.
     """
     if not results:
         raise InputError("there are no results of heads@k to choose from")
-    return min(results.items(), key=lambda item: (item[1].kept, item[1].change))
+    named = {order: found for order, found in results.items() if not is_random(order)}
+    return min((named or results).items(), key=lambda item: (item[1].kept, item[1].change))
+
+
+def is_random(order: str) -> bool:
+    """Whether an order is one of chance, such as "random:3"."""
+    return str(order).partition(":")[0] == "random"
 
 
 def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:

@@ -82,8 +82,8 @@ class _Sheet:
             self.found.intervals[quantity] = (100 * float(lower), 100 * float(upper))
 
     def mase(self, quantity: str, row: Mapping[str, Any]) -> None:
-        """The change of MASE of a row of effects or curves."""
-        self.change(quantity, row["mase_change"], row["mase_change_lower"], row["mase_change_upper"])
+        """The change of MASE of a row of a table."""
+        self.change(quantity, row["change"], row["lower"], row["upper"])
 
 
 @dataclass(frozen=True)
@@ -168,18 +168,18 @@ def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered
             if row.name not in rows:
                 continue
             here = (table["model"] == rows[row.name].source) & (table["recipe"] == row.recipe)
-            own = table.isel(entry=int(here.values.argmax()))
+            # the informed choice comes before those at random
+            own = {str(each["metric"]): each for each in _rows(table[here].drop_duplicates("metric"))}
+            whole = own["MASE"]
             # what is scaled to another model is no row of the paper, whose numbers are not put beside it
             name = f"{row.recipe} scaled to {rows[row.name].source}" if row.name in scaled else row.name
-            sheet.add(f"{name}: heads ablated", 100 * float(own["heads_ablated"] / own["heads_total"]), "%")
-            sheet.add(f"{name}: MLPs ablated", float(own["n_mlps"]))
+            sheet.add(f"{name}: heads ablated", 100 * whole["heads_ablated"] / whole["heads_total"], "%")
+            sheet.add(f"{name}: MLPs ablated", whole["n_mlps"])
             for metric in metrics:
-                one = own.sel(metric=metric)
-                ends = (float(one[name]) for name in ("change", "lower", "upper"))
-                sheet.change(f"{name}: change of {TITLES.get(metric, metric)}", *ends)
+                sheet.mase(f"{name}: change of {TITLES.get(metric, metric)}", own[metric])
             if counts:
-                sheet.add(f"{name}: resilient datasets", float(own["n_resilient"]))
-                sheet.add(f"{name}: improved datasets", float(own["n_improved"]))
+                sheet.add(f"{name}: resilient datasets", whole["n_resilient"])
+                sheet.add(f"{name}: improved datasets", whole["n_improved"])
         return replace(sheet.found, notes=_heavy_notes(rows))
 
     return read
@@ -197,25 +197,22 @@ def _heavy_notes(rows: Mapping[str, Subject]) -> tuple[str, ...]:
 # --- figures 3 and 4: layers and ranges of layers -----------------------------------------------------------
 
 
-def _entries(gathered: Gathered, name: str) -> pd.DataFrame:
-    return gathered.results[name].drop_dims("model_name", errors="ignore").to_dataframe()
-
-
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def _baseline(gathered: Gathered, name: str, subject: Subject) -> float:
-    return float(gathered.results[name]["baseline_mase"].sel(model_name=subject.source))
+    table = gathered.results[name]
+    return float(table.loc[table["model"] == subject.source, "baseline_mase"].iloc[0])
 
 
 def _read_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = _entries(gathered, "effects"), _Sheet()
+    table, sheet = gathered.results["effects"], _Sheet()
     table = table[table["family"] == "layers"]
     for subject in subjects:
         own = table[table["model"] == subject.source]
         whole = own[own["part"] == "both"]
-        layer = int(whole.sort_values("mase_change")["first"].iloc[0])
+        layer = int(whole.sort_values("change")["first"].iloc[0])
         sheet.add(f"{subject.words}: most ablatable layer", layer)
         sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
         for row in _rows(own[own["first"] == layer]):
@@ -226,7 +223,7 @@ def _read_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
 
 
 def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = _entries(gathered, "effects"), _Sheet()
+    table, sheet = gathered.results["effects"], _Sheet()
     table = table[table["family"] == "ranges"]
     half: dict[str, float] = {}
     for subject in subjects:
@@ -235,7 +232,7 @@ def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
         for row in _rows(own):
             sheet.mase(f"{subject.words}: change of MASE without {row['label']}", row)
             if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
-                half[subject.architecture] = float(row["mase_change"])
+                half[subject.architecture] = float(row["change"])
     if {"chronos-bolt", "toto-1"} <= half.keys():
         sheet.add(HALF_MLPS, half["chronos-bolt"] < half["toto-1"])
     return sheet.found
@@ -260,7 +257,7 @@ def _deep(layer: int, of: int, subject: Subject) -> int:
 
 
 def _read_curves(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = _entries(gathered, "curves"), _Sheet()
+    table, sheet = gathered.results["curves"], _Sheet()
     sheet.add(f"{RELATIVE_MASE}: whole model, geometric mean", _baseline(gathered, "curves", subjects[0]))
     for row in _rows(table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])):
         words = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
@@ -272,17 +269,13 @@ def _read_curves(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
 def _kept_by_order(gathered: Gathered, sheet: _Sheet, subjects: Sequence[Subject], *, named: bool) -> None:
     kept = gathered.results["heads_at"]
     for subject in subjects:
-        own = kept.isel(entry=kept["model"].values == subject.source)
-        for place in range(own.sizes["entry"]):
-            where = f"{subject.words}, layer" if named else "layer"
-            layer = int(own["layer"][place])
-            for order in own["order_name"].values:
-                count = float(own["kept_by_order"].isel(entry=place).sel(order_name=order))
-                sheet.add(f"heads kept: {where} {layer}, {order_words(str(order))}", count)
+        where = f"{subject.words}, layer" if named else "layer"
+        for row in _rows(kept[kept["model"] == subject.source]):
+            sheet.add(f"heads kept: {where} {row['layer']}, {order_words(row['order'])}", row["kept"])
 
 
 def _read_all_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
-    table, sheet = _entries(gathered, "curves"), _Sheet()
+    table, sheet = gathered.results["curves"], _Sheet()
     for subject in subjects:
         sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "curves", subject))
         own = table[(table["model"] == subject.source) & table["ablated"].isin([subject.heads // 2, subject.heads])]
@@ -300,10 +293,10 @@ def _read_kept(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     kept, sheet = gathered.results["heads_at"], _Sheet()
     notes = []
     for subject in subjects:
-        own = kept.isel(entry=kept["model"].values == subject.source)
+        own = kept[kept["better"] & (kept["model"] == subject.source)]
         # counts of other sizes stand for other layers and shares: they are not put beside the paper's
         name = subject.architecture if subject.published else subject.source
-        for layer, count in zip(own["layer"].values, own["kept"].values, strict=True):
+        for layer, count in zip(own["layer"], own["kept"], strict=True):
             sheet.add(f"{name}: heads kept in layer {layer}", count)
         share = 100 * float(own["ablated"].sum() / own["of"].sum())
         sheet.add(f"{name}: heads ablated of all, every layer at heads@1pp by itself", share, "%")
@@ -318,23 +311,24 @@ def _read_kept(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
 def _read_datasets(subject_layers: Callable[[Subject], tuple[int, ...]]) -> Callable[..., Found]:
     def read(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
         sheet, rises = _Sheet(), {}
-        panels, curves = gathered.results["datasets"], _entries(gathered, "curves")
+        panels, curves = gathered.results["datasets"], gathered.results["curves"]
         layers = subject_layers(subjects[0])
         for layer in layers:
-            panel = panels.isel(panel=int((panels["layer"].values == layer).argmax()))
-            of = int(panel["of"])
-            rises[layer] = panel["mase_change"].sel(ablated=of)
+            panel = panels[panels["layer"] == layer]
+            of = int(panel["of"].iloc[0])
+            whole = panel[panel["ablated"] == of].set_index("dataset")
+            rises[layer] = whole["change"]
             row = _rows(curves[(curves["layer"] == layer) & (curves["ablated"] == of)])[0]
             sheet.mase(f"layer {layer}: change of MASE without all heads", row)
             far = float((rises[layer] > FAR).sum())
             sheet.add(f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far)
-            all_go = float((panel["largest_within"] == of).sum())
+            all_go = float((whole["largest_within"] == of).sum())
             sheet.add(f"layer {layer}: datasets on which all heads can go within 1 %", all_go)
-            middle = float(panel["largest_within"].median())
+            middle = float(whole["largest_within"].median())
             sheet.add(f"layer {layer}: heads that can go within 1 %, median of datasets", middle)
         if len(layers) == 2:
             important, ablatable = (rises[layer] for layer in layers)
-            sheet.add(KINDER, float((ablatable < important).mean()) > 0.5)
+            sheet.add(KINDER, float((ablatable < important.reindex(ablatable.index)).mean()) > 0.5)
         return sheet.found
 
     return read

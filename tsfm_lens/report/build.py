@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -97,8 +99,8 @@ def build_report(
     return write_atomically(target, page)
 
 
-def plates_of(results: Mapping[str, xr.Dataset]) -> dict[str, list[Plate]]:
-    """What is drawn of each result.
+def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:
+    """What is drawn of each result: a Dataset, or of a sweep a table.
 
     Raises:
         InputError: no results, or one that is of no known kind.
@@ -109,13 +111,13 @@ def plates_of(results: Mapping[str, xr.Dataset]) -> dict[str, list[Plate]]:
     return {name: list(chapters[name].plates(ds)) for name, ds in results.items()}
 
 
-def chapter_of(ds: xr.Dataset, name: str) -> Measurement | Chapter:
+def chapter_of(ds: Any, name: str) -> Measurement | Chapter:
     """The measurement that a result is of.
 
     Raises:
         InputError: ``ds`` is no labelled result of a known kind.
     """
-    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else type(ds).__name__
+    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset | pd.DataFrame) else type(ds).__name__
     if kind in plates_sweep.CHAPTERS:
         return plates_sweep.CHAPTERS[str(kind)]
     if kind not in measurements():
@@ -124,7 +126,7 @@ def chapter_of(ds: xr.Dataset, name: str) -> Measurement | Chapter:
 
 
 def page_of(
-    results: Mapping[str, xr.Dataset],
+    results: Mapping[str, Any],
     plates: Mapping[str, list[Plate]],
     *,
     title: str,
@@ -160,22 +162,25 @@ def page_of(
     return page.encode()
 
 
-def _section(anchor: str, name: str, ds: xr.Dataset, plates: list[Plate], remark: str) -> _Section:
+def _section(anchor: str, name: str, ds: Any, plates: list[Plate], remark: str) -> _Section:
     """One result as the template needs it."""
     chapter = chapter_of(ds, name)
-    ids = names(ds, "series") or [str(ds.attrs.get("series", ""))]
     file = f"{chapter.heading.lower().replace(' ', '-')}-{anchor}"
     return _Section(
         anchor=anchor,
         heading=str(ds.attrs.get("title", "") or chapter.heading),
         guide=chapter.guide,
-        subject=chapter.subject(ds) if chapter.subject else f"{model_of(ds)} on {shown(ids, limit=6)}",
+        subject=chapter.subject(ds) if chapter.subject else _on_series(ds),
         remark=remark,
         figures=[
             _figure(f"{anchor}-{number}", f"{file}-{number}", plate) for number, plate in enumerate(plates, start=1)
         ],
         parameters={str(k): str(v) for k, v in ds.attrs.items() if str(v)},
     )
+
+
+def _on_series(ds: xr.Dataset) -> str:
+    return f"{model_of(ds)} on {shown(names(ds, 'series') or [str(ds.attrs.get('series', ''))], limit=6)}"
 
 
 def _fit(sections: list[_Section], budget: int) -> None:

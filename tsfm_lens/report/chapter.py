@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import xarray as xr
+import pandas as pd
 
 from tsfm_lens.catalogue import Plate
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """How one kind of result is introduced and drawn, and what it is about: its model and series if None."""
+    """How one kind of result of a sweep is introduced and drawn, and what it is about: its model and series if None."""
 
     heading: str
     guide: str
-    plates: Callable[[xr.Dataset], Iterator[Plate]]
-    subject: Callable[[xr.Dataset], str] | None = None
+    plates: Callable[[pd.DataFrame], Iterator[Plate]]
+    subject: Callable[[pd.DataFrame], str] | None = None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pandas as pd
 import plotly.graph_objects as go
-import xarray as xr
 
 from tsfm_lens.catalogue import Plate
 from tsfm_lens.catalogue.words import listed
 from tsfm_lens.errors import InputError
 from tsfm_lens.report import readings_sweep as read
 from tsfm_lens.report.chapter import Chapter
-from tsfm_lens.report.sweep_tables import tidy
 from tsfm_lens.viz import (
     component_errors,
     dataset_heatmap,
@@ -24,78 +23,83 @@ from tsfm_lens.viz import (
     recipe_table,
     selection_comparison,
 )
-from tsfm_lens.viz.sweep_entries import PARTS, counted
+from tsfm_lens.viz.sweep_entries import PARTS, counted, models_in
 
 
-def _if_any(draw: Callable[[], go.Figure]) -> go.Figure | None:
-    """A figure, or None where the sweep has nothing for it."""
+def _plate(
+    name: str, table: pd.DataFrame, draw: Callable[[], go.Figure], words: Callable[[], list[str]]
+) -> Iterator[Plate]:
+    """A figure with its table and reading, where the sweep has something for it."""
     try:
-        return draw()
+        figure = draw()
     except InputError as error:
         if "no finished entry" not in str(error):
             raise
-        return None
+        return
+    yield Plate(figure, table, words(), name)
 
 
-def _effects(ds: xr.Dataset) -> Iterator[Plate]:
-    table = tidy(ds)
+def _effects(table: pd.DataFrame) -> Iterator[Plate]:
+    layers, ranges = (table[table["family"] == family] for family in ("layers", "ranges"))
     for part in PARTS:
-        fig = _if_any(lambda part=part: layer_distances(ds, part=part))  # type: ignore[misc]
-        if fig is not None:
-            own = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
-            yield Plate(fig, own, read.read_distances(ds, part), f"layer_distances-{part}")
-    if (fig := _if_any(lambda: component_errors(ds))) is not None:
-        own = table[table["family"] == "layers"]
-        yield Plate(fig, own, read.read_components(ds), "component_errors")
-    if (fig := _if_any(lambda: range_curves(ds))) is not None:
-        yield Plate(fig, table[table["family"] == "ranges"], read.read_ranges(ds), "range_curves")
+        own = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
+        name = f"layer_distances-{part}"
+        yield from _plate(
+            name,
+            own,
+            lambda part=part: layer_distances(table, part=part),  # type: ignore[misc]
+            lambda part=part: read.read_distances(table, part),  # type: ignore[misc]
+        )
+    yield from _plate("component_errors", layers, lambda: component_errors(table), lambda: read.read_components(table))
+    yield from _plate("range_curves", ranges, lambda: range_curves(table), lambda: read.read_ranges(table))
 
 
-def _curves(ds: xr.Dataset) -> Iterator[Plate]:
-    table = tidy(ds)
-    models = list(dict.fromkeys(table["model"]))
-    if len(models) > 1 and (fig := _if_any(lambda: head_curves(ds, by="model"))) is not None:
-        words = [sentence for model in models for sentence in read.read_curves(ds, model)[:1]]
-        yield Plate(fig, table, words, "head_curves")
+def _curves(table: pd.DataFrame) -> Iterator[Plate]:
+    models = models_in(table)
+    if len(models) > 1:
+        yield from _plate(
+            "head_curves",
+            table,
+            lambda: head_curves(table, by="model"),
+            lambda: [sentence for model in models for sentence in read.read_curves(table, model)[:1]],
+        )
     for model in models:
-        fig = _if_any(lambda model=model: head_curves(ds, model=model))  # type: ignore[misc]
-        if fig is not None:
-            own = table[table["model"] == model]
-            yield Plate(fig, own, read.read_curves(ds, model), f"head_curves-{model}")
+        yield from _plate(
+            f"head_curves-{model}",
+            table[table["model"] == model],
+            lambda model=model: head_curves(table, model=model),  # type: ignore[misc]
+            lambda model=model: read.read_curves(table, model),  # type: ignore[misc]
+        )
 
 
-def _heads_at(ds: xr.Dataset) -> Iterator[Plate]:
-    if (fig := _if_any(lambda: heads_at_layers(ds))) is not None:
-        yield Plate(fig, tidy(ds), read.read_heads_at(ds), "heads_at_layers")
+def _heads_at(table: pd.DataFrame) -> Iterator[Plate]:
+    yield from _plate("heads_at_layers", table, lambda: heads_at_layers(table), lambda: read.read_heads_at(table))
 
 
-def _datasets(ds: xr.Dataset) -> Iterator[Plate]:
-    table = tidy(ds)
-    for model in dict.fromkeys(str(each) for each in ds["model"].values):
+def _datasets(table: pd.DataFrame) -> Iterator[Plate]:
+    for model in models_in(table):
         own = table[table["model"] == model]
-        yield Plate(dataset_heatmap(ds, model=model), own, read.read_datasets(ds, model), f"dataset_heatmap-{model}")
+        yield Plate(dataset_heatmap(own), own, read.read_datasets(own), f"dataset_heatmap-{model}")
 
 
-def _recipes(ds: xr.Dataset) -> Iterator[Plate]:
-    table = tidy(ds)
-    if (fig := _if_any(lambda: recipe_table(ds))) is not None:
-        yield Plate(fig, table, read.read_recipes(ds), "recipe_table")
-        words = ["The same numbers as dots: what lies left of the line became better."]
-        yield Plate(recipe_changes(ds), table, words, "recipe_changes")
+def _recipes(table: pd.DataFrame) -> Iterator[Plate]:
+    yield from _plate("recipe_table", table, lambda: recipe_table(table), lambda: read.read_recipes(table))
+    words = ["The same numbers as dots: what lies left of the line became better."]
+    yield from _plate("recipe_changes", table, lambda: recipe_changes(table), lambda: words)
 
 
-def _selection(ds: xr.Dataset) -> Iterator[Plate]:
-    if (fig := _if_any(lambda: selection_comparison(ds))) is not None:
-        yield Plate(fig, tidy(ds), read.read_selection(ds), "selection_comparison")
+def _selection(table: pd.DataFrame) -> Iterator[Plate]:
+    yield from _plate(
+        "selection_comparison", table, lambda: selection_comparison(table), lambda: read.read_selection(table)
+    )
 
 
-def _subject(ds: xr.Dataset) -> str:
+def _subject(table: pd.DataFrame) -> str:
     """Which models on how many datasets and windows."""
-    models = list(dict.fromkeys(str(model) for model in ds["model"].values))
-    count = int(ds.attrs.get("n_datasets", ds.sizes.get("dataset", 0)))
-    windows = f", {counted(int(ds.attrs['n_windows']), 'window')}" if "n_windows" in ds.attrs else ""
+    count = int(table.attrs.get("n_datasets", table["dataset"].nunique() if "dataset" in table else 0))
+    windows = f", {counted(int(table.attrs['n_windows']), 'window')}" if "n_windows" in table.attrs else ""
     datasets = f" on {counted(count, 'dataset')}" if count else ""
-    return f"{listed(models)}{datasets}{windows}"
+    return f"{listed(models_in(table))}{datasets}{windows}"
 
 
 CHAPTERS = {
@@ -115,15 +119,15 @@ CHAPTERS = {
     ),
     "sweep_heads_at": Chapter(
         "Heads that each layer must keep",
-        "The fewest heads that a layer keeps while the error rises by less than the tolerance (heads@1pp for 1 %), all "
+        "The fewest heads that a layer keeps while the error rises by less than the tolerance (heads@1pp for 1 %), all "
         "its others ablated at once.",
         _heads_at,
         _subject,
     ),
     "sweep_datasets": Chapter(
         "Which datasets bear the loss of heads",
-        "The same for every dataset by itself, in the layer that needs its heads most and in the one that needs them "
-        "least.",
+        "The same for every dataset by itself, in the layer that keeps most heads and in the one that keeps fewest; of "
+        "layers that keep as many, the one where losing all of them costs most, or least.",
         _datasets,
         _subject,
     ),

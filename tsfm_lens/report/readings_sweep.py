@@ -1,4 +1,7 @@
-"""What the figures of sweeps show, in plain sentences computed from their numbers."""
+"""What the figures of sweeps show, in plain sentences computed from their numbers.
+
+A layer, order or recipe is named as the best or worst only if it differs from all others after correction.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from tsfm_lens.catalogue.words import listed, num
-from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sweep_entries import (
     PARTS,
-    baseline_of,
     change_text,
+    change_words,
     counted,
     effects_of,
-    entries,
     models_in,
     order_words,
-    span_text,
+    points_words,
+    table_of,
     told,
     tolerance_of,
 )
-from tsfm_lens.viz.sweep_heads import better_order, is_random
+from tsfm_lens.viz.sweep_heads import is_random
 from tsfm_lens.viz.sweep_layers import most_ablatable
 from tsfm_lens.viz.sweep_recipes import recipe_rows
 from tsfm_lens.viz.theme import percent
@@ -46,14 +47,14 @@ def runs(numbers: Sequence[int]) -> str:
     )
 
 
-def read_distances(ds: xr.Dataset, part: str) -> list[str]:
+def read_distances(table: pd.DataFrame, part: str) -> list[str]:
     """Which single layers matter, which changes stand, and where the forecast keeps its shape."""
-    table = effects_of(ds, "spearman_distance", "mase_change", "stands")
-    table = table[(table["part"] == part) & table["family"].isin(("layers", "groups"))]
-    table = table[np.isfinite(table["spearman_distance"].to_numpy(float))]
+    rows = effects_of(table, "spearman_distance", "distance_leads", "change", "stands", "tests")
+    rows = rows[(rows["part"] == part) & rows["family"].isin(("layers", "groups"))]
+    rows = rows[np.isfinite(rows["spearman_distance"])]
     out = []
-    for model in models_in(table):
-        mine = table[table["model"] == model]
+    for model in models_in(rows):
+        mine = rows[rows["model"] == model]
         single, groups = mine[mine["size"] == 1], mine[mine["size"] > 1]
         if len(single):
             out += _single_layers(single, model, part)
@@ -67,201 +68,197 @@ def read_distances(ds: xr.Dataset, part: str) -> list[str]:
 
 
 def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
-    small = int((rows["mase_change"].abs() < _SMALL).sum())
-    standing = [int(layer) for layer in rows.loc[rows["stands"].astype(bool), "first"]]
+    small = int((rows["change"].abs() < _SMALL).sum())
+    standing = rows.loc[rows["stands"], "first"].tolist()
     word = "the changes of layers" if len(standing) > 1 else "the change of layer"
     which = f"{word} {runs(standing)} stand{'' if len(standing) > 1 else 's'}" if standing else "no change stands"
-    distance = rows["spearman_distance"].to_numpy(float)
-    near, far = rows.iloc[int(distance.argmin())], rows.iloc[int(distance.argmax())]
-    return [
+    said = (
         f"{model}: without the {PARTS[part]} of one layer, {small} of {counted(len(rows), 'layer')} "
         f"change{'s' if small == 1 else ''} MASE by less than "
-        f"{percent(_SMALL)}; {which} after Holm's correction{_family(rows)}.",
-        f"The forecast keeps its shape best without layer {near['first']} (Spearman distance "
-        f"{num(near['spearman_distance'])}) and loses it most without layer {far['first']} "
-        f"({num(far['spearman_distance'])}).",
+        f"{percent(_SMALL)}; {which} after Holm's correction{_family(rows)}."
+    )
+    if len(rows) < 2:
+        return [said]
+    led = {row["distance_leads"]: row for row in told(rows[rows["distance_leads"] != ""])}
+    verbs = {"lowest": "keeps its shape best", "highest": "loses its shape most"}
+    found = [
+        f"{verb} without layer {led[side]['first']} (Spearman distance {num(led[side]['spearman_distance'])})"
+        for side, verb in verbs.items()
+        if side in led
     ]
+    low, high = rows["spearman_distance"].min(), rows["spearman_distance"].max()
+    none = (
+        f"No layer stands out by how far the forecast moves without it (Spearman distance {num(low)} to {num(high)})."
+    )
+    return [said, f"The forecast {listed(found)}." if found else none]
 
 
 def _family(rows: pd.DataFrame) -> str:
-    """How many tests a correction was for, where the result says so."""
-    if "tests" not in rows:
-        return ""
-    sizes = sorted({int(count) for count in rows["tests"]})
+    """How many tests a correction was for."""
+    sizes = sorted(set(rows["tests"]))
     tests = "test" if sizes == [1] else "tests"
     return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
 
 
-def read_components(ds: xr.Dataset) -> list[str]:
+def read_components(table: pd.DataFrame) -> list[str]:
     """What the most ablatable layer of every model costs, part by part."""
-    table = effects_of(ds, "mase_change", "stands")
-    layers = table[(table["family"] == "layers") & (table["size"] == 1) & np.isfinite(table["mase_change"])]
+    rows = effects_of(table, "change", "stands", "leads", "baseline_mase")
+    layers = rows[(rows["family"] == "layers") & (rows["size"] == 1) & np.isfinite(rows["change"])]
     out = []
-    for model, layer in most_ablatable(layers).items():
-        rows = layers[(layers["model"] == model) & (layers["first"] == layer)]
-        parts = [f"{_change(row, 'mase_change')} without its {PARTS[row['part']]}" for row in told(rows)]
+    for best in told(most_ablatable(layers)):
+        parts = [
+            f"{change_words(row)}{', which stands,' if row['stands'] else ''} without its {PARTS[row['part']]}"
+            for row in told(layers[(layers["model"] == best["model"]) & (layers["first"] == best["first"])])
+        ]
+        which = f"{best['model']} bears the loss of layer {best['first']} best"
+        if best["leads"] != "lowest":
+            which = f"{best['model']}: no layer's loss stands out as the cheapest; drawn is layer {best['first']}"
+        out.append(f"{which}: its MASE of {num(best['baseline_mase'])} changes by {listed(parts)}.")
+    return out
+
+
+def read_ranges(table: pd.DataFrame) -> list[str]:
+    """How long a range may get before the error rises, by part."""
+    rows = effects_of(table, "mase", "change", "stands")
+    rows = rows[(rows["family"] == "ranges") & np.isfinite(rows["change"])]
+    out = []
+    for (model, part), own in rows.groupby(["model", "part"], sort=False):
+        fine = own[own["change"] < _SMALL]
+        longest = told(own.sort_values("size"))[-1]
+        reach = (
+            f"stays within {percent(_SMALL)} up to {counted(int(fine['size'].max()), 'layer')}"
+            if len(fine)
+            else (f"rises by {percent(_SMALL)} or more at once")
+        )
         out.append(
-            f"{model} bears the loss of layer {layer} best: its MASE of {num(baseline_of(ds, model))} changes by "
-            f"{listed(parts)}."
+            f"{model}, without {PARTS[str(part)]}: the MASE {reach}; over all {counted(longest['size'], 'layer')} it "
+            f"changes by {change_text(longest['change'])}{', which stands' if longest['stands'] else ''}."
         )
     return out
 
 
-def _change(row: dict[str, Any], name: str) -> str:
-    """A change with its interval, and whether it stands."""
-    lower, upper = ("lower", "upper") if name == "change" else (f"{name}_lower", f"{name}_upper")
-    span = span_text(row.get(lower, np.nan), row.get(upper, np.nan))
-    return f"{change_text(row[name])}{f' {span}' if span else ''}{', which stands,' if row['stands'] else ''}"
-
-
-def read_ranges(ds: xr.Dataset) -> list[str]:
-    """How long a range may get before the error rises, by part."""
-    table = effects_of(ds, "mase", "mase_change", "stands")
-    table = table[(table["family"] == "ranges") & np.isfinite(table["mase_change"])]
-    out = []
-    for model in models_in(table):
-        for part in [part for part in PARTS if part in set(table["part"])]:
-            rows = table[(table["model"] == model) & (table["part"] == part)].sort_values("size")
-            if rows.empty:
-                continue
-            fine = rows[rows["mase_change"] < _SMALL]
-            longest = told(rows)[-1]
-            reach = (
-                f"stays within {percent(_SMALL)} up to {_layers(fine['size'].max())}"
-                if len(fine)
-                else (f"rises by {percent(_SMALL)} or more at once")
-            )
-            out.append(
-                f"{model}, without {PARTS[part]}: the MASE {reach}; over all {_layers(longest['size'])} it changes by "
-                f"{change_text(longest['mase_change'])}{', which stands' if longest['stands'] else ''}."
-            )
-    return out
-
-
-def _layers(count: float) -> str:
-    return f"{int(count)} layer{'s' if count > 1 else ''}"
-
-
-def read_curves(ds: xr.Dataset, model: str) -> list[str]:
+def read_curves(table: pd.DataFrame, model: str) -> list[str]:
     """How many heads the layers of a model can lose, and whether one order is the better one throughout."""
-    table = entries(ds, "sweep_curves", "mase_change")
-    table = table[(table["model"] == model) & np.isfinite(table["mase_change"].to_numpy(float))]
-    if table.empty:
+    rows = table_of(table, "sweep_curves", "change", "within", "better", "order_stands")
+    rows = rows[(rows["model"] == model) & np.isfinite(rows["change"])]
+    if rows.empty:
         return []
-    tolerance = tolerance_of(ds)
-    best = {int(layer): better_order(rows, tolerance) for layer, rows in table.groupby("layer")}
-    sizes = {int(layer): int(rows["of"].max()) for layer, rows in table.groupby("layer")}
-    whole = [layer for layer, (_, within) in best.items() if within == sizes[layer]]
-    least = min(best, key=lambda layer: best[layer][1] / sizes[layer])
+    layers = rows.drop_duplicates("layer")
+    known = layers[layers["within"] >= 0]
+    if known.empty:
+        return [f"{model}: how many heads of a layer can go is not decided yet."]
+    whole = known.loc[known["within"] == known["of"], "layer"].tolist()
+    metric = known["judged_by"].iloc[0]
     out = [
-        f"{model}: in {len(whole)} of {counted(len(best), 'layer')} all heads can go at once with a rise of MASE below "
-        f"{percent(tolerance)}{f' (layer{_s(whole)} {runs(whole)})' if whole else ''}; layer {least} bears least, "
-        f"{best[least][1]} of {counted(sizes[least], 'head')}."
+        f"{model}: in {len(whole)} of {counted(len(known), 'layer')} all heads can go at once with a rise of {metric} "
+        f"below {percent(tolerance_of(table))}{f' (layer{_s(whole)} {runs(whole)})' if whole else ''}; "
+        f"{_least(known.assign(kept=known['of'] - known['within']))}."
     ]
     # a layer that bears every order says nothing about orders
-    open_layers = {layer: order for layer, (order, within) in best.items() if within < sizes[layer]}
-    orders = [order for order in dict.fromkeys(table["order"]) if not is_random(order)]
-    if len(orders) > 1 and open_layers:
-        counts = {order: sum(each == order for each in open_layers.values()) for order in orders}
-        parts = [f"{order_words(order)} in {count}" for order, count in counts.items()]
-        none = sum(not order for order in open_layers.values())
+    open_layers = known[known["within"] < known["of"]]
+    orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
+    if len(orders) > 1 and len(open_layers):
+        better = rows[rows["better"] & (rows["within"] > 0) & (rows["within"] < rows["of"])].drop_duplicates("layer")
+        parts = [f"{order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
+        none = int((open_layers["within"] == 0).sum())
         said = f"; in {none} no head can go" if none else ""
-        out.append(f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{said}.")
+        standing = better.loc[better["order_stands"], "layer"].tolist()
+        where = f"layer{_s(standing)} {runs(standing)}" if standing else "no layer"
+        out.append(
+            f"Of the {counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{said}; that the "
+            f"other order costs more there stands after Holm's correction in {where}."
+        )
     return out
+
+
+def _least(rows: pd.DataFrame) -> str:
+    """Which layer needs its heads most, if losing all of them costs more there than in every other layer."""
+    most = told(rows[rows["leads"] == "highest"])
+    if most:
+        return f"layer {most[0]['layer']} bears least, it keeps {most[0]['kept']} of {most[0]['of']}"
+    low, high = rows["kept"].min(), rows["kept"].max()
+    kept = f"{low}" if low == high else f"{low} to {high}"
+    return f"layers keep {kept} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
 
 
 def _s(things: Sequence[Any]) -> str:
     return "s" if len(things) > 1 else ""
 
 
-def read_heads_at(ds: xr.Dataset) -> list[str]:
+def read_heads_at(table: pd.DataFrame) -> list[str]:
     """How many heads each model can do without, and what the search cost."""
-    table = entries(ds, "sweep_heads_at", "kept", "of", "layer")
-    table = table[np.isfinite(table["kept"].to_numpy(float))]
+    table_of(table, "sweep_heads_at", "kept", "of", "layer", "better", "leads")
+    best = table[table["better"]]
     out = []
-    for model in models_in(table):
-        rows = table[table["model"] == model]
+    for model in models_in(best):
+        rows = best[best["model"] == model]
         total, kept = int(rows["of"].sum()), int(rows["kept"].sum())
-        none = [int(layer) for layer in rows.loc[rows["kept"] == 0, "layer"]]
-        most = rows.iloc[int((rows["kept"] / rows["of"]).to_numpy(float).argmax())]
+        none = rows.loc[rows["kept"] == 0, "layer"].tolist()
         text = (
             f"{model}: layer by layer, {total - kept} of {counted(total, 'head')} can go "
-            f"({percent((total - kept) / total)}); layer {most['layer']} needs most, "
-            f"{int(most['kept'])} of {int(most['of'])}"
+            f"({percent((total - kept) / total)}); {_least(rows)}"
         )
         out.append(text + (f"; layer{_s(none)} {runs(none)} need{'' if _s(none) else 's'} none." if none else "."))
-    if {"evaluations", "total"} <= set(table):
-        spent, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
-        out.append(f"The search ({ds.attrs.get('search', 'scan')}) used {spent} of {counted(all_of, 'evaluation')}.")
+    spent, all_of = int(table["evaluations"].sum()), int(table["total"].sum())
+    out.append(f"The search ({table.attrs.get('search', 'scan')}) used {spent} of {counted(all_of, 'evaluation')}.")
     return out
 
 
-def read_datasets(ds: xr.Dataset, model: str) -> list[str]:
-    """On how many datasets a layer can lose its heads, and on how many that helps."""
+def read_datasets(table: pd.DataFrame) -> list[str]:
+    """On how many datasets a layer can lose its heads, and on how many that helps; of one model."""
     out = []
-    for i in [i for i, each in enumerate(ds["model"].values) if str(each) == model]:
-        of, layer = int(ds["of"].values[i]), int(ds["layer"].values[i])
-        largest = array(ds, "largest_within", "dataset", panel=i)
-        change = array(ds, "mase_change", "dataset", "ablated", panel=i)
-        known = np.isfinite(change).any(axis=1)
-        if not known.any():
+    for layer, rows in table.groupby("layer", sort=False):
+        known = rows[np.isfinite(rows["change"])]
+        if known.empty:
             continue
+        of, kept = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
         # no head ablated is always within
-        largest, without = np.maximum(largest[known], 0), change[known, names(ds, "ablated").index(str(of))]
+        largest = known.groupby("dataset")["largest_within"].first().clip(lower=0)
+        without = known.loc[known["ablated"] == of, "change"]
         text = (
-            f"Layer {layer} ({ds['role'].values[i]}): all {of} heads can go within {percent(tolerance_of(ds))} on "
-            f"{int((largest == of).sum())} of {counted(int(known.sum()), 'dataset')}, their median "
-            f"largest number is {num(float(np.median(largest)))}"
+            f"Layer {layer} (keeps {kept} of {of} heads over all datasets): all {of} heads can go within "
+            f"{percent(tolerance_of(table))} on {int((largest == of).sum())} of {counted(len(largest), 'dataset')}, "
+            f"their median largest number is {num(float(largest.median()))}"
         )
         falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
-        out.append(f"{text}{falls if np.isfinite(without).any() else ', of those evaluated'}.")
+        out.append(f"{text}{falls if len(without) else ', of those evaluated'}.")
     return out
 
 
-def read_recipes(ds: xr.Dataset) -> list[str]:
+def read_recipes(table: pd.DataFrame) -> list[str]:
     """What each recipe costs in MASE, what stands, and how many datasets bear it."""
-    metrics = names(ds, "metric")
-    main = metrics.index("MASE") if "MASE" in metrics else 0
-    numbers = {name: array(ds, name, "entry", "metric")[:, main] for name in ("change", "lower", "upper", "stands")}
+    rows = recipe_rows(table)
+    rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
     out = []
-    table = recipe_rows(ds)
-    for row in told(table.head(_NAMED)):
-        own = {name: values[row["place"]] for name, values in numbers.items()}
-        if not np.isfinite(own["change"]):
+    for row in told(rows.head(_NAMED)):
+        if not np.isfinite(row["change"]):
             continue
-        counts = ""
-        if "n_resilient" in row:
-            resilient, improved = int(row["n_resilient"]), int(row["n_improved"])
-            counts = (
-                f"; {resilient} of {counted(int(row['n_datasets']), 'dataset')} rise{'s' if resilient == 1 else ''} "
-                f"by less than 5 %, {improved} of them improve{'s' if improved == 1 else ''}"
-            )
-        stands = "stands" if own["stands"] else "does not stand"
-        span = span_text(own["lower"], own["upper"])
+        resilient, improved = row["n_resilient"], row["n_improved"]
+        verdict = "stands" if row["stands"] else "does not stand"
         out.append(
-            f"{row['label']}: {metrics[main]} {change_text(own['change'])}{f' {span}' if span else ''}, which {stands} "
-            f"after Holm's correction{_family(table)}{counts}."
+            f"{row['label']}: {row['metric']} {change_words(row)}, which {verdict} after Holm's correction"
+            f"{_family(rows)}; {resilient} of {counted(row['n_datasets'], 'dataset')} "
+            f"rise{'s' if resilient == 1 else ''} by less than 5 %, {improved} of them "
+            f"improve{'s' if improved == 1 else ''}."
         )
-    if len(table) > _NAMED:
-        more = len(table) - _NAMED
+    if len(rows) > _NAMED:
+        more = len(rows) - _NAMED
         out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
     return out
 
 
-def read_selection(ds: xr.Dataset) -> list[str]:
+def read_selection(table: pd.DataFrame) -> list[str]:
     """Whether an informed choice beats random ones, recipe by recipe."""
+    table_of(table, "sweep_selection", "diff", "diff_lower", "diff_upper", "diff_stands")
     out = []
-    columns = (ds[name].values for name in ("pair_model", "pair_recipe", "diff", "diff_lower", "diff_upper"))
-    for model, recipe, diff, lower, upper in zip(*columns, strict=True):
-        if not np.isfinite(diff):
-            continue
-        known = np.isfinite([lower, upper]).all()
-        verdict = "an interval without 0" if lower > 0 or upper < 0 else "an interval that holds 0"
-        seeds = int(((ds["model"] == model) & (ds["recipe"] == recipe) & (ds["selection"] == "random")).sum())
-        span = span_text(lower, upper).replace(" %]", "]")
-        said = f" {span}, {verdict}" if known else ""
+    for row in told(table[np.isfinite(table["diff"])]):
+        same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
+        seeds = int((same & (table["selection"] == "random")).sum())
+        span = points_words(row["diff"], row["diff_lower"], row["diff_upper"]).partition(" ")[2]
+        verdict = f" {span}, which {'stands' if row['diff_stands'] else 'does not stand'} after Holm's correction"
         out.append(
-            f"{model}, {recipe}: the informed choice changes MASE by {change_text(diff)[:-2]} percentage points "
-            f"against the mean of {seeds} random one{'s' if seeds > 1 else ''}{said}."
+            f"{row['model']}, {row['recipe']}: the informed choice changes MASE by {change_text(row['diff'])[:-2]} "
+            f"percentage points against the mean of {seeds} random one{'s' if seeds > 1 else ''}"
+            f"{verdict if span else ''}."
         )
     return out

@@ -8,24 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xarray as xr
+import pandas as pd
 
 from tsfm_lens.catalogue import Plate
 from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.build import page_of, plates_of
-from tsfm_lens.report.sweep_tables import latex, tidy
+from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 from tsfm_lens.viz.select import SWEEP_KINDS
-from tsfm_lens.viz.sweep_entries import method_of
+from tsfm_lens.viz.sweep_entries import methods_of
 
 _PRINTED = ("svg", "pdf")
 
 
 def build_sweep_report(
-    results: Mapping[str, xr.Dataset],
+    results: Mapping[str, pd.DataFrame],
     out: str | Path,
     *,
     title: str,
@@ -38,7 +37,7 @@ def build_sweep_report(
     All files are written, or none: each beside its place first. Files of an earlier report that have other names stay.
 
     Args:
-        results: of kinds "sweep_…" by name, as far as the sweep has come.
+        results: tables of kinds "sweep_…" by name, as far as the sweep has come.
         out: folder; made where there is none.
         title: heading of the page.
         provenance: what the numbers come from; nested values are written out.
@@ -54,7 +53,7 @@ def build_sweep_report(
         RenderError: a static image is asked for, and there is no browser to draw it.
     """
     for name, ds in results.items():
-        kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else type(ds).__name__
+        kind = ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
         if kind not in SWEEP_KINDS:
             raise InputError(f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(SWEEP_KINDS)}.")
     for each in formats:
@@ -78,30 +77,24 @@ def build_sweep_report(
     return folder / "index.html"
 
 
-def _missing(results: Mapping[str, xr.Dataset], plates: Mapping[str, list[Plate]]) -> list[str]:
+def _missing(results: Mapping[str, pd.DataFrame], plates: Mapping[str, list[Plate]]) -> list[str]:
     """What has no result yet, by name."""
     notes = []
-    for name, ds in results.items():
+    for name, table in results.items():
         if not plates[name]:
             notes.append(f"Nothing of {name} can be drawn yet: none of its entries is finished.")
             continue
-        main = next(v for v in ("mase", "change", "kept") if v in ds)
-        values = np.asarray(ds[main].values, dtype=float)
-        if values.ndim == 3:
-            # numbers of heads that no dataset has were not asked for, and cannot be missing
-            asked = np.isfinite(values).any(axis=1)
-            values = np.moveaxis(values, 1, -1)[asked]
-        lost = int((~np.isfinite(values)).sum())
+        lost = int(table["change"].isna().sum())
         if lost:
             verb, what = ("is", "it") if lost == 1 else ("are", "them")
-            notes.append(f"{lost} of {values.size} numbers of {name} {verb} missing; what is drawn leaves {what} out.")
+            notes.append(f"{lost} of {len(table)} numbers of {name} {verb} missing; what is drawn leaves {what} out.")
     return notes
 
 
-def _methods(results: Mapping[str, xr.Dataset]) -> list[str]:
+def _methods(results: Mapping[str, pd.DataFrame]) -> list[str]:
     """How intervals and tests were made, each way once."""
-    with_intervals = [ds for ds in results.values() if ds.attrs["kind"] not in ("sweep_heads_at", "sweep_datasets")]
-    return list(dict.fromkeys(method_of(ds) for ds in with_intervals))
+    tested = [table for table in results.values() if "replicates" in table and len(table)]
+    return list(dict.fromkeys(said for table in tested for said in methods_of(table)))
 
 
 def _figures(folder: Path, plates: Mapping[str, list[Plate]], formats: Sequence[str]) -> dict[Path, bytes]:
@@ -114,10 +107,10 @@ def _figures(folder: Path, plates: Mapping[str, list[Plate]], formats: Sequence[
     return found
 
 
-def _tables(folder: Path, results: Mapping[str, xr.Dataset]) -> dict[Path, bytes]:
+def _tables(folder: Path, results: Mapping[str, pd.DataFrame]) -> dict[Path, bytes]:
     found = {}
     for stem, ds in zip(_stems(results), results.values(), strict=True):
-        found[folder / f"{stem}.csv"] = to_csv(tidy(ds)).encode()
+        found[folder / f"{stem}.csv"] = to_csv(ds).encode()
         found[folder / f"{stem}.tex"] = latex(ds).encode()
     return found
 

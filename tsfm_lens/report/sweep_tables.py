@@ -1,137 +1,126 @@
-"""The results of sweeps as tables: tidy frames for CSV files, and LaTeX with rules of booktabs."""
+"""The results of sweeps as LaTeX with rules of booktabs; CSV files hold the tables as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS, array, names
-from tsfm_lens.viz.sweep_entries import intervals_of, order_words, selection_words, told, tolerance_of
+from tsfm_lens.viz.sweep_entries import intervals_of, order_words, selection_words, table_of, told, tolerance_of
 from tsfm_lens.viz.sweep_recipes import recipe_rows
 from tsfm_lens.viz.theme import percent
 
 _LONG = 45  # rows that still fit a page
 _BOLD = "bfseries: ; boldmath: ;"
-# columns of every tidy table in this order, others behind them by name
-_COLUMNS = (
-    *("model", "family", "recipe", "selection", "seed", "label", "part", "first", "last", "layer", "role", "order"),
-    *("ablated", "of", "share", "kept", "heads_ablated", "heads_total", "n_mlps", "n_layers", "dataset", "metric"),
-    *("spearman_distance", "spearman_distance_lower", "spearman_distance_upper", "baseline_mase", "mase"),
-    *("mase_change", "mase_change_lower", "mase_change_upper", "change", "lower", "upper", "p_value", "p_holm"),
-    *("stands", "tests", "diff", "diff_lower", "diff_upper", "diff_p", "largest_within"),
-)
+Cell = Callable[[dict[str, Any]], str]
 
 
 @dataclass(frozen=True)
 class _Sheet:
-    """A table as it is printed.
+    """How a table is printed.
 
     Attributes:
-        cells: strings; ``math`` names the columns that hold LaTeX already, all others are text.
-        bold: same shape.
-        caption: plain text.
+        caption: plain text; ``{intervals}`` and ``{tolerance}`` are filled in.
+        words, numbers: columns of text and, after them, of LaTeX: heading -> what a row says.
+        bold: heading of the number that is bold where the change stands.
+        rows: which rows are printed, in which shape.
     """
 
-    cells: pd.DataFrame
-    math: list[str]
-    bold: pd.DataFrame
     caption: str
+    words: dict[str, Cell]
+    numbers: dict[str, Cell]
+    bold: str = ""
+    rows: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
 
 
-def tidy(ds: xr.Dataset) -> pd.DataFrame:
-    """A result of a sweep as one row an entry (and metric, or dataset and number of heads), unrounded.
-
-    Args:
-        ds: of one of the kinds ``viz.select.SWEEP_KINDS``.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-    """
-    table = _tidy(ds, _kind(ds))
-    known = {name: place for place, name in enumerate(_COLUMNS)}
-    ordered: list[str] = sorted((str(name) for name in table), key=lambda name: (known.get(name, len(known)), name))
-    return table[ordered]
-
-
-def _tidy(ds: xr.Dataset, kind: str) -> pd.DataFrame:
-    if kind == "sweep_datasets":
-        return _tidy_datasets(ds)
-    if kind == "sweep_recipes":
-        table = ds.to_dataframe().reset_index()
-        return table.drop(columns="entry")
-    columns = {str(name): v.values for name, v in ds.variables.items() if v.dims == ("entry",) and name != "entry"}
-    table = pd.DataFrame(columns)
-    if "baseline_mase" in ds:
-        known = dict(zip(names(ds, "model_name"), ds["baseline_mase"].values, strict=True))
-        table["baseline_mase"] = table["model"].astype(str).map(known)
-    if kind == "sweep_selection":
-        table = table.merge(_pairs(ds), on=["model", "recipe"], how="left")
-        informed = table["selection"].astype(str) != "random"
-        gaps = [str(name) for name in table if str(name).startswith("diff")]
-        table[gaps] = table[gaps].where(informed)
-    if kind == "sweep_heads_at":
-        # where all heads stay, no order is the better one
-        table["order"] = table["order"].where(table["kept"] < table["of"])
-    if kind == "sweep_heads_at" and "kept_by_order" in ds:
-        for i, order in enumerate(names(ds, "order_name")):
-            table[f"kept: {order}"] = array(ds, "kept_by_order", "entry", order_name=i)
-    return table
-
-
-def _kind(ds: xr.Dataset) -> str:
-    kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset) else type(ds).__name__
-    if kind not in SWEEP_KINDS:
-        helped = f"; {DRAWN_BY[kind]} draws that kind" if kind in DRAWN_BY else ""
-        raise InputError(f"a result of a sweep ({', '.join(SWEEP_KINDS)}) is needed, not {kind!r}{helped}.")
-    return str(kind)
-
-
-def _pairs(ds: xr.Dataset) -> pd.DataFrame:
-    columns = {name: ds[name].values for name in ds.data_vars if ds[name].dims == ("pair",)}
-    return pd.DataFrame({"model": ds["pair_model"].values, "recipe": ds["pair_recipe"].values, **columns})
-
-
-def _tidy_datasets(ds: xr.Dataset) -> pd.DataFrame:
-    table = ds.to_dataframe().reset_index()
-    table = table[np.isfinite(table["mase"].to_numpy(float))]
-    table["largest_within"] = table["largest_within"].astype(int)
-    return table.drop(columns="panel", errors="ignore").reset_index(drop=True)
-
-
-def latex(ds: xr.Dataset) -> str:
+def latex(table: pd.DataFrame) -> str:
     """A result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable).
 
     Changes that stand after Holm's correction are bold. Recipes come as in tables 1 and 4 of the tsfm-lens paper; a
     table by dataset has a row a dataset. Names are escaped.
 
     Args:
-        ds: of one of the kinds ``viz.select.SWEEP_KINDS``.
+        table: of one of the kinds ``viz.select.SWEEP_KINDS``.
 
     Raises:
-        InputError: ``ds`` is of another kind.
+        InputError: ``table`` is of another kind.
     """
-    sheet = _SHEETS[_kind(ds)](ds)
-    words = [str(name) for name in sheet.cells if str(name) not in sheet.math]
-    cells = sheet.cells.copy()
+    kind = str(table.attrs.get("kind")) if isinstance(table, pd.DataFrame) else ""
+    wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
+    if kind in wide:
+        return _written(*wide[kind](table))
+    sheet = _SHEETS.get(kind) or _SHEETS[table_of(table, "sweep_effects").attrs["kind"]]
+    caption = sheet.caption.format(intervals=intervals_of(table), tolerance=percent(tolerance_of(table)))
+    columns = sheet.words | sheet.numbers
+    rows = told(sheet.rows(table))
+    cells = pd.DataFrame([{name: say(row) for name, say in columns.items()} for row in rows], columns=list(columns))
+    bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
+    if sheet.bold:
+        bold[sheet.bold] = [bool(row["stands"]) for row in rows]
+    return _written(cells, list(sheet.words), bold, caption)
+
+
+def _written(cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str) -> str:
+    """Cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
     for name in words:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
     style = cells.style.hide(axis="index").format(escape="latex", subset=pd.Index(words))
     style = style.format_index(escape="latex", axis="columns")
-    style = style.apply(lambda _: sheet.bold.replace({True: _BOLD, False: ""}).astype(str), axis=None)
+    style = style.apply(lambda _: bold.replace({True: _BOLD, False: ""}).astype(str), axis=None)
     long = len(cells) > _LONG
     text = style.to_latex(
         hrules=True,
-        column_format="".join("r" if name in sheet.math else "l" for name in cells),
+        column_format="".join("l" if name in words else "r" for name in cells),
         environment="longtable" if long else None,
     )
     head = "% needs \\usepackage{booktabs}" + (" and \\usepackage{longtable}" if long else "")
-    return f"{head}\n% {sheet.caption}\n{text}"
+    return f"{head}\n% {caption}\n{text}"
+
+
+def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
+    """Tables 1 and 4 of the paper: a row a recipe, a column a metric, resilient and improved datasets."""
+    entries = recipe_rows(table)
+    total, several = int(entries["n_datasets"].max()), entries["chosen"].nunique() > 1
+    what = "model (zero-ablated % of heads + MLPs)"
+    rows, bold = [], []
+    for _, own in entries.groupby(["model", "recipe", "selection", "seed"], sort=False):
+        metrics = told(own)
+        first = metrics[0]
+        cells = {what: f"{first['label']}, {first['chosen']}" if several else first["label"]}
+        cells |= {f"% change of {row['metric']}": _percent(row["change"]) for row in metrics}
+        standing = dict.fromkeys(cells, False)
+        standing |= {f"% change of {row['metric']}": bool(row["stands"]) for row in metrics}
+        for name in ("resilient", "improved"):
+            count, of = int(first[f"n_{name}"]), int(first["n_datasets"])
+            cells[f"{name} /{total}"] = str(count) if of == total else f"{count} of {of}"
+        rows.append(cells)
+        bold.append(standing)
+    shown = pd.DataFrame(rows)
+    caption = "Heavy ablations: change of every metric, lower is better; bold: it stands after Holm's correction."
+    return shown, [what], pd.DataFrame(bold).reindex(columns=shown.columns, fill_value=False), caption
+
+
+def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
+    """A row a dataset: for each layer the largest number within the tolerance with its MASE."""
+    names = sorted(set(table["dataset"]))
+    cells = pd.DataFrame({"dataset": names})
+    for (model, layer), rows in table.groupby(["model", "layer"], sort=False):
+        at = rows[rows["ablated"] == rows["largest_within"]].set_index("dataset")["mase"]
+        said = {name: f"{rows_of} ({_number(at[name], 2)})" for name, rows_of in _largest(rows).items() if name in at}
+        cells[f"{model}, layer {layer}: heads (MASE)"] = [said.get(name, "--") for name in names]
+    caption = (
+        "Largest number of heads of a layer whose ablation raises MASE by less than "
+        f"{percent(tolerance_of(table))}, and the MASE at it."
+    )
+    return cells, ["dataset"], pd.DataFrame(False, index=cells.index, columns=cells.columns), caption
+
+
+def _largest(rows: pd.DataFrame) -> dict[str, int]:
+    return {str(name): int(most) for name, most in rows.groupby("dataset")["largest_within"].first().items()}
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -142,154 +131,56 @@ def _percent(value: float, digits: int = 2) -> str:
     return f"${100 * value:+.{digits}f}$" if np.isfinite(value) else "--"
 
 
-def _span(lower: float, upper: float) -> str:
-    return f"$[{100 * lower:+.2f}, {100 * upper:+.2f}]$" if np.isfinite([lower, upper]).all() else "--"
-
-
 def _p(value: float) -> str:
     if not np.isfinite(value):
         return "--"
     return "$<0.001$" if value < 0.001 else f"${value:.3f}$"
 
 
-def _sheet(rows: list[dict[str, str]], words: list[str], bold: list[bool], where: list[str], caption: str) -> _Sheet:
-    """A sheet whose columns ``where`` are bold in the rows that are."""
-    cells = pd.DataFrame(rows)
-    mask = pd.DataFrame(False, index=cells.index, columns=cells.columns)
-    for name in where:
-        mask[name] = bold
-    return _Sheet(cells, [str(name) for name in cells if name not in words], mask, caption)
+def _span(lower: str = "lower", upper: str = "upper") -> Cell:
+    def say(row: dict[str, Any]) -> str:
+        ends = [row[lower], row[upper]]
+        return f"$[{100 * ends[0]:+.2f}, {100 * ends[1]:+.2f}]$" if np.isfinite(ends).all() else "--"
+
+    return say
 
 
-def _effects(ds: xr.Dataset) -> _Sheet:
-    table = told(tidy(ds))
-    rows = [
-        {
-            "model": str(row["model"]),
-            "ablated": str(row["label"]),
-            "Spearman distance": _number(row["spearman_distance"]),
-            "MASE": _number(row["mase"]),
-            "% change": _percent(row["mase_change"]),
-            "interval": _span(row["mase_change_lower"], row["mase_change_upper"]),
-            "p (Holm)": _p(row.get("p_holm", float("nan"))),
-        }
-        for row in table
-    ]
-    caption = (
-        f"Ablated parts of the models; {intervals_of(ds)}; bold: the change of MASE stands after Holm's correction."
-    )
-    return _sheet(rows, ["model", "ablated"], [bool(row["stands"]) for row in table], ["% change"], caption)
+def _kept_order(row: dict[str, Any]) -> str:
+    return order_words("" if row["kept"] >= row["of"] else row["order"])
 
 
-def _curves(ds: xr.Dataset) -> _Sheet:
-    table = told(tidy(ds))
-    rows = [
-        {
-            "model": str(row["model"]),
-            "order": order_words(row["order"]),
-            "layer": str(row["layer"]),
-            "heads ablated": f"{row['ablated']} of {row['of']}",
-            "MASE": _number(row["mase"]),
-            "% change": _percent(row["mase_change"]),
-            "interval": _span(row["mase_change_lower"], row["mase_change_upper"]),
-        }
-        for row in table
-    ]
-    standing = [bool(row.get("stands", False)) for row in table]
-    caption = f"Heads of one layer ablated; {intervals_of(ds)}; bold: the change stands after Holm's correction."
-    return _sheet(rows, ["model", "order"], standing, ["% change"], caption)
-
-
-def _heads_at(ds: xr.Dataset) -> _Sheet:
-    rows = [
-        {
-            "model": str(row["model"]),
-            "better order": order_words("" if row["kept"] >= row["of"] else row["order"]) if known else "--",
-            "layer": str(row["layer"]),
-            "heads kept": str(int(row["kept"])) if known else "--",
-            "of": str(int(row["of"])),
-            "% change": _percent(row["change"]),
-        }
-        for row in told(tidy(ds))
-        for known in [np.isfinite(row["kept"])]
-    ]
-    caption = f"Heads that each layer must keep for a rise below {percent(tolerance_of(ds))}."
-    return _sheet(rows, ["model", "better order"], [False] * len(rows), [], caption)
-
-
-def _datasets(ds: xr.Dataset) -> _Sheet:
-    """A row a dataset: unablated MASE, and for each layer the largest number within the tolerance with its MASE."""
-    columns: dict[str, list[str]] = {"dataset": names(ds, "dataset")}
-    for i in range(ds.sizes["panel"]):
-        name = f"{ds['model'].values[i]}, layer {int(ds['layer'].values[i])}"
-        mase, largest = (
-            array(ds, "mase", "dataset", "ablated", panel=i),
-            array(ds, "largest_within", "dataset", panel=i),
-        )
-        counts = [str(count) for count in names(ds, "ablated")]
-        columns[f"{name}: heads (MASE)"] = [
-            f"{int(most)} ({_number(line[counts.index(str(int(most)))], 2)})" if most >= 0 else "--"
-            for most, line in zip(largest, mase, strict=True)
-        ]
-    cells = pd.DataFrame(columns)
-    bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
-    caption = (
-        f"Largest number of heads of a layer whose ablation raises MASE by less than {percent(tolerance_of(ds))}, and "
-        "the MASE at it."
-    )
-    return _Sheet(cells, [str(name) for name in cells if name != "dataset"], bold, caption)
-
-
-def _recipes(ds: xr.Dataset) -> _Sheet:
-    """Tables 1 and 4 of the paper: a row a recipe, a column a metric, resilient and improved datasets."""
-    table, metrics = recipe_rows(ds), names(ds, "metric")
-    change, stands = (array(ds, name, "entry", "metric") for name in ("change", "stands"))
-    total = int(table["n_datasets"].max())
-    rows = []
-    several = table["chosen"].nunique() > 1
-    for row in told(table):
-        what = f"{row['label']}, {row['chosen']}" if several else str(row["label"])
-        cells = {"model (zero-ablated % of heads + MLPs)": what}
-        cells |= {f"% change of {m}": _percent(change[row["place"], k]) for k, m in enumerate(metrics)}
-        for name in ("resilient", "improved"):
-            count, of = int(row[f"n_{name}"]), int(row["n_datasets"])
-            cells[f"{name} /{total}"] = str(count) if of == total else f"{count} of {of}"
-        rows.append(cells)
-    cells_frame = pd.DataFrame(rows)
-    bold = pd.DataFrame(False, index=cells_frame.index, columns=cells_frame.columns)
-    for k, metric in enumerate(metrics):
-        bold[f"% change of {metric}"] = stands[table["place"].to_numpy(), k] > 0
-    caption = "Heavy ablations: change of every metric, lower is better; bold: it stands after Holm's correction."
-    return _Sheet(cells_frame, [str(name) for name in cells_frame.columns[1:]], bold, caption)
-
-
-def _selection(ds: xr.Dataset) -> _Sheet:
-    table = told(tidy(ds))
-    rows = [
-        {
-            "model": str(row["model"]),
-            "recipe": str(row["recipe"]),
-            "heads": selection_words(str(row["selection"]), int(row["seed"])),
-            "% change of MASE": _percent(row["change"]),
-            "interval": _span(row["lower"], row["upper"]),
-            "minus random": _percent(row["diff"]),
-            "its interval": _span(row["diff_lower"], row["diff_upper"]),
-        }
-        for row in table
-    ]
-    standing = [bool(row["stands"]) for row in table]
-    caption = (
-        f"Informed and random choices of as many heads; {intervals_of(ds)}; differences in percentage points; bold: "
-        "the change stands after Holm's correction."
-    )
-    return _sheet(rows, ["model", "recipe", "heads"], standing, ["% change of MASE"], caption)
-
-
-_SHEETS: dict[str, Callable[[xr.Dataset], _Sheet]] = {
-    "sweep_effects": _effects,
-    "sweep_curves": _curves,
-    "sweep_heads_at": _heads_at,
-    "sweep_datasets": _datasets,
-    "sweep_recipes": _recipes,
-    "sweep_selection": _selection,
+_MODEL: dict[str, Cell] = {"model": lambda row: row["model"]}
+_CHANGE: dict[str, Cell] = {"% change": lambda row: _percent(row["change"]), "interval": _span()}
+_MASE: dict[str, Cell] = {"MASE": lambda row: _number(row["mase"]), **_CHANGE}
+_SHEETS = {
+    "sweep_effects": _Sheet(
+        "Ablated parts of the models; {intervals}; bold: the change of MASE stands after Holm's correction.",
+        _MODEL | {"ablated": lambda row: row["label"]},
+        {"Spearman distance": lambda row: _number(row["spearman_distance"]), **_MASE}
+        | {"p (Holm)": lambda row: _p(row["p_holm"])},
+        "% change",
+    ),
+    "sweep_curves": _Sheet(
+        "Heads of one layer ablated; {intervals}; bold: the change stands after Holm's correction.",
+        _MODEL | {"order": lambda row: order_words(row["order"])},
+        {"layer": lambda row: str(row["layer"]), "heads ablated": lambda row: f"{row['ablated']} of {row['of']}"}
+        | _MASE,
+        "% change",
+    ),
+    "sweep_heads_at": _Sheet(
+        "Heads that each layer must keep for a rise below {tolerance}.",
+        _MODEL | {"better order": _kept_order},
+        {"layer": lambda row: str(row["layer"]), "heads kept": lambda row: str(row["kept"])}
+        | {"of": lambda row: str(row["of"]), "% change": lambda row: _percent(row["change"])},
+        rows=lambda table: table[table["better"]],
+    ),
+    "sweep_selection": _Sheet(
+        "Informed and random choices of as many heads; {intervals}; differences in percentage points; bold: the change "
+        "stands after Holm's correction.",
+        _MODEL
+        | {"recipe": lambda row: row["recipe"], "heads": lambda row: selection_words(row["selection"], row["seed"])},
+        {"% change of MASE": _CHANGE["% change"], "interval": _span()}
+        | {"minus random": lambda row: _percent(row["diff"]), "its interval": _span("diff_lower", "diff_upper")},
+        "% change of MASE",
+    ),
 }

@@ -8,46 +8,67 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.select import check
+from tsfm_lens.viz.select import DRAWN_BY
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, VERMILION, percent, plain
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
 MASE_WORDS = "MASE (geometric mean over datasets, seasonal naive = 1)"
 STANDS = "filled: the change of MASE stands after Holm's correction"
+NO_AXIS = {"ticks": "", "showline": False}
+LETTER = 6.4  # pixels: width of a letter of a label
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 
-def entries(ds: xr.Dataset, kind: str, *variables: str) -> pd.DataFrame:
-    """A row an entry of a sweep's result, a column for every coordinate and variable along ``entry``.
+def table_of(table: pd.DataFrame, kind: str, *columns: str) -> pd.DataFrame:
+    """A result of a sweep, after refusing what is none of this kind.
 
     Raises:
-        InputError: ``ds`` is of another kind or lacks one of ``variables``.
+        InputError: ``table`` is no table, has another ``attrs["kind"]``, or lacks one of ``columns``.
     """
-    check(ds, kind, *variables)
-    return pd.DataFrame({str(name): v.values for name, v in ds.variables.items() if v.dims == ("entry",)})
+    found = table.attrs.get("kind") if isinstance(table, pd.DataFrame) else type(table).__name__
+    if found != kind:
+        helped = f"; {DRAWN_BY[found]} draws that kind" if found in DRAWN_BY else ""
+        raise InputError(f"a table of a sweep's results of kind {kind!r} is needed, this is {found!r}{helped}.")
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise InputError(f"the {kind!r} table has no column {missing[0]!r}; it has {', '.join(map(str, table))}.")
+    return table
 
 
-def effects_of(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """The entries of kind "sweep_effects" with ``size``, how many layers each takes from; ``first`` is -1 for none."""
-    table = entries(ds, "sweep_effects", "model", "family", "label", "part", "first", "last", *variables)
+def effects_of(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """A result of kind "sweep_effects" with ``size``, of how many layers each entry is; ``first`` is -1 for none."""
+    table = table_of(table, "sweep_effects", "model", "family", "label", "part", "first", "last", *columns)
     return table.assign(size=table["last"] - table["first"] + 1)
+
+
+def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFrame, str]:
+    """The rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none).
+
+    Raises:
+        InputError: there are none.
+    """
+    known = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
+    if not known.any():
+        raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not asked for")
+    lost = int((~known).sum())
+    return table[known], f"; {lost} without a result {'is' if lost == 1 else 'are'} left out" if lost else ""
 
 
 def models_in(table: pd.DataFrame) -> list[str]:
     """The models of some rows, in their order."""
-    return list(dict.fromkeys(table["model"].astype(str)))
+    return list(dict.fromkeys(table["model"]))
 
 
-def chosen_model(models: Sequence[str], model: str | int) -> str:
-    """A model by its name or its place.
+def chosen_model(table: pd.DataFrame, model: str | int) -> str:
+    """A model of a result by its name or its place.
 
     Raises:
         UnknownNameError: there is no such model.
     """
+    models = models_in(table)
     if isinstance(model, str) and model in models:
         return model
     if isinstance(model, int) and -len(models) <= model < len(models):
@@ -60,51 +81,44 @@ def told(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
-def some(table: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The rows, if there are any.
-
-    Raises:
-        InputError: there are none.
-    """
-    if table.empty:
-        raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not asked for")
-    return table
-
-
-def finished(table: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
-    """The rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
-    known = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
-    lost = int((~known).sum())
-    return table[known], f"; {lost} without a result {'is' if lost == 1 else 'are'} left out" if lost else ""
-
-
-def baseline_of(ds: xr.Dataset, model: str) -> float:
+def baseline_of(table: pd.DataFrame, model: str) -> float:
     """The unablated MASE of a model; NaN where it is not known."""
-    if "baseline_mase" not in ds:
-        return float("nan")
-    names = [str(name) for name in ds["model_name"].values]
-    return float(ds["baseline_mase"].values[names.index(model)]) if model in names else float("nan")
+    known = table.loc[table["model"] == model, "baseline_mase"]
+    return float(known.iloc[0]) if len(known) else float("nan")
 
 
-def tolerance_of(ds: xr.Dataset) -> float:
+def tolerance_of(table: pd.DataFrame) -> float:
     """The relative rise of the error that a sweep allows."""
-    return float(ds.attrs.get("tolerance", 0.01))
+    return float(table.attrs.get("tolerance", 0.01))
 
 
-def intervals_of(ds: xr.Dataset) -> str:
+def intervals_of(table: pd.DataFrame) -> str:
     """The intervals of a result in a word or two: "95 % intervals"."""
-    return f"{percent(float(ds.attrs.get('confidence', 0.95)))} intervals"
+    return f"{percent(float(table.attrs.get('confidence', 0.95)))} intervals"
 
 
-def method_of(ds: xr.Dataset) -> str:
-    """How the intervals and tests of a result were made, in a sentence."""
-    drawn = f" of {int(ds.attrs['replicates'])} replicates" if "replicates" in ds.attrs else ""
-    return (
-        f"The {intervals_of(ds)} are percentiles of a paired bootstrap{drawn}: datasets are drawn with replacement, "
-        "and from each its series, the same for the ablated and the unablated model. A change stands if its p-value, "
-        "corrected by Holm's method for all tests of its family, is below "
-        f"{1 - float(ds.attrs.get('confidence', 0.95)):.2g}."
-    )
+def methods_of(table: pd.DataFrame) -> list[str]:
+    """How the intervals and tests of a result were made, and where so few replicates let no change stand."""
+    drawn = sorted(set(table["replicates"])) or [0]
+    number = " to ".join(str(each) for each in dict.fromkeys((drawn[0], drawn[-1])))
+    alpha = 1 - float(table.attrs.get("confidence", 0.95))
+    test = f" ({table.attrs['test']})" if table.attrs.get("test") else ""
+    said = [
+        f"The {intervals_of(table)} are percentiles of a paired bootstrap of {number} replicates: datasets are drawn "
+        "with replacement, and from each its series with all their windows, the same for the ablated and the unablated "
+        f"model{test}. The two-sided p-value of a change counts the replicates on the other side of 0; with B "
+        "replicates none is below 2 / (B + 1). A change stands if its p-value, corrected by Holm's method for all "
+        f"tests of its family, is below {alpha:.2g}."
+    ]
+    # even the smallest p-value, times the tests of its family
+    hopeless = table.loc[2 * table["tests"] / (table["replicates"] + 1) >= alpha, "tests"]
+    if len(hopeless):
+        most = int(hopeless.max())
+        said.append(
+            f"In families of {most} tests no change can stand with so few replicates: give statistics.replicates of "
+            f"{int(np.ceil(round(2 * most / alpha, 6)))} or more."
+        )
+    return said
 
 
 def counted(count: int, word: str) -> str:
@@ -123,6 +137,18 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
     if not np.isfinite([lower, upper]).all():
         return ""
     return f"[{change_text(lower, digits)[:-2]}, {change_text(upper, digits)}]"
+
+
+def change_words(row: Mapping[str, Any]) -> str:
+    """A change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]"; "unknown" without a result."""
+    if not np.isfinite(row["change"]):
+        return "unknown"
+    return f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
+
+
+def points_words(value: float, lower: float, upper: float) -> str:
+    """A difference of changes with its interval, in percentage points without the unit: "−25.0 [−30.0, +10.0]"."""
+    return f"{change_text(value)[:-2]} {span_text(lower, upper).replace(' %]', ']')}".rstrip()
 
 
 def order_words(order: str) -> str:
@@ -156,15 +182,24 @@ def symbols(stands: Iterable[Any], symbol: str = "circle") -> list[str]:
 
 def bars_between(values: np.ndarray, lower: np.ndarray, upper: np.ndarray, **look: Any) -> dict[str, Any]:
     """Error bars from ``lower`` to ``upper`` of points at ``values``."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": np.asarray(upper - values),
-        "arrayminus": np.asarray(values - lower),
-        "thickness": 1.2,
-        "width": 2,
-        **look,
-    }
+    ends = {"array": np.asarray(upper - values), "arrayminus": np.asarray(values - lower)}
+    return {"type": "data", "symmetric": False, **ends, "thickness": 1.2, "width": 2, **look}
+
+
+def marks(x: Any, y: Any, hover: Sequence[str], marker: dict[str, Any], **look: Any) -> go.Scatter:
+    """A mark for each entry with a hover box of its own, which may end in what plotly knows of it (``more``)."""
+    template = f"%{{customdata}}{look.pop('more', '')}<extra></extra>"
+    look = {"mode": "markers", "customdata": list(hover), "hovertemplate": template, **look}
+    return go.Scatter(x=x, y=y, marker=marker, **look)
+
+
+def label_rows(fig: go.Figure, labels: Sequence[str]) -> int:
+    """Put names beside the rows of a figure, the first on top; how many pixels the longest takes."""
+    words = [plain(label) for label in labels]
+    fig.update_yaxes(
+        tickvals=list(range(len(words))), ticktext=words, range=[len(words) - 0.5, -0.5], ticklabelstandoff=6, **NO_AXIS
+    )
+    return round(LETTER * max(len(word) for word in words))
 
 
 def faint(colour: str, strength: float = 0.16) -> str:
@@ -173,26 +208,17 @@ def faint(colour: str, strength: float = 0.16) -> str:
     return f"rgba({red},{green},{blue},{strength})"
 
 
-def band(fig: go.Figure, x: np.ndarray, lower: np.ndarray, upper: np.ndarray, colour: str, **at: Any) -> None:
-    """A band from ``lower`` to ``upper``, where there is an interval."""
+def band(fig: go.Figure, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str, **at: Any) -> None:
+    """The intervals of the changes of some rows as a band of MASE, where there are any."""
+    lower, upper = (base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper"))
     known = np.isfinite(lower) & np.isfinite(upper)
     x, lower, upper = x[known], lower[known], upper[known]
     if len(x) < 2:
         return
-    fig.add_trace(
-        go.Scatter(
-            x=np.concatenate([x, x[::-1]]),
-            y=np.concatenate([upper, lower[::-1]]),
-            mode="lines",
-            line={"width": 0, "color": faint(colour)},
-            fill="toself",
-            fillcolor=faint(colour),
-            hoverinfo="skip",
-            showlegend=False,
-            name="interval",
-        ),
-        **at,
-    )
+    look = {"line": {"width": 0, "color": faint(colour)}, "fill": "toself", "fillcolor": faint(colour)}
+    around = {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([upper, lower[::-1]])}
+    trace = go.Scatter(**around, mode="lines", hoverinfo="skip", showlegend=False, name="interval", **look)
+    fig.add_trace(trace, **at)
 
 
 def level_line(fig: go.Figure, value: float, *, dash: str, **at: Any) -> None:
@@ -203,7 +229,7 @@ def level_line(fig: go.Figure, value: float, *, dash: str, **at: Any) -> None:
 
 def legend_only(fig: go.Figure, name: str, **look: Any) -> None:
     """An entry of the legend without data of its own."""
-    fig.add_trace(go.Scatter(x=[None], y=[None], name=plain(name), hoverinfo="skip", **look))
+    fig.add_trace(go.Scatter(x=[None], y=[None], name=plain(name), hoverinfo="skip", mode="markers", **look))
 
 
 def whole_ticks(fig: go.Figure, most: float) -> None:

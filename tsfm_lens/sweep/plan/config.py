@@ -153,7 +153,10 @@ class Variants(Strict):
 
 
 class Statistics(Strict):
-    """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence."""
+    """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence.
+
+    ``replicates`` are the fewest: families of many tests draw more, so that one of them can stand after correction.
+    """
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
     replicates: int = Field(default=2000, ge=100, le=10**6)

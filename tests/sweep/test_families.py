@@ -1,0 +1,124 @@
+"""Corrections for many tests, and choices against chance, against hand-made cases and simulated studies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from studies import STEPS, simulated, study
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
+from tsfm_lens.sweep.statistics.changes import changes, difference, holm
+from tsfm_lens.sweep.statistics.pooling import per_series
+
+# how near an end of an interval comes to Student's t over four seeds
+OF_SEEDS = 0.02
+
+
+# families
+
+
+def test_holm_by_hand() -> None:
+    p = np.array([0.01, 0.04, np.nan, 0.03, 0.2])
+    # sorted 0.01 · 4, 0.03 · 3, 0.04 · 2 but no less than before it, 0.2 · 1
+    np.testing.assert_allclose(holm(p), [0.04, 0.09, np.nan, 0.09, 0.2])
+    np.testing.assert_allclose(holm(p, ["x", "y", "x", "x", "y"]), [0.02, 0.08, np.nan, 0.03, 0.2])
+
+
+def test_families_are_corrected_by_themselves() -> None:
+    rng = np.random.default_rng(8)
+    plain = {f"d{d}": list(rng.random(4) + 0.5) for d in range(8)}
+    errors = {"plain": plain}
+    for number in range(4):
+        errors[f"v{number}"] = {
+            d: [e * (1 + 0.05 * number + 0.1 * rng.normal()) for e in values] for d, values in plain.items()
+        }
+    frame = study(errors)
+    frame["family"] = frame["variant"].map(lambda v: "layers" if v == "v1" else "heads")
+    found = changes(frame, family="family")
+    by_mapping = changes(frame.drop(columns="family"), family={"v1": "layers"})
+    pd.testing.assert_series_equal(found["p_holm"], by_mapping["p_holm"])
+    for name, part in found.groupby("family"):
+        np.testing.assert_allclose(part["p_holm"], holm(part["p_value"].to_numpy()), err_msg=name)
+    assert (changes(frame)["p_holm"] >= found["p_holm"]).all()
+    two = pd.concat([frame, frame.assign(model="other")])
+    both = changes(two, family="family")
+    for model in ("m", "other"):
+        part = both[both["model"] == model].reset_index(drop=True)
+        pd.testing.assert_frame_equal(part.drop(columns="model"), found.drop(columns="model"))
+    with pytest.raises(UnknownNameError, match="column of families"):
+        changes(frame, family="kind")
+    with pytest.raises(InputError, match="more than one family"):
+        changes(pd.concat([frame, frame.assign(family="all", window=1)]), family="family")
+
+
+# counts and random choices
+
+
+def test_resilient_and_improved_datasets_by_hand() -> None:
+    names = "abcdef"
+    factors = {"a": 0.9, "b": 0.999, "c": 1.0, "d": 1.049, "e": 1.05, "f": 2.0}
+    plain = {name: [4.0] for name in names}
+    frame = study({"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}})
+    frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = 4.2 * STEPS
+    found = resilience(frame).iloc[0]
+    assert found[["n_resilient", "n_improved", "n_datasets", "n_left_out"]].tolist() == [4, 2, 6, 0]
+    assert resilience(frame, tolerance=0.06).iloc[0]["n_resilient"] == 5
+    table = dataset_changes(frame).set_index("dataset")["change"]
+    assert table.to_dict() == pytest.approx({name: factor - 1 for name, factor in factors.items()})
+
+
+def test_informed_against_random_choices() -> None:
+    rng = np.random.default_rng(9)
+    plain = {f"d{d}": list(rng.random(3) + 0.5) for d in range(30)}
+    factors = {"informed": 1.1, "r0": 1.2, "r1": 1.3, "r2": 1.5, "r3": 1.2}
+    errors = {v: {d: [e * factor for e in values] for d, values in plain.items()} for v, factor in factors.items()}
+    frame = study({"plain": plain, **errors})
+    found = difference(frame, "informed", ["r0", "r1", "r2", "r3"])
+    assert found["change_informed"] == pytest.approx(0.1)
+    assert found["change_random"] == pytest.approx(0.3)
+    assert found["difference"] == pytest.approx(-0.2)
+    # series and datasets all agree, so that only the choice of seeds varies: sd / sqrt(4), Student's t of 3 degrees
+    spread = np.std([0.2, 0.3, 0.5, 0.2]) / 2
+    reach = 3.182 * np.sqrt(4 / 3) * spread
+    assert found["lower"] == pytest.approx(-0.2 - reach, abs=OF_SEEDS)
+    assert found["upper"] == pytest.approx(-0.2 + reach, abs=OF_SEEDS)
+    one = difference(frame, "informed", ["r1"])
+    assert (one["lower"], one["upper"]) == (pytest.approx(-0.2), pytest.approx(-0.2))
+    assert "taken as it is" in one["method"]
+    same = study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
+    nothing = difference(same, "informed", ["r0", "r1"])
+    assert (nothing["difference"], nothing["p_value"]) == (0.0, 1.0)
+    with pytest.raises(UnknownNameError, match="r1"):
+        difference(frame, "informed", ["r11"])
+    with pytest.raises(InputError, match="name one"):
+        difference(pd.concat([frame, frame.assign(model="other")]), "informed", ["r0"])
+    two = pd.concat([frame, frame.assign(model="other")])
+    pd.testing.assert_series_equal(difference(two, "informed", ["r1"], model="m"), one)
+
+
+def test_all_choices_are_compared_on_the_datasets_that_all_have() -> None:
+    plain = {f"d{d}": [1.0, 2.0] for d in range(4)}
+    frame = study({"plain": plain, "informed": plain, "r0": plain, "r1": plain})
+    frame = frame[~((frame["variant"] == "r1") & (frame["dataset"] == "d2"))]
+    frame.loc[(frame["variant"] == "informed") & (frame["dataset"] == "d2"), "scaled_error"] *= 50
+    found = difference(frame, "informed", ["r0", "r1"])
+    assert (found["n_datasets"], found["left_out"], found["difference"]) == (3, ("d2",), 0.0)
+
+
+@pytest.mark.parametrize("replay", [changes, lambda frame: difference(frame, "v1", ["v2"]), resilience])
+def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], Any]) -> None:
+    frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
+    shuffled = frame.sample(frac=1.0, random_state=1)
+    one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
+    pd.testing.assert_frame_equal(one, again)
+    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(per_series(shuffled, ["MASE"]))))
+    # stores give texts as categories, in whatever order they came
+    coded = shuffled.astype(dict.fromkeys(["model", "variant", "dataset", "item"], "category"))
+    for key in ("variant", "dataset", "item"):
+        coded[key] = coded[key].cat.reorder_categories(list(coded[key].cat.categories)[::-1])
+    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))

@@ -1,0 +1,243 @@
+"""One tidy table for each question: a row an entry and metric, or a dataset and count; drawn and written as it is.
+
+Where a table comes from stands in its ``attrs``: ``kind`` and ``title``, the sweep, and how intervals were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.ablation.search import HeadsAt, better, is_random
+from tsfm_lens.sweep.results.measured import CHANGE, SOURCE, TABLE_METRICS, Results
+from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
+from tsfm_lens.sweep.statistics.changes import holm
+from tsfm_lens.sweep.statistics.pooling import PLAIN
+
+EFFECTS = ("layers", "groups", "ranges", "heads", "heads_per_layer", "components")
+_DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
+_WORDS = (
+    *("model", "family", "recipe", "selection", "label", "part", "order", "dataset", "metric"),
+    *("leads", "distance_leads", "judged_by"),
+)
+_FLAGS = ("stands", "diff_stands", "better", "order_stands")
+_WHOLE = (
+    *("seed", "first", "last", "layer", "ablated", "of", "heads_ablated", "heads_total", "n_mlps", "n_layers"),
+    *("tests", "replicates", "within", "largest_within", "kept", "n_resilient", "n_improved", "n_datasets"),
+)
+
+
+def effects(results: Results) -> pd.DataFrame | None:
+    """What single layers, groups, ranges, heads and sets of components are worth; kind "sweep_effects"."""
+    parts = []
+    for model, entries in results.by_model(*EFFECTS):
+        # one family of tests: the entries of one kind and part
+        entries = entries.assign(part=entries["part"].fillna("both"), n_layers=results.layers[model])
+        for _, own in entries.groupby(["family", "part"], sort=False):
+            away = results.changes(own, "spearman_distance")
+            distance = {f"spearman_distance{end}": own["variant"].map(away[name]) for name, end in _DISTANCE.items()}
+            distance["distance_leads"] = own["variant"].map(away["leads"])
+            parts.append(results.with_mase(results.measured(own)).assign(**distance))
+    names = ["model", "family", "label", "part", "first", "last", "n_layers", "distance_leads"]
+    names += [f"spearman_distance{end}" for end in _DISTANCE.values()]
+    return _table(results, "effects", "Ablated parts of the models", parts, [*names, "baseline_mase", "mase", *CHANGE])
+
+
+def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
+    """Error over the number of heads ablated, for each layer and order; kind "sweep_curves".
+
+    Args:
+        results: of the sweep.
+        kept: of :func:`heads_at`, which says which order is the better one of each layer; None before that is known.
+        tolerance: of the searches.
+    """
+    parts = [results.with_mase(results.measured(own)) for _, own in results.by_model("head_counts")]
+    if not parts:
+        return None
+    table = pd.concat(parts, ignore_index=True)
+    table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
+    judged = pd.DataFrame(columns=_JUDGED) if kept is None else kept[kept["better"]][_JUDGED]
+    table = table.drop(columns="leads").merge(
+        judged.rename(columns={"order": "better_order", "ablated": "within"}), on=["model", "layer"], how="left"
+    )
+    table["better"] = table["order"] == table["better_order"]
+    names = ["model", "layer", "order", "label", "ablated", "of", "share", "baseline_mase", "mase", *CHANGE]
+    names += ["better", "within", "judged_by", "order_stands"]
+    about = {"tolerance": tolerance}
+    return _table(results, "curves", "Heads ablated in one layer", [table], names, **about)
+
+
+_JUDGED = ["model", "layer", "order", "ablated", "leads", "judged_by", "order_stands"]
+
+
+def heads_at(
+    results: Results, found: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
+) -> pd.DataFrame | None:
+    """How many heads each layer must keep in each order; kind "sweep_heads_at".
+
+    ``better`` marks the order that counts, one a layer, judged by ``judged_by``; ``order_stands`` whether, at that
+    number of heads, it costs less than every other order that is not at random, after Holm over the model's layers;
+    ``leads`` whether losing all heads of the layer costs more ("highest") or less than of every other layer.
+
+    Args:
+        results: of the sweep.
+        found: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
+        tolerance, metric, search: of the searches.
+    """
+    if not found:
+        return None
+    table = pd.DataFrame(found).assign(judged_by=metric, order_stands=False, leads="")
+    table["ablated"] = table["of"] - table["kept"]
+    table["better"] = False
+    for model, own in table.groupby("model", sort=False):
+        for _, rows in own.groupby("layer"):
+            searches = {row["order"]: _search(row, tolerance, search) for _, row in rows.iterrows()}
+            table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
+        counts = results.of(str(model), "head_counts")
+        chosen = table.loc[own.index][table.loc[own.index, "better"]]
+        table.loc[chosen.index, "order_stands"] = _orders_that_stand(results, counts, chosen, metric)
+        table.loc[own.index, "leads"] = own["layer"].map(_layers_that_lead(results, counts)).fillna("")
+    names = ["model", "layer", "order", "ablated", "of", "kept", "better", "change", "judged_by", "order_stands"]
+    about = {"tolerance": tolerance, "metric": metric, "search": search}
+    title = "Heads that each layer must keep"
+    return _table(results, "heads_at", title, [table], [*names, "leads", "evaluations", "total"], **about)
+
+
+def _search(row: pd.Series, tolerance: float, search: str) -> HeadsAt:
+    return HeadsAt(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
+
+
+def _orders_that_stand(results: Results, counts: pd.DataFrame, chosen: pd.DataFrame, metric: str) -> np.ndarray:
+    """(row of ``chosen``,): whether each layer's better order beats all others at its number of heads."""
+    p = np.full(len(chosen), np.nan)
+    for place, row in enumerate(chosen.to_dict("records")):
+        here = counts[(counts["layer"] == row["layer"]) & (counts["ablated"] == row["ablated"])]
+        own = here.loc[here["order"] == row["order"], "variant"]
+        others = here.loc[(here["order"] != row["order"]) & ~here["order"].map(is_random), "variant"]
+        # all heads of a layer are the same in any order
+        if len(own) and len(others) and not set(own) & set(others):
+            pairs = [results.beside(row["model"], own.iloc[0], [other], metric) for other in others]
+            p[place] = max(1.0 if pair["difference"] >= 0 else pair["p_value"] for pair in pairs)
+    return holm(p) < 1 - results.statistics.confidence
+
+
+def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
+    whole = counts[counts["ablated"] == counts["of"]].drop_duplicates("layer")
+    if len(whole) < 2:
+        return {}
+    return dict(zip(whole["layer"], whole["variant"].map(results.changes(whole)["leads"]), strict=True))
+
+
+def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
+    """Error on every dataset over heads ablated, in the layers of each model that keep most and fewest heads.
+
+    Kind "sweep_datasets". Of layers that keep as many, all heads ablated change the error most, or least.
+    """
+    parts: list[pd.DataFrame] = []
+    for model, own in results.by_model("head_counts"):
+        mine = kept[kept["better"] & (kept["model"] == model)]
+        complete = results.changes(own)["change"]
+        whole = own[own["ablated"] == own["of"]].drop_duplicates("layer").set_index("layer")["variant"].map(complete)
+        ranked = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
+        # the two ends, or the only layer
+        for row in ranked.iloc[[-1, 0][: len(ranked)]].to_dict("records"):
+            line = own[(own["layer"] == row["layer"]) & (own["order"] == row["order"])].sort_values("ablated")
+            if len(line):
+                parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
+    names = ["model", "layer", "kept", "order", "ablated", "of", "dataset", "mase", "change", "largest_within"]
+    title, about = "Error on each dataset over heads ablated", {"tolerance": tolerance, "cap": cap}
+    return _table(results, "datasets", title, parts, names, **about)
+
+
+def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    """A row a dataset and number of heads ablated in one order of one layer."""
+    model = line["model"].iloc[0]
+    moved = dataset_changes(results.rows(model, list(line["variant"])))
+    mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")
+    table = line.merge(mase, on="variant").merge(
+        moved[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
+    )
+    table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
+    within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
+    return table.assign(largest_within=within.groupby(table["dataset"]).transform("max"))
+
+
+def recipes(results: Results) -> pd.DataFrame | None:
+    """What heavy ablations cost on every metric; kind "sweep_recipes"."""
+    parts = []
+    for model, own in results.by_model("recipes", "random", "components"):
+        counts = resilience(results.rows(model, list(own["variant"]))).set_index("variant")
+        own = own.assign(recipe=own["recipe"].fillna(own["label"]), selection=own["selection"].fillna("listed"))
+        own = own.assign(
+            **{name: own["variant"].map(counts[name]) for name in ("n_resilient", "n_improved", "n_datasets")}
+        )
+        each = pd.concat([results.measured(own, metric) for metric in TABLE_METRICS])
+        # the metrics of an entry stand together
+        parts.append(each.sort_index(kind="stable").rename(columns=_SIZES))
+    names = ["model", "recipe", "selection", "seed", "label", *_SIZES.values(), "metric", *CHANGE]
+    return _table(results, "recipes", "Heavy ablations", parts, [*names, "n_resilient", "n_improved", "n_datasets"])
+
+
+_SIZES = {"ablated": "heads_ablated", "of": "heads_total", "mlps": "n_mlps"}
+_DIFFERENCE = {"diff": "difference", "diff_lower": "lower", "diff_upper": "upper", "diff_p": "p_value"}
+
+
+def selection(results: Results) -> pd.DataFrame | None:
+    """Heads chosen by a rule against as many at random; kind "sweep_selection".
+
+    ``diff``, on the row of each informed choice, is its change minus the mean of the random ones; ``diff_stands`` after
+    Holm over the model's recipes.
+    """
+    parts: list[pd.DataFrame] = []
+    for model, own in results.by_model("recipes", "random"):
+        first = len(parts)
+        for _, lines in own.groupby("recipe", sort=False):
+            drawn, chosen = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
+            # a draw of the very heads that were chosen is no other choice
+            drawn = drawn[~drawn["variant"].isin(chosen["variant"])]
+            if drawn.empty or chosen.empty:
+                continue
+            table = results.measured(pd.concat([chosen, drawn]))
+            found = results.beside(model, chosen["variant"].iloc[0], list(dict.fromkeys(drawn["variant"])))
+            for name, column in _DIFFERENCE.items():
+                table[name] = np.where(table["family"] == "recipes", found[column], np.nan)
+            parts.append(table)
+        corrected = holm(np.array([part["diff_p"].iloc[0] for part in parts[first:]]))
+        for part, p in zip(parts[first:], corrected, strict=True):
+            part["diff_stands"] = (part["family"] == "recipes") & (p < 1 - results.statistics.confidence)
+    names = ["model", "recipe", "selection", "seed", "label", *CHANGE, *_DIFFERENCE, "diff_stands"]
+    return _table(results, "selection", "Informed and random choices of heads", parts, names)
+
+
+def _table(
+    results: Results, kind: str, title: str, parts: Sequence[pd.DataFrame], names: Iterable[str], **attrs: Any
+) -> pd.DataFrame | None:
+    """A tidy table of some columns; whole numbers where an entry has one, else -1, and "" where it has no word."""
+    if not parts:
+        return None
+    rows = pd.concat(parts, ignore_index=True)
+    table = rows[list(names)].copy()
+    for name in table:
+        if name in _WORDS:
+            table[name] = table[name].where(table[name].notna(), "").astype(str)
+        elif name in _FLAGS:
+            table[name] = table[name].eq(True)
+        elif name in _WHOLE:
+            table[name] = pd.to_numeric(table[name]).fillna(-1).astype(int)
+        else:
+            table[name] = table[name].astype(float)
+    about: dict[str, Any] = {
+        "kind": f"sweep_{kind}",
+        "title": title,
+        "source": SOURCE,
+        "confidence": results.statistics.confidence,
+    }
+    if "method" in rows:
+        about |= {"test": "; ".join(dict.fromkeys(rows["method"].dropna())), "correction": "Holm"}
+    about |= dict(results.attrs)
+    about |= attrs
+    table.attrs.update(about)
+    return table
