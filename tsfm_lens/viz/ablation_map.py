@@ -14,7 +14,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.places import coordinate
-from tsfm_lens.viz.select import array, draws, model_of, names, over_series, unit_of
+from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, over_series, unit_of
 from tsfm_lens.viz.sheet import Sheet, sheet
 from tsfm_lens.viz.theme import number, percent, plain
 
@@ -48,7 +48,6 @@ MEASURES = {
     "mase_change": Measure("change of MASE", "relative change of the forecast's MASE", True),
     "mae_change": Measure("change of MAE", "relative change of the forecast's MAE", True),
 }
-_KIND_WORDS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "attn": "attention"}
 _LISTED = 12  # series named in a hover box
 
 
@@ -63,7 +62,7 @@ class _Block:
     def title(self) -> str:
         """Panel title."""
         if self.heads:
-            return f"{_KIND_WORDS.get(self.kind, self.kind)} heads"
+            return f"{kind_word(self.kind)} heads"
         return {"mlp": "MLP", "layer": "layer"}.get(self.kind, "all heads")
 
 

@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import mark_start, value_hover
-from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, position, unit_of, value_title
+from tsfm_lens.viz.select import array, draws, kind_word, layer_names, model_of, names, position, unit_of, value_title
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, INK, number
 from tsfm_lens.viz.timeline import Timeline, timeline
@@ -21,7 +21,6 @@ __all__ = ["attention_map"]
 
 _CELLS = 60_000  # more would be narrower than a dot
 _WORDED = 20_000  # up to so many cells, each names its tokens when hovered
-_KINDS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "attn": "attention"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ def _sides(axis: TokenAxis) -> list[_Side]:
 
 def attention_kind(ds: xr.Dataset) -> str:
     """Stack and kind of the attention in words, such as "decoder cross-attention"."""
-    kind = str(ds.attrs.get("attention", "attention"))
-    return f"{ds.attrs.get('stack', '')} {_KINDS.get(kind, kind)}".strip()
+    return f"{ds.attrs.get('stack', '')} {kind_word(str(ds.attrs.get('attention', 'attention')))}".strip()
 
 
 def sentence_start(ds: xr.Dataset) -> str:

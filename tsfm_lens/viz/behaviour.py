@@ -8,12 +8,11 @@ import xarray as xr
 
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, draws, model_of, over_series, position, series_rows
+from tsfm_lens.viz.select import array, draws, kind_word, model_of, over_series, position, series_rows
 from tsfm_lens.viz.theme import number
 
 __all__ = ["head_parroting_map", "repeated_motif_map"]
 
-_KINDS = {"self_attn": "self-attention", "cross_attn": "cross-attention"}
 _TARGETS = {
     "after_last": "what followed the last match",
     "last": "the last match itself",
@@ -45,7 +44,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
     judged = finding(ds, "advantage", "layer", "head", target=at)
     top = float(max(plain.max(), control.max()))
     low, high = ds.attrs.get("motif", ("?", "?"))
-    kind = _KINDS.get(str(ds.attrs.get("attention")), str(ds.attrs.get("attention", "attention")))
+    kind = kind_word(str(ds.attrs.get("attention", "attention")))
     error = float(np.median(ds["relative_copy_error"].values)) if "relative_copy_error" in ds else None
     return head_maps(
         ds,

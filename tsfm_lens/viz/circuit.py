@@ -14,8 +14,8 @@ from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.paths import path_values
-from tsfm_lens.viz.places import OUTPUT, Places, kind_word, places_in
-from tsfm_lens.viz.select import array, check, draws, model_of, names, over_series, shown
+from tsfm_lens.viz.places import OUTPUT, Places, places_in
+from tsfm_lens.viz.select import array, check, draws, kind_word, model_of, names, over_series, shown
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, mixed, plain
 

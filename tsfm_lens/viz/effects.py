@@ -12,8 +12,8 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import fitted_range, medians
-from tsfm_lens.viz.places import Places, kind_word, places_in
-from tsfm_lens.viz.select import array, check, draws, model_of, names, over_series, series_rows, unit_of
+from tsfm_lens.viz.places import Places, places_in
+from tsfm_lens.viz.select import array, check, draws, kind_word, model_of, names, over_series, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, plain
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from plotly.subplots import make_subplots
 
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.explore_panels import BAR, LEGEND, PLACES, TITLES, TRACES, axes, drawn, envelope, frame, head_name
 from tsfm_lens.viz.panels import mark_start, scene
-from tsfm_lens.viz.select import array, check, model_of, names, position, unit_of
-from tsfm_lens.viz.sheet import Panel, Sheet
-from tsfm_lens.viz.theme import dress, number, percent, plain
+from tsfm_lens.viz.select import array, draws, model_of, names, position, unit_of
+from tsfm_lens.viz.sheet import sheet
+from tsfm_lens.viz.theme import number, percent, plain
 
 __all__ = ["explore_figure"]
 
@@ -48,6 +48,10 @@ class Score:
     values: np.ndarray
 
 
+_NEEDS = ("attention", "write", "singular_value", "quantile_forecast", "ablated_forecast")
+
+
+@draws("explore", needs=_NEEDS)
 def explore_figure(
     ds: xr.Dataset,
     *,
@@ -68,12 +72,7 @@ def explore_figure(
         Five panels with the traces :data:`TRACES`: the map; the singular values relative to the largest; the write to
         the forecast by step; the series over the head's attention to each context step; the end of the series with
         its forecasts.
-
-    Raises:
-        InputError: ``ds`` is of another kind.
-        UnknownNameError: no such layer, head or score.
     """
-    check(ds, "explore", "attention", "write", "singular_value", "quantile_forecast", "ablated_forecast")
     chosen = start(ds, score)
     if layer is not None and head is not None:
         chosen = position(ds, "layer", layer), position(ds, "head", head)
@@ -81,31 +80,23 @@ def explore_figure(
     parts: list[Update] = [frame(ds, view), score_update(ds, score), head_update(ds, *chosen)]
     alone = array(ds, "ablated_forecast", "quantile", "step", layer=chosen[0], head=chosen[1], series=0)
     parts.append(ablation_update(ds, [chosen], alone) if ablated else ablation_update(ds, [], None))
-    fig = make_subplots(
-        rows=2,
-        cols=3,
-        specs=[[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]],
-        column_widths=[0.34, 0.24, 0.42],
-        horizontal_spacing=0.1,
-        vertical_spacing=0.25,
-        subplot_titles=TITLES,
+    specs = [[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]]
+    widths = [0.34, 0.24, 0.42]
+    made = sheet(
+        [195, 195], widths, titles=TITLES, row_gap=130, column_gap=0.1, min_width=_WIDTH, above=42, specs=specs
     )
-    fig.update_annotations(font={"size": 12}, yshift=4)
+    made.fig.update_annotations(yshift=4)
     for name in TRACES:
         kind, where = PLACES[name]
-        fig.add_trace(kind(**{"name": LEGEND.get(name, name), **_merged(parts, name)}), **where)
-    axes(fig, ds, view)
+        made.fig.add_trace(kind(**{"name": LEGEND.get(name, name), **_merged(parts, name)}), **where)
+    axes(made, ds, view)
     for row in (1, 2):
-        mark_start(Panel(Sheet(fig, [], 520), {"row": row, "col": 3}), view.time)
-    kind_words = f"{ds.attrs.get('stack', '')} {ds.attrs.get('attention', '')}".strip().replace("_attn", "-attention")
-    return dress(
-        fig,
-        f"One head at a time: {kind_words} of {model_of(ds)} on {names(ds, 'series')[0]}",
-        "; ".join(words for words in (head_words(ds, *chosen), sampling_words(ds)) if words),
-        plot_height=520,
-        above=42,
+        mark_start(made.panel(row, 3), view.time)
+    return made.dress(
+        f"One head at a time: {attention_kind(ds)} of {model_of(ds)} on {view.id}",
+        head_words(ds, *chosen),
+        sampling_words(ds),
         legend_rows=1,
-        min_width=_WIDTH,
     ).update_layout(legend={"traceorder": "normal", "x": 1, "xanchor": "right"})
 
 

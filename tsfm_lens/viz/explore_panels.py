@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import xarray as xr
 
 from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.sheet import Look, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SEQUENTIAL, VERMILION, mixed, plain
 from tsfm_lens.viz.timeline import Timeline
 
@@ -188,41 +189,26 @@ def _tail(view: Scene) -> int:
     return max(len(view.future) // 2, 2)
 
 
-def axes(fig: go.Figure, ds: xr.Dataset, view: Scene) -> None:
-    layers, heads = names(ds, "layer"), names(ds, "head")
-    every: Mapping[str, Any] = {"showline": False, "ticks": ""}
-    fig.update_xaxes(
-        title_text="head",
-        tickvals=list(range(len(heads)))[:: -(-len(heads) // 16)],
-        ticktext=heads[:: -(-len(heads) // 16)],
-        range=[-0.5, len(heads) - 0.5],
-        **every,
-        row=1,
-        col=1,
-    )
-    fig.update_yaxes(
-        title_text="layer",
-        tickvals=list(range(len(layers))),
-        ticktext=layers,
-        range=[len(layers) - 0.5, -0.5],
-        **every,
-        row=1,
-        col=1,
-    )
-    fig.update_xaxes(title_text="mode", nticks=6, row=1, col=2)
-    fig.update_yaxes(title_text="relative to the largest", type="log", dtick=1, exponentformat="power", row=1, col=2)
-    unit = unit_of(ds, 0) or "data units"
-    short = {"title_text": plain(view.time.short_title), "nticks": 4, "tickangle": 0, "col": 3}
+def axes(made: Sheet, ds: xr.Dataset, view: Scene) -> None:
+    """Titles, ticks and ranges of all panels."""
+    layers, heads, unit = names(ds, "layer"), names(ds, "head"), unit_of(ds, 0) or "data units"
+    scores, spectra, write, last = (made.panel(*place) for place in ((1, 1), (1, 2), (1, 3), (2, 3)))
+    every: Look = {"showline": False, "ticks": ""}
+    few = slice(None, None, -(-len(heads) // 16))
+    ticks = {"tickvals": list(range(len(heads)))[few], "ticktext": heads[few]}
+    scores.x("head", range=[-0.5, len(heads) - 0.5], **ticks, **every)
+    ticks = {"tickvals": list(range(len(layers))), "ticktext": layers}
+    scores.y("layer", range=[len(layers) - 0.5, -0.5], **ticks, **every)
+    spectra.x("mode", nticks=6)
+    spectra.y("relative to the largest", type="log", dtick=1, exponentformat="power")
     # the write stands above the steps of the forecast that it adds to
-    ends = on_axis(view, np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5]))
-    fig.update_xaxes(range=list(ends), row=1, **short)
-    fig.update_xaxes(range=list(ends), row=2, **short)
-    fig.update_yaxes(title_text=plain(f"write ({unit})"), nticks=6, row=1, col=3)
-    fig.update_yaxes(title_text=plain(f"value ({unit})"), nticks=6, row=2, col=3)
-    edges = on_axis(view, np.array([view.past[0] - 0.5, -0.5]))
-    fig.update_xaxes(title_text=plain(view.time.title), range=list(edges), row=2, col=1)
-    fig.update_yaxes(visible=False, range=[0, 1], fixedrange=True, row=2, col=1, secondary_y=False)
-    value = {"title_text": plain(f"value ({unit})"), "side": "left", "tickmode": "auto"}
-    fig.update_yaxes(**value, row=2, col=1, secondary_y=True)
-    corner = {"x": 0.37, "y": 0.63, "xanchor": "left", "yanchor": "bottom", "yref": "paper", "orientation": "v"}
-    fig.update_layout(legend2={**corner, "bgcolor": "rgba(0,0,0,0)"}, bargap=0.15)
+    ends = list(on_axis(view, np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5])))
+    for panel, word in ((write, "write"), (last, "value")):
+        panel.x(view.time.short_title, nticks=4, tickangle=0, range=ends)
+        panel.y(f"{word} ({unit})", nticks=6)
+    edges = list(on_axis(view, np.array([view.past[0] - 0.5, -0.5])))
+    made.panel(2, 1).x(view.time.title, range=edges)
+    made.panel(2, 1, secondary_y=False).y(visible=False, range=[0, 1], fixedrange=True)
+    made.panel(2, 1, secondary_y=True).y(f"value ({unit})", side="left", tickmode="auto")
+    corner: Look = {"x": 0.37, "y": 0.63, "xanchor": "left", "yanchor": "bottom", "yref": "paper", "orientation": "v"}
+    made.fig.update_layout(legend2={**corner, "bgcolor": "rgba(0,0,0,0)"}, bargap=0.15)

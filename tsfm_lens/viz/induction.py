@@ -8,6 +8,7 @@ import xarray as xr
 
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, draws, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, plain
@@ -81,6 +82,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         Dashed lines are the thresholds.
     """
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
+    room = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
     made = sheet([156] * 3, [1] * 3, row_gap=26, column_gap=0.07, min_width=640)
     groups, dashes = _groups(ds), "4px,3px"
     for row, below in enumerate(_AXES, start=1):
@@ -93,13 +95,13 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
             title = _AXES[beside] if row == 3 else None
-            panel.x(title, showticklabels=row == 3, range=_room(scores[beside]))
+            panel.x(title, showticklabels=row == 3, range=room[beside])
             if col == row:
                 _histogram(panel, scores[beside], _AXES[beside])
                 panel.y("heads", side="right", nticks=4)
             else:
                 _scatter(panel, ds, scores[beside], scores[below], groups)
-                panel.y(_AXES[below] if col == 1 else None, range=_room(scores[below]), nticks=5)
+                panel.y(_AXES[below] if col == 1 else None, range=room[below], nticks=5)
                 panel.level(_threshold(ds, below), dash=dashes)
             panel.upright(_threshold(ds, beside), dash=dashes)
     count = ds["count"].values
@@ -179,11 +181,6 @@ def _write_correlation(panel: Panel, value: float) -> None:
     where = {"x": sum(place.xaxis.domain) / 2, "y": sum(place.yaxis.domain) / 2, "xref": "paper", "yref": "paper"}
     # what hangs on an invisible axis is not drawn
     panel.sheet.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, xanchor="center", **where)
-
-
-def _room(values: np.ndarray) -> list[float]:
-    pad = 0.06 * (float(np.ptp(values)) or 1.0)
-    return [float(values.min()) - pad, float(values.max()) + pad]
 
 
 def _threshold(ds: xr.Dataset, score: str) -> float:

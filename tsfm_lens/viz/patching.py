@@ -14,10 +14,11 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import fit, value_hover
-from tsfm_lens.viz.places import Places, kind_word, places_in, separate
+from tsfm_lens.viz.places import Places, places_in, separate
 from tsfm_lens.viz.select import (
     array,
     draws,
+    kind_word,
     model_of,
     names,
     series_position,

@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.select import kind_word as kind_word
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, plain
@@ -130,11 +131,6 @@ def places_named(labels: Sequence[str]) -> Places:
         np.array([int(match["layer"]) if match else _LAST for match in found]),
         np.array([int(match["head"] or -1) if match else -1 for match in found]),
     )
-
-
-def kind_word(kind: str) -> str:
-    """A kind of component in words."""
-    return "MLP" if kind == "mlp" else kind.replace("_", "-").replace("attn", "attention")
 
 
 def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> None:

@@ -6,20 +6,12 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import array, draws, model_of, names, over_series, series_rows
+from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, over_series, series_rows
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, mixed, number, percent, plain
 
 __all__ = ["stream_scheme"]
 
-_WORDS = {
-    "self_attn": "self-attention",
-    "cross_attn": "cross-attention",
-    "attn": "attention",
-    "mlp": "MLP",
-    "embed": "embedding",
-    "bias": "output biases",
-}
 _STREAM, _BOX = 0.0, (1.0, 3.2)  # where the stream and the boxes stand
 
 
@@ -49,7 +41,7 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
     scheme.note("readout → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
     for row, (kind, source, amount) in enumerate(zip(kinds, ds["keys_from"].values, share, strict=True)):
-        words = _WORDS.get(kind, kind.replace("_attn", " attention").replace("_", " "))
+        words = kind_word(kind)
         _draw_writer(scheme, row, f"{words} to the {source}" if source else words, kind, amount, layers[row] >= 0)
     _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
     scheme.x(visible=False, range=[-0.95, 3.35])

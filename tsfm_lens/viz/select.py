@@ -185,6 +185,12 @@ def layer_name(label: str) -> str:
     return "embedding" if label == "embed" else f"layer {label}"
 
 
+def kind_word(kind: str) -> str:
+    """A kind of component in words."""
+    known = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
+    return known.get(kind) or kind.replace("_", "-").replace("attn", "attention")
+
+
 def layer_names(ds: xr.Dataset, chosen: Sequence[int] | None = None) -> list[str]:
     """The layers in words, all or those at some places."""
     labels = names(ds, "layer")

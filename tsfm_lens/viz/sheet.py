@@ -276,7 +276,7 @@ class Panel:
                 hoverinfo="skip",
                 text=signs,
                 texttemplate="%{text}",
-                textfont={"size": 10, "color": GREY},
+                textfont={"size": 10 if texts is not None else 14, "color": GREY},
                 xgap=1,
                 ygap=1,
             ),

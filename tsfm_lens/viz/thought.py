@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.lens_map import logit_sheet
-from tsfm_lens.viz.panels import Scene, scene
+from tsfm_lens.viz.panels import Scene, fitted_range, scene
 from tsfm_lens.viz.select import array, draws, layer_name, layer_names, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, mixed, number, percent, plain
@@ -49,7 +49,8 @@ def thought_lines(
     here = ds["line_series"].values == ds["series"].values[view.place]
     drawn = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
     paths = array(ds, "path", "line", "step")
-    grid, _ = logit_sheet(ds, view, chosen, value_range or _bounds(view, paths[drawn]), rows)
+    bounds = value_range or fitted_range(np.append(view.seen, paths[drawn]), np.empty(0))[0]
+    grid, _ = logit_sheet(ds, view, chosen, bounds, rows)
     panels = dict(zip(labels, grid, strict=True))
     for line in drawn:
         _line(panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line])
@@ -100,15 +101,6 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
         f"{shown(ids)}, {ds.sizes['step']} steps",
         "spurious: not continuous with the context, gone in the last layer",
     )
-
-
-def _bounds(view: Scene, paths: np.ndarray) -> tuple[float, float]:
-    """Context, truth and lines, with a little room."""
-    values = np.append(view.seen, paths)
-    known = values[np.isfinite(values)]
-    low, high = float(known.min()), float(known.max())
-    pad = 0.05 * ((high - low) or max(abs(high), 1.0))
-    return low - pad, high + pad
 
 
 def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray) -> None:
