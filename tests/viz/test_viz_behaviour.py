@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
@@ -13,6 +14,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.viz.maps import HeadMap, two_digits
+from tsfm_lens.viz.sheet import NOT_ABOVE
 from tsfm_lens.viz.theme import PALE
 
 
@@ -28,6 +30,11 @@ def results() -> dict[str, xr.Dataset]:
         "parroting": probes.head_parroting(load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])),
         "thought": probes.lines_of_thought(lens.run(bundled("co2", "inflation").tail(96), 12)),
     }
+
+
+def coloured(fig: go.Figure) -> list[go.Heatmap]:
+    """The maps of a figure, without what is laid over cells that do not stand out of the noise."""
+    return [trace for trace in fig.data if trace.name != NOT_ABOVE]
 
 
 def parts() -> tuple[object, int]:
@@ -99,7 +106,7 @@ def test_threshold_maps_hold_the_sweeps() -> None:
 def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
     ds = results()["motif"]
     fig = viz.repeated_motif_map(ds, target=target)
-    for trace, name in zip(fig.data, ("prefix_matching", "control", "advantage"), strict=True):
+    for trace, name in zip(coloured(fig), ("prefix_matching", "control", "advantage"), strict=True):
         np.testing.assert_array_equal(trace.z, ds[name].sel(target=target))
     one, two, three = fig.layout.coloraxis, fig.layout.coloraxis2, fig.layout.coloraxis3
     assert (one.cmin, one.cmax) == (two.cmin, two.cmax)
@@ -113,10 +120,10 @@ def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
     ds = results()["parroting"]
     names = ("mass", "copy_error_change", "parrot_error_change", "truth_error_change")
     fig = viz.head_parroting_map(ds)
-    for trace, name in zip(fig.data, names, strict=True):
+    for trace, name in zip(coloured(fig), names, strict=True):
         np.testing.assert_allclose(trace.z, ds[name].mean("series"))
     one = viz.head_parroting_map(ds, series="nile")
-    for trace, name in zip(one.data, names, strict=True):
+    for trace, name in zip(coloured(one), names, strict=True):
         np.testing.assert_array_equal(trace.z, ds[name].sel(series="nile"))
     assert f"lag {int(ds['lag'].sel(series='nile'))};" in one.layout.meta["subtitle"]
     # what is unknown for one series is left out of the mean, what is unknown for all is not drawn
@@ -125,7 +132,7 @@ def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
     holed["parrot_error_change"][:] = np.nan
     fig = viz.head_parroting_map(holed)
     np.testing.assert_array_equal(fig.data[0].z, ds["mass"][..., 1])
-    assert [trace.name for trace in fig.data] == ["attention at the lag", "off the copied lag", "off the truth"]
+    assert [trace.name for trace in coloured(fig)] == ["attention at the lag", "off the copied lag", "off the truth"]
 
 
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
