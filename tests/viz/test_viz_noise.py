@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.viz.ablation import strongest
-from tsfm_lens.viz.sheet import NOT_ABOVE
+from tsfm_lens.viz.marks import NOT_ABOVE
 
 from .conftest import base, components, with_components
 
@@ -150,15 +150,18 @@ def test_points_in_the_noise_are_hollow_and_have_no_name(effects: xr.Dataset) ->
     assert "hollow: not above the noise floor" in subtitle(fig)
 
 
-def test_curves_have_points_with_intervals_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
+def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
     stands = np.array([[False, True, False]] * 3)
     fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
     means = [trace for trace in fig.data if trace.name == "mean over series, interval"]
     assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
     for trace, rows in zip(means, gain["gain"].mean("series").values[:, 1:], strict=True):
         np.testing.assert_allclose(trace.y, rows)
-        np.testing.assert_allclose(trace.error_y.array, 3.0)
-        np.testing.assert_allclose(trace.error_y.arrayminus, 3.0)
+    low, high = ([t for t in fig.data if t.name == f"mean over series interval{end}"] for end in (" from", ""))
+    for mean, foot, top in zip(means, low, high, strict=True):
+        np.testing.assert_allclose(np.subtract(top.y, mean.y), 3.0)
+        np.testing.assert_allclose(np.subtract(mean.y, foot.y), 3.0)
+        assert top.fill == "tonexty"
     bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
     assert [(band.y0, band.y1) for band in bands] == [(-FLOOR, FLOOR)] * 3
     assert f"{FLOOR} %" in subtitle(fig)

@@ -139,8 +139,9 @@ def _series_lines(
         )
     if noise is not None:
         hover = f"mean of {len(ids)} series, {hover}"
-        panel.line(labels, noise.estimate, "", width=3, legend=False)
-        panel.dots(labels, noise.estimate, "mean over series, interval", hover, size=8, text=labels, noise=noise)
+        word, mean = "mean over series", noise.estimate
+        panel.line(labels, mean, word, width=3, text=labels, noise=noise, legend=False)
+        panel.dots(labels, mean, f"{word}, interval", hover, size=8, text=labels, noise=noise.without_interval)
         panel.floor(noise)
     elif several:
         look: Look = {"width": 3, "dots": 6, "text": labels}

@@ -10,9 +10,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.viz.marks import PRINTED, Look
 from tsfm_lens.viz.noise import Finding
 from tsfm_lens.viz.select import layer_names, names
-from tsfm_lens.viz.sheet import PRINTED, Look, sheet
+from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, plain
 
 _PRINTED = 60  # cells of one of several maps that still have room for their number
