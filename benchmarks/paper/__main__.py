@@ -52,16 +52,20 @@ def embedded(item: Item) -> str | None:
 
 
 def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
-    """A result's lines of the table: what the paper prints, and recipes of the paper scaled to another model."""
+    """A result's lines of the table: what the paper prints, the parts of its claims, and recipes scaled to a model."""
     printed = np.isfinite(result["paper"].values)
     scaled = np.char.find(result["quantity"].values.astype(str), " scaled to ") >= 0
-    for index in np.flatnonzero(printed | scaled):
+    parts = result["part_of"].values.astype(str) != ""
+    for index in np.flatnonzero(printed | parts | scaled):
         one = result.isel(quantity=int(index))
         unit = str(one["unit"].values)
         numbers = [float(one[key]) for key in ("paper", "ours", "difference")]
         cells = [f"{number:.4g}" if np.isfinite(number) else "" for number in numbers]
         if unit == HOLDS:
-            cells, unit = ["holds", "holds" if numbers[1] else "does not hold", ""], "statement"
+            low, high = float(one["low"]), float(one["high"])
+            span = f" ({float(one['estimate']):.4g}, {low:.4g} to {high:.4g})" if np.isfinite(low) else ""
+            paper = "holds" if printed[index] else ""
+            cells, unit = [paper, f"{one['verdict'].values}{span}", ""], str(one["margin"].values) or "claim"
         yield f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} | {unit} |"
 
 

@@ -45,18 +45,34 @@ def test_the_table_shows_the_paper_s_number_ours_and_the_settings() -> None:
     assert "mechanics only" not in result.stdout
 
 
-def test_statements_are_words_for_people_and_numbers_for_scripts() -> None:
+def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     options = ("s3-f1e", "--model", "bolt-nano", "--windows", "1", "--horizon", "6")
     shown = run(*options)
-    line = next(line for line in shown.stdout.splitlines() if "middle layers' entropic rank" in line)
-    assert "holds" in line
-    assert "statement" in line
+    lines = shown.stdout.splitlines()
+    claim = next(number for number, line in enumerate(lines) if "a higher average entropic rank" in line)
+    assert "undecided" in lines[claim]
+    assert "- than in layer 0" in lines[claim + 1]
+    assert "- than in layer 2" in lines[claim + 2]
+    assert "one series or window, too few for a test: 2 parts need 7 or more" in shown.stdout
+    assert "A claim holds if all of its parts do" in " ".join(shown.stdout.split())
     found = json.loads(run(*options, "--json").stdout)
     assert found["attrs"]["kind"] == "reproduction"
     assert found["data_vars"]["paper"]["data"][0] == 1
-    assert found["data_vars"]["ours"]["data"][0] in (0, 1)
-    # a number that the paper does not print is missing, not 0
+    assert found["data_vars"]["verdict"]["data"][:4] == ["undecided"] * 3 + [""]
+    # what is undecided is neither 0 nor 1, and a number that the paper does not print is missing, not 0
+    assert found["data_vars"]["ours"]["data"][0] is None
     assert found["data_vars"]["paper"]["data"][1] is None
+
+
+def test_a_claim_is_refuted_by_one_of_its_parts() -> None:
+    shown = run("s3-f2", "--model", "bolt-nano", "--windows", "12", "--horizon", "32")
+    lines = shown.stdout.splitlines()
+    claim = next(number for number, line in enumerate(lines) if "greater ablatability" in line)
+    assert [
+        word in line for word, line in zip(("does not hold", "holds", "does not hold"), lines[claim:], strict=False)
+    ]
+    assert "16 windows" not in shown.stdout
+    assert re.search(r"-?[\d.]+ to -?[\d.]+", lines[claim + 1])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +116,7 @@ def test_a_sweep_shows_intervals_and_keeps_its_cells_in_the_store(
     assert cells
     found = json.loads(run(*options, "--json").stdout)
     assert cells == {file: file.stat().st_mtime_ns for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")}
-    lower, upper = (found["data_vars"][name]["data"] for name in ("ours_lower", "ours_upper"))
+    lower, upper = (found["data_vars"][name]["data"] for name in ("low", "high"))
     assert any(low is not None and low <= high for low, high in zip(lower, upper, strict=True))
     assert lower[found["coords"]["quantity"]["data"].index("toto-29 scaled to bolt-nano: MLPs ablated")] is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,14 +40,17 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="Windows of chaotic systems, where no data is given (8). Of a sweep: windows drawn from each "
-            "configuration of the benchmark (all), or the last ones of each series of --data (1).",
+            help="Windows of chaotic systems, where no data is given (16), or the last ones of each series of --data "
+            "(1). Of a sweep over the benchmark: windows drawn from each configuration (all).",
         ),
     ] = None,
     horizon: Horizon = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")] = 64,
     seed: Seed = 0,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of forecasts that a model draws, from --seed on (3).")
+    ] = None,
     store: Annotated[
         Path | None, typer.Option("--store", "-s", help="Folder of a sweep's results; the id with .store if none.")
     ] = None,
@@ -90,6 +93,7 @@ def reproduce(
                 num_samples=samples,
                 n_sequences=sequences,
                 seed=seed,
+                seeds=seeds,
                 store=store,
                 benchmark=gift_eval,
                 configs=configs or ("*",),
@@ -138,26 +142,26 @@ def _list(as_json: bool) -> None:
 def _render(result: xr.Dataset) -> None:
     from rich.table import Table
 
-    from tsfm_lens.paper.values import HOLDS
-
     table = Table(title=result.attrs["title"], title_justify="left", header_style="bold")
-    spans = "ours_lower" in result
-    columns = ["quantity", "paper", "ours", *(["interval"] if spans else []), "difference", "unit", "where"]
+    columns = ["quantity", "paper", "ours", "estimate", "95 % interval", "difference", "unit", "where"]
     for column in columns:
         table.add_column(column, justify="right" if column in columns[1:-2] else "left")
+    reasons: dict[str, None] = {}
+    numbers = result.drop_dims("setting")
     for index in range(result.sizes["quantity"]):
-        row = result.isel(quantity=index)
-        unit = str(row["unit"].values)
-        numbers = [float(row[key]) for key in ("paper", "ours", "difference")]
-        if unit == HOLDS:
-            words = ["holds" if number else "does not hold" for number in numbers[:2]]
-            cells, unit = [*words, "" if numbers[2] == 0 else "differs"], "statement"
-        else:
-            cells = [_number(number) for number in numbers]
-        if spans:
-            cells.insert(2, _interval(float(row["ours_lower"]), float(row["ours_upper"])))
-        table.add_row(str(row["quantity"].values), *cells, unit, str(row["where"].values))
+        row = {str(name): each.values.item() for name, each in numbers.isel(quantity=index).reset_coords().items()}
+        table.add_row(*_cells(row))
+        if row["why"]:
+            reasons[f"{row['verdict']}: {row['why']}"] = None
     show(table)
+    if any(result["verdict"].values != ""):
+        typer.echo(
+            "A claim holds if all of its parts do, and does not if one does not. The estimate of a part is by how much "
+            "it is true of the median window: it holds if that stands above 0, at 5 % after Holm over the parts, and "
+            "does not if it stands below."
+        )
+    for reason in reasons:
+        typer.echo(reason)
     if result.sizes["setting"]:
         differ = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
         for name, theirs, ours in zip(
@@ -169,8 +173,17 @@ def _render(result: xr.Dataset) -> None:
         typer.echo(result.attrs["note"], err=True)
 
 
-def _interval(lower: float, upper: float) -> str:
-    return "" if lower != lower else f"{lower:.4g} to {upper:.4g}"
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table: a number, a claim, or one of its parts."""
+    interval = "" if row["low"] != row["low"] else f"{row['low']:.4g} to {row['high']:.4g}"
+    if not row["verdict"]:
+        numbers = [_number(row[key]) for key in ("paper", "ours")]
+        return [row["quantity"], *numbers, "", interval, _number(row["difference"]), row["unit"], row["where"]]
+    is_part = bool(row["part_of"])
+    words = f"  - {row['quantity'].removeprefix(row['part_of'] + ': ')}" if is_part else row["quantity"]
+    paper = "" if is_part else "holds"
+    unit = row["margin"] or "claim"
+    return [words, paper, row["verdict"], _number(row["estimate"]), interval, "", unit, row["where"]]
 
 
 def _number(value: float) -> str:

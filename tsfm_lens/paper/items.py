@@ -63,18 +63,18 @@ TABLE_3: Mapping[str, Evaluated] = {
     ),
 }
 
-HOLDS = "1 holds, 0 does not"
+HOLDS = "claim: 1 holds, 0 does not, none is undecided"
 
 
 @dataclass(frozen=True)
 class Value:
-    """One number, or one statement that a number can check.
+    """One number, or one claim that a test can check.
 
     Attributes:
-        quantity: what it is; the same words name what is measured here.
-        paper: the number as printed; 1 for a statement.
+        quantity: what it is, a claim in the paper's words; the same words name what is measured here.
+        paper: the number as printed; 1 for a claim.
         where: where the paper prints it.
-        unit: "" for a pure number, HOLDS for a statement.
+        unit: "" for a pure number, HOLDS for a claim.
     """
 
     quantity: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xarray as xr
@@ -13,18 +12,22 @@ from tsfm_lens.errors import InputError, MissingExtraError
 from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.paper import measures_heads
-from tsfm_lens.paper.measuring import Asked, Found, as_numbers, per_layer
-from tsfm_lens.probes import ablation_recipes, entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
+from tsfm_lens.paper import measures_heads, measures_induction
+from tsfm_lens.paper.measuring import Asked, Found, Sheet
+from tsfm_lens.paper.values import (
+    ABLATABLE,
+    ABLATED_LAST,
+    CONSOLIDATES,
+    HIGHER_RANK,
+    NO_IMPROVEMENT,
+    RAISE_ENTROPY,
+    VARIES,
+    WHOLE,
+)
+from tsfm_lens.paper.verdicts import Part, Verdict, exactly, judged
+from tsfm_lens.probes import entropic_rank, head_spectra, layer_gain, logit_lens, rollout_maps
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.released import middle_third
-
-
-def _by_layer(data: xr.DataArray) -> tuple[np.ndarray, list[int], list[int]]:
-    """Values of the numbered layers, and which of them are in the middle and which are not."""
-    values = data.sel(layer=[name for name in data["layer"].values if str(name).isdigit()]).values
-    middle = middle_third(len(values))
-    return values, middle, [layer for layer in range(len(values)) if layer not in middle]
 
 
 def _sizes(asked: Asked) -> Found:
@@ -71,49 +74,124 @@ def _millions(lens: Lens) -> float:
     return sum(part.numel() for part in lens.parameters()) / 1e6
 
 
+# an improvement by less, in percent of the error, is none: the paper's own tolerance of heads@1pp
+SMALLEST_GAIN = 1.0
+
+
+def _numbered(data: xr.DataArray) -> np.ndarray:
+    """Values of the numbered layers, the layer first."""
+    names = [name for name in data["layer"].values if str(name).isdigit()]
+    return np.asarray(data.sel(layer=names).transpose("layer", ...).values)
+
+
+def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
+    """The layers before the middle third, those in it, those after it."""
+    middle = middle_third(n_layers)
+    return list(range(middle[0])), middle, list(range(middle[-1] + 1, n_layers))
+
+
 def _logit_entropy(asked: Asked) -> Found:
-    result = logit_lens(asked.run)
-    if "entropy" not in result:
+    if asked.model.adapter.readout != "token":
         raise InputError(f"{asked.model.model_id} has no logits; the entropy after each layer is of token models")
-    entropy, middle, others = _by_layer(result["entropy"].mean("step").median("series"))
-    inside = float(np.mean(entropy[middle]))
-    statements = {
-        "the middle layers' median logit entropy lies above that of the other layers": inside
-        > float(np.mean(entropy[others])),
-        "the last layer's median logit entropy lies below the middle layers'": float(entropy[-1]) < inside,
-    }
-    more = per_layer("median entropy", entropy)
-    return Found({**as_numbers(statements), **more}, asked.settings(), dict.fromkeys(more, "nats"))
+    tables = [_numbered(logit_lens(run)["entropy"].mean("step")) for run in asked.in_groups("entropy after each layer")]
+    entropy = np.concatenate(tables, axis=1)
+    before, middle, after = _thirds(len(entropy))
+    inside = entropy[middle].mean(0)
+    of = "logit entropy, nats"
+    rises = asked.judge(
+        Part(f"it lies above that after {_layers(before)}", inside - entropy[before].mean(0), of),
+        Part(f"it lies above that after {_layers(after)}", inside - entropy[after].mean(0), of),
+    )
+    falls = asked.judge(Part("it lies below that of the middle layers", inside - entropy[-1], of))
+    sheet = Sheet(asked)
+    sheet.means("mean entropy", entropy)
+    units = dict.fromkeys(sheet.values, "nats")
+    medians = {f"median entropy, layer {layer}": float(np.median(own)) for layer, own in enumerate(entropy)}
+    units |= dict.fromkeys(medians, "nats")
+    claims = {RAISE_ENTROPY: rises, CONSOLIDATES: falls}
+    return Found({**medians, **sheet.values}, asked.settings(), units, sheet.intervals, claims)
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    return f"layers {layers[0]} to {layers[-1]}"
 
 
 def _entropic_rank(asked: Asked) -> Found:
-    rank, middle, others = _by_layer(entropic_rank(asked.run)["rank"])
-    holds = float(np.mean(rank[middle])) > float(np.mean(rank[others]))
-    statement = {"the middle layers' entropic rank lies above that of the other layers": holds}
-    return Found({**as_numbers(statement), **per_layer("entropic rank", rank)}, asked.settings())
+    groups = [entropic_rank(run) for run in asked.in_groups("entropic rank")]
+    entropy = np.concatenate([_numbered(group["entropy"]) for group in groups], axis=1)
+    tokens = np.concatenate([group["tokens"].values for group in groups])
+    rank = np.exp(entropy)
+    before, middle, after = _thirds(len(rank))
+    inside = rank[middle].mean(0)
+    verdict = asked.judge(
+        Part(f"than in {_layers(before)}", inside - rank[before].mean(0), "entropic rank"),
+        Part(f"than in {_layers(after)}", inside - rank[after].mean(0), "entropic rank"),
+    )
+    values, intervals = {}, {}
+    for layer, own in enumerate(entropy):
+        name = f"entropic rank, layer {layer}"
+        values[name] = float(np.exp(np.average(own, weights=tokens)))
+        found = asked.over(own)
+        # the mean over tokens is that over windows where all have as many
+        if np.isfinite(found.low) and len(set(tokens.tolist())) == 1:
+            intervals[name] = (float(np.exp(found.low)), float(np.exp(found.high)))
+    return Found(values, asked.settings(), intervals=intervals, claims={HIGHER_RANK: verdict})
 
 
 def _distances(what: str, chosen: Callable[[str, bool], bool]) -> Callable[[Asked], Found]:
     def measure(asked: Asked) -> Found:
         stack = asked.model.wiring.output_stack
-        middle = middle_third(stack.n_layers)
+        layers = list(map(str, range(stack.n_layers)))
         recipes = {
-            str(layer): [
-                Component(stack.name, layer, row.kind)
-                for row in stack.rows(layer)
+            layer: [
+                Component(stack.name, int(layer), row.kind)
+                for row in stack.rows(int(layer))
                 if chosen(row.kind, isinstance(row, Attention))
             ]
-            for layer in range(stack.n_layers)
+            for layer in layers
         }
-        told = partial(asked.tell, "forecasts without layers")
-        result = ablation_recipes(asked.run, recipes, progress=told)
-        distance = result["spearman_distance"].sel(recipe=list(recipes)).mean("series").values
-        ends = float(np.mean(distance[[0, -1]]))
-        words = f"ablating {what} of a middle layer moves the forecast less than that of the first and last layers"
-        statement = {words: float(np.mean(distance[middle])) < ends}
-        return Found({**as_numbers(statement), **per_layer("mean Spearman distance", distance)}, asked.settings())
+        distance = measures_heads.forecasts_without(asked, recipes, "forecasts without layers")["spearman_distance"]
+        values = distance.values
+        claims = {ABLATABLE.format(what=what): asked.judge(*ablatable_parts(values))}
+        if what != WHOLE:
+            claims[VARIES.format(what=what)] = _varies(asked, values)
+        sheet = Sheet(asked)
+        sheet.means("mean Spearman distance", values)
+        return Found(sheet.values, asked.settings(seeded=True), intervals=sheet.intervals, claims=claims)
 
     return measure
+
+
+def ablatable_parts(distance: np.ndarray) -> list[Part]:
+    """Middle layers against the others, by distance (layer, seed, window)."""
+    before, middle, after = _thirds(len(distance))
+    inside, last = distance[middle].mean(0), len(distance) - 1
+    others = dict.fromkeys((tuple(before), tuple(after), (0,), (last,)))
+    return [
+        Part(
+            f"the middle layers move the forecast less than {_layers(layers)}",
+            distance[list(layers)].mean(0) - inside,
+            "Spearman distance",
+        )
+        for layers in others
+    ]
+
+
+def _varies(asked: Asked, distance: np.ndarray) -> Verdict:
+    """Whether layers differ: two are chosen on the first half of the series and compared on the second."""
+    labels = np.array(asked.series_of(distance.shape[-1]))
+    names = list(dict.fromkeys(labels.tolist()))
+    first = np.isin(labels, names[: len(names) // 2])
+    part = Part("two layers chosen on the first half of the windows differ on the second", np.empty(0), "")
+    if not first.any():
+        return judged([part], [])
+    mean = distance[..., first].mean((1, 2))
+    most, least = int(mean.argmax()), int(mean.argmin())
+    words = f"layer {most} moves the forecast more than layer {least}, chosen on the first half of the windows"
+    margins = (distance[most] - distance[least])[:, ~first]
+    return judged([Part(words, margins, "Spearman distance")], labels[~first].tolist())
 
 
 def released_share(name: str) -> tuple[float, int]:
@@ -157,34 +235,48 @@ def _patches(asked: Asked) -> Found:
         "patch that layer 3, head 4 attends to most": float(patch),
         "first step of that patch": float(patch * width),
     }
+    claims = {}
     if stack.n_heads > 7 and stack.n_layers > 3:
         order = np.argsort(ranks.sel(layer="3").values)
         last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
-        values |= as_numbers({"by stable rank, heads 0 and 7 of layer 3 are ablated last": last})
+        claims[ABLATED_LAST] = exactly("", true=last, of="stable rank of the weights")
     for row in dict.fromkeys((0, layer)):
         each = ranks.sel(layer=str(row)).values
         values |= {f"stable rank of layer {row}, head {index}": float(rank) for index, rank in enumerate(each)}
-    return Found(values, {**asked.settings(), "windows": "1", "head": f"layer {layer}, head {head}"})
+    settings = {**asked.settings(), "windows": "1", "head": f"layer {layer}, head {head}"}
+    settings.pop("intervals over")
+    return Found(values, settings, claims=claims)
 
 
 def _gains(asked: Asked) -> Found:
-    result = logit_lens(asked.run)
-    gain = layer_gain(result)["gain"]
-    statements: dict[str, bool] = {}
-    more: dict[str, float] = {}
+    groups = [layer_gain(logit_lens(run))["gain"] for run in asked.in_groups("gain of each layer")]
+    gain = xr.concat(groups, dim="series")
+    parts, medians, intervals = [], {}, {}
     for metric in gain["metric"].values:
-        median, middle, _ = _by_layer(gain.sel(metric=metric).median("series"))
-        words = f"the median gain of the middle layers is no improvement: {metric}"
-        statements[words] = bool(np.median(median[middle]) >= 0)
-        more |= per_layer(f"median gain, {metric}", median)
-    return Found({**as_numbers(statements), **more}, asked.settings(), dict.fromkeys(more, "%"))
+        values = _numbered(gain.sel(metric=metric))
+        for layer, own in enumerate(values):
+            found = asked.median(own)
+            medians[f"median gain, {metric}, layer {layer}"] = found.estimate
+            if np.isfinite(found.low):
+                intervals[f"median gain, {metric}, layer {layer}"] = (found.low, found.high)
+        parts += [
+            Part(
+                f"no improvement by layer {layer}: {metric}",
+                values[layer] + SMALLEST_GAIN,
+                f"gain + {SMALLEST_GAIN:g} %",
+            )
+            for layer in middle_third(len(values))
+        ]
+    return Found(
+        medians, asked.settings(), dict.fromkeys(medians, "%"), intervals, {NO_IMPROVEMENT: asked.judge(*parts)}
+    )
 
 
 MEASURES: dict[str, Callable[[Asked], Found]] = {
     "S3-SYS": _sizes,
     "S3-F1D": _logit_entropy,
     "S3-F1E": _entropic_rank,
-    "S3-F2": _distances("heads and MLP", lambda kind, heads: True),
+    "S3-F2": _distances(WHOLE, lambda kind, heads: True),
     "S3-F6": _released("heads ablated with layers 7 to 13 at heads@1pp", "timesfm-28"),
     "S3-F8": _distances("all heads", lambda kind, heads: heads),
     "S3-F9": _distances("the MLP", lambda kind, heads: not heads),
@@ -197,9 +289,9 @@ MEASURES: dict[str, Callable[[Asked], Found]] = {
     "S3-F20": measures_heads.without_sharp_heads,
     "S3-F21": _patches,
     "S3-F22": _gains,
-    "S3-F23": measures_heads.thresholds,
+    "S3-F23": measures_induction.thresholds,
     "S3-HENT": measures_heads.sharp_share,
-    "S3-PREF": measures_heads.induction_share,
-    "S3-RRT": measures_heads.motif_tokens,
-    "S3-T5": measures_heads.table_5,
+    "S3-PREF": measures_induction.induction_share,
+    "S3-RRT": measures_induction.motif_tokens,
+    "S3-T5": measures_induction.table_5,
 }

@@ -19,6 +19,7 @@ from tsfm_lens.paper.values_sweeps import (
     RELATIVE_MASE,
     HeavyRow,
 )
+from tsfm_lens.paper.verdicts import Estimated, Part, judged, larger
 from tsfm_lens.sweep.plan.parts import order_words
 from tsfm_lens.sweep.plan.recipes import Recipe, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth
@@ -225,16 +226,18 @@ def _read_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
 def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     table, sheet = gathered.results["effects"], _Sheet()
     table = table[table["family"] == "ranges"]
-    half: dict[str, float] = {}
+    half: dict[str, Estimated] = {}
     for subject in subjects:
         own = table[table["model"] == subject.source]
         sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
         for row in _rows(own):
             sheet.mase(f"{subject.words}: change of MASE without {row['label']}", row)
             if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
-                half[subject.architecture] = float(row["change"])
+                change, lower, upper = (100 * float(row[name]) for name in ("change", "lower", "upper"))
+                half[subject.architecture] = (change, lower, upper)
     if {"chronos-bolt", "toto-1"} <= half.keys():
-        sheet.add(HALF_MLPS, half["chronos-bolt"] < half["toto-1"])
+        more = larger(half["toto-1"], half["chronos-bolt"], "change of MASE, percentage points")
+        sheet.found.claims[HALF_MLPS] = more
     return sheet.found
 
 
@@ -328,7 +331,9 @@ def _read_datasets(subject_layers: Callable[[Subject], tuple[int, ...]]) -> Call
             sheet.add(f"layer {layer}: heads that can go within 1 %, median of datasets", middle)
         if len(layers) == 2:
             important, ablatable = (rises[layer] for layer in layers)
-            sheet.add(KINDER, float((ablatable < important.reindex(ablatable.index)).mean()) > 0.5)
+            margins = 100 * (important.reindex(ablatable.index) - ablatable).to_numpy()
+            part = Part("", margins, "change of MASE, percentage points")
+            sheet.found.claims[KINDER] = judged([part], range(len(margins)))
         return sheet.found
 
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tsfm_lens.paper.items import Item
 from tsfm_lens.paper.measures import MEASURES
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.sweeps import Where, sweep_item
+from tsfm_lens.paper.tabulated import table_of
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.sweep.run.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
@@ -24,6 +26,7 @@ from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
 
 LIST_HINT = "`tsfm-lens reproduce --list` shows all."
 EMBEDDED = checkpoint_names()
+WINDOWS = 16
 NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15")
 # Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps an oscillation
 _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
@@ -51,6 +54,7 @@ def reproduce(
     num_samples: int | None = None,
     n_sequences: int = 64,
     seed: int = 0,
+    seeds: int | None = None,
     store: str | Path | None = None,
     benchmark: str | Path | None = None,
     configs: Sequence[str] = ("*",),
@@ -69,12 +73,14 @@ def reproduce(
         model: checkpoint, folder, hub id or lens; of a sweep one or several names. The paper's own if None.
         data: series with the truth at their end; of a sweep names of bundled series, or files. If None windows of
             chaotic systems, like the paper's for Chronos; of a sweep GIFT-Eval.
-        windows: how many of the chaotic windows, 8 if None; of a sweep those drawn from each configuration of the
-            benchmark, all if None, or the last ones of each series, one if None.
+        windows: how many of the chaotic windows, 16 if None, or the last ones of each series, one if None; of a sweep
+            over the benchmark those drawn from each configuration, all if None.
         horizon: forecast steps; the paper's, or the model's prediction length, if None.
         num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
         n_sequences: sequences of the repeated-random-tokens test.
         seed: of the windows, forecasts and sequences.
+        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. What follows a path of
+            medians, or reads out a distribution, draws nothing and is measured once.
         store: folder of a sweep's results; the id with .store if None.
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
@@ -86,10 +92,14 @@ def reproduce(
 
     Returns:
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
-        paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed; of a statement 1 says
-        that it holds. ``ours_lower`` and ``ours_upper`` where any quantity has an interval, NaN for the others. Over
-        ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper.
-        ``note`` says what keeps the two from being compared.
+        paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
+        A claim stands in the paper's words, its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
+        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and says ``why`` if it is undecided; see
+        :func:`tsfm_lens.paper.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median margin by
+        which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm; of a number
+        that number, with the interval of those that are means or medians over windows. NaN where there is none.
+        Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper;
+        they say what intervals are over. ``note`` says what keeps the two from being compared.
 
     Raises:
         UnknownNameError: no such id.
@@ -101,6 +111,8 @@ def reproduce(
     where = Where(store, benchmark, configs, engine, workers, progress, dict(reading or {}))
     several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
     if item.sweep:
+        if seeds is not None:
+            raise InputError(f"{item.id} is a sweep, which takes one seed and no number of seeds")
         options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples, "seed": seed}
         return _beside(item, *sweep_item(item, several, data, where, **options))
     if where != Where(progress=progress):
@@ -111,9 +123,13 @@ def reproduce(
     if several or item.id not in NO_MODEL:
         first = several[0] if several else item.model
         lens = first if isinstance(first, Lens) else load(first)
-    count = 8 if windows is None else windows
-    run = None if lens is None else _run_of(item, lens, data, count, horizon, num_samples=num_samples, seed=seed)
-    asked = Asked(run, lens, data is None, n_sequences, seed, progress)
+    if seeds is not None and seeds < 1:
+        raise InputError(f"seeds is {seeds}, expected 1 or more")
+    run: Run | None = None
+    clusters: tuple[str, ...] = ()
+    if lens is not None:
+        run, clusters = _run_of(item, lens, data, windows, horizon, num_samples=num_samples, seed=seed)
+    asked = Asked(run, lens, data is None, n_sequences, seed, 3 if seeds is None else seeds, clusters, progress)
     return compare(item, MEASURES[item.id](asked), lens)
 
 
@@ -128,43 +144,20 @@ def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
     Raises:
         InputError: none of the item's quantities was found.
     """
-    if not any(value.quantity in found.values for value in item.values):
+    if not any(value.quantity in {*found.values, *found.claims} for value in item.values):
         raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
     return _beside(item, found, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
 
 
 def _beside(item: Item, found: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
     """The paper's numbers beside found ones, of models by name."""
-    printed = {value.quantity: value for value in item.values}
-    names = [quantity for quantity in printed if quantity in found.values]
-    names += [quantity for quantity in found.values if quantity not in printed]
-    paper = np.array([printed[each].paper if each in printed else np.nan for each in names], dtype=float)
-    ours = np.array([found.values[each] for each in names], dtype=float)
     other = _other_models(item, models)
-    printed_settings = {**item.settings, "model": item.model}
+    printed = {**item.settings, "model": item.model}
     here = {**({"model": ", ".join(models)} if other else {}), **found.settings}
-    differ = {key: value for key, value in here.items() if value != printed_settings.get(key)}
-    data = xr.Dataset(
-        {
-            "paper": ("quantity", paper),
-            "ours": ("quantity", ours),
-            "difference": ("quantity", ours - paper),
-            "paper_setting": ("setting", [printed_settings.get(key, "not given") for key in differ]),
-            "our_setting": ("setting", list(differ.values())),
-        },
-        coords={
-            "quantity": names,
-            "unit": (
-                "quantity",
-                [printed[each].unit if each in printed else found.units.get(each, "") for each in names],
-            ),
-            "where": ("quantity", [printed[each].where if each in printed else "" for each in names]),
-            "setting": list(differ),
-        },
-    )
-    if found.intervals:
-        ends = np.array([found.intervals.get(each, (np.nan, np.nan)) for each in names])
-        data = data.assign(ours_lower=("quantity", ends[:, 0]), ours_upper=("quantity", ends[:, 1]))
+    differ = {key: value for key, value in here.items() if value != printed.get(key)}
+    data = table_of(item, found).assign_coords(setting=list(differ))
+    data["paper_setting"] = ("setting", [printed.get(key, "not given") for key in differ])
+    data["our_setting"] = ("setting", list(differ.values()))
     data.attrs = {
         "kind": "reproduction",
         "title": f"{item.id}: {item.title}",
@@ -189,23 +182,62 @@ def _other_models(item: Item, models: Sequence[str]) -> str:
 
 
 def _run_of(
-    item: Item, lens: Lens, data: Any, windows: int, horizon: int | None, *, num_samples: int | None, seed: int
-) -> Run:
-    """The run of the windows that an item is measured on."""
-    if windows < 1:
+    item: Item,
+    lens: Lens,
+    data: Any,
+    windows: int | None,
+    horizon: int | None,
+    *,
+    num_samples: int | None,
+    seed: int,
+) -> tuple[Run, tuple[str, ...]]:
+    """The run of the windows that an item is measured on, and the series that each window is from."""
+    if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     own = lens.adapter.prediction_length
     steps = int(horizon if horizon is not None else item.settings.get("horizon", own))
     if getattr(lens.adapter, "integers", False):
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
     if data is None:
-        batch = chaotic_windows(
-            min(windows, 1) if item.id == "S3-F21" else windows, lens.adapter.context_length + steps, seed
-        )
+        count = 1 if item.id == "S3-F21" else windows or WINDOWS
+        batch = chaotic_windows(count, lens.adapter.context_length + steps, seed)
+        clusters = batch.ids
     else:
-        batch = as_series(data)
-    samples = num_samples if lens.adapter.readout == "token" else None
-    return lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed)
+        batch, clusters = last_windows(as_series(data), windows or 1, steps)
+    samples = num_samples if lens.adapter.readout != "quantile" else None
+    return lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed), clusters
+
+
+def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBatch, tuple[str, ...]]:
+    """The last windows of each series, whose held-out ends follow one another.
+
+    Args:
+        batch: the series.
+        count: windows of each.
+        horizon: steps that are held out at the end of each window.
+
+    Returns:
+        The windows, and the item that each is from.
+
+    Raises:
+        InputError: a series is too short for them.
+    """
+    if count == 1:
+        return batch, batch.groups
+    shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
+    if batch.lengths[shortest] <= count * horizon:
+        raise InputError(
+            f"series {batch.ids[shortest]!r} has {batch.lengths[shortest]} steps: {count} windows of {horizon} "
+            f"forecast steps need more than {count * horizon}; give fewer windows, a shorter horizon or longer series"
+        )
+    cut = []
+    for back in range(count):
+        shown = batch if not back else batch.split(back * horizon)[0]
+        if back:
+            names, groups = ([f"{name} -{back * horizon}" for name in own] for own in (batch.ids, batch.groups))
+            shown = replace(shown, ids=tuple(names), groups=tuple(groups))
+        cut.append(shown)
+    return SeriesBatch.concat(cut), batch.groups * count
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:

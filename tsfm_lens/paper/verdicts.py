@@ -1,0 +1,291 @@
+"""Whether a claim holds: each part of it tested over windows and seeds, with an interval and three outcomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.probes.findings import CONFIDENCE, FEWEST
+from tsfm_lens.sweep.statistics.changes import holm
+
+LEVEL = 1 - CONFIDENCE
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+OUTCOMES = (HOLDS, UNDECIDED, FAILS)
+
+
+Estimated = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A quantity over windows and seeds.
+
+    Attributes:
+        estimate: mean, or median.
+        low, high: ends of the 95 % interval; NaN where there are too few clusters for one.
+        count: clusters that it is over.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of a claim comes down to.
+
+    Attributes:
+        words: the part, in the paper's words as far as they go.
+        margins: (window,) or (seed, window), above 0 where the part is true; NaN where nothing was measured.
+        of: what the margins are, with their unit.
+    """
+
+    words: str
+    margins: np.ndarray
+    of: str
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A part about a quantity of all windows together, which no window has by itself.
+
+    Attributes:
+        words, of: see :class:`Part`.
+        margin: by which it is true of all.
+        draws: (draw,) the same where what it is made of was drawn with replacement.
+        units: of which so many were drawn at a time; the fewest, of several kinds.
+    """
+
+    words: str
+    of: str
+    margin: float
+    draws: np.ndarray
+    units: int
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One part of a claim, tested.
+
+    Attributes:
+        words, of: see :class:`Part`.
+        outcome: "holds", "does not hold" or "undecided".
+        found: the median margin; None of a part that needs no measurement.
+        p: after Holm over the parts of the claim.
+        why: of an undecided part; of others what must be known.
+    """
+
+    words: str
+    of: str
+    outcome: str
+    found: Interval | None = None
+    p: float = float("nan")
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, judged by its parts: it holds if all do, does not if one does not, and is undecided otherwise."""
+
+    parts: tuple[Tested, ...]
+
+    @property
+    def outcome(self) -> str:
+        """See the class."""
+        outcomes = [part.outcome for part in self.parts]
+        if FAILS in outcomes:
+            return FAILS
+        return HOLDS if outcomes and set(outcomes) == {HOLDS} else UNDECIDED
+
+    @property
+    def why(self) -> str:
+        """Why it is not decided."""
+        reasons = dict.fromkeys(part.why for part in self.parts if part.outcome == UNDECIDED)
+        return "; ".join(reasons) if self.outcome == UNDECIDED else ""
+
+
+def judged(parts: Sequence[Part], clusters: Sequence[Hashable]) -> Verdict:
+    """Test every part of a claim on the median window.
+
+    Windows of one cluster (a series, or an item of several variates) count as one value, their median, after the mean
+    over seeds. Over clusters the test is the sign test, which asks nothing of the margins' distribution and gives no
+    p-value that so many clusters cannot; it is corrected after Holm over the parts. Where there are seeds, the
+    interval also holds what they differ by. A part holds, or does not, if its p-value is at most 5 % and its interval
+    lies on one side of 0: without an effect that happens to at most 2.5 % of parts on either side.
+
+    Args:
+        parts: of the claim.
+        clusters: (window,) label of the series that a window is from.
+
+    Raises:
+        InputError: no part, or another number of margins than of windows.
+    """
+    if not parts:
+        raise InputError("a claim has no part to test: expected at least one")
+    tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
+    found = [_median(table) for table in tables]
+    return _decided(parts, found, [_sign_test(table.mean(0)) for table in tables])
+
+
+def judged_together(parts: Sequence[Resampled]) -> Verdict:
+    """Test every part of a claim by a bootstrap.
+
+    Intervals are percentiles of the draws, expanded as a t interval of so few units is wider than a normal one (T.
+    Hesterberg 2015, What teachers should know about the bootstrap); p-values are what they give at 0, after Holm.
+
+    Args:
+        parts: of the claim.
+
+    Raises:
+        InputError: no part.
+    """
+    if not parts:
+        raise InputError("a claim has no part to test: expected at least one")
+    tests = [_percentiles(part) for part in parts]
+    return _decided(parts, [found for found, _ in tests], [p for _, p in tests])
+
+
+def _decided(parts: Sequence[Part | Resampled], found: Sequence[Interval], p_values: Sequence[float]) -> Verdict:
+    adjusted = holm(np.array(p_values))
+    needed = fewest(len(parts))
+    tested = []
+    for part, own, p in zip(parts, found, adjusted, strict=True):
+        side = 1 if own.low > 0 else -1 if own.high < 0 else 0
+        outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and own.count >= needed else UNDECIDED
+        why = "" if outcome != UNDECIDED else _why(own, needed, len(parts))
+        tested.append(Tested(part.words, part.of, outcome, own, float(p), why))
+    return Verdict(tuple(tested))
+
+
+def exactly(words: str, *, true: bool, of: str) -> Verdict:
+    """A claim that follows from weights or counts, without anything to draw."""
+    return Verdict((Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn"),))
+
+
+def larger(more: Estimated, less: Estimated, of: str, words: str = "") -> Verdict:
+    """A claim that one of two quantities is larger, both given as (estimate, low, high).
+
+    The interval of the difference is made from both (MOVER), as if they were independent: too wide where the same
+    series stand behind both.
+    """
+    difference = more[0] - less[0]
+    low = difference - math.hypot(more[0] - more[1], less[2] - less[0])
+    high = difference + math.hypot(more[2] - more[0], less[0] - less[1])
+    known = math.isfinite(low) and math.isfinite(high)
+    outcome = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
+    why = "" if outcome != UNDECIDED else "the interval holds 0" if known else "too few series for an interval"
+    return Verdict((Tested(words, of, outcome, Interval(difference, low, high, 0), why=why),))
+
+
+def fewest(parts: int = 1) -> int:
+    """Clusters below which not even full agreement decides a claim of so many parts."""
+    return math.ceil(math.log2(2 * parts / LEVEL))
+
+
+def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
+    """A mean over windows and seeds, with the t interval over clusters, widened by what seeds differ by.
+
+    Args:
+        values: (window,) or (seed, window); a window that lacks a value for any seed is left out.
+        clusters: (window,) label of the series that a window is from.
+
+    Raises:
+        InputError: another number of values than of windows.
+    """
+    table = _by_cluster(values, clusters, np.mean)
+    count = table.shape[1]
+    mean = float(table.mean()) if count else np.nan
+    if count < FEWEST:
+        return Interval(mean, np.nan, np.nan, count)
+    reach = math.hypot(_reach(table.mean(0)), _over_seeds(table.mean(1)))
+    return Interval(mean, mean - reach, mean + reach, count)
+
+
+def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
+    """A median over windows, after the mean over seeds, with the interval of the sign test, widened like a mean's.
+
+    Args:
+        values, clusters: see :func:`interval`.
+    """
+    return _median(_by_cluster(values, clusters, np.median))
+
+
+def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: Callable[..., np.ndarray]) -> np.ndarray:
+    """(seed, cluster): one value of each cluster that has any."""
+    given = np.atleast_2d(np.asarray(values, dtype=float))
+    if given.ndim != 2 or given.shape[1] != len(clusters):
+        raise InputError(f"values have shape {given.shape}, expected (seed, window) with {len(clusters)} windows")
+    known = np.isfinite(given).all(axis=0)
+    members = [
+        np.flatnonzero([own == label and here for own, here in zip(clusters, known, strict=True)])
+        for label in dict.fromkeys(clusters)
+    ]
+    columns = [middle(given[:, rows], axis=1) for rows in members if len(rows)]
+    return np.stack(columns, axis=1) if columns else np.empty((len(given), 0))
+
+
+def _reach(values: np.ndarray) -> float:
+    """Half the t interval of a mean."""
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1)) * error
+
+
+def _over_seeds(values: np.ndarray) -> float:
+    return _reach(values) if len(values) > 1 else 0.0
+
+
+def _median(table: np.ndarray) -> Interval:
+    """Of (seed, cluster), over clusters; its ends are order statistics, set further apart by the spread of seeds."""
+    ordered = np.sort(table.mean(0))
+    count = len(ordered)
+    if not count:
+        return Interval(np.nan, np.nan, np.nan, 0)
+    median = float(np.median(ordered))
+    # the values that can be cut off at either end, and one more
+    cut = int(stats.binom.ppf(LEVEL / 2, count, 0.5))
+    if not cut:
+        return Interval(median, np.nan, np.nan, count)
+    seeds = _over_seeds(np.median(table, axis=1))
+    low, high = float(ordered[cut - 1]), float(ordered[-cut])
+    return Interval(median, median - math.hypot(median - low, seeds), median + math.hypot(high - median, seeds), count)
+
+
+def _percentiles(part: Resampled) -> tuple[Interval, float]:
+    """The interval of a quantity over draws, and the p-value of 0."""
+    units, known = part.units, part.draws[np.isfinite(part.draws)]
+    if units < FEWEST or not np.isfinite(part.margin) or len(known) < CONFIDENCE * len(part.draws):
+        count = units if np.isfinite(part.margin) and len(known) else 0
+        return Interval(part.margin, np.nan, np.nan, count), 1.0
+    wider = math.sqrt(units / (units - 1))
+    tail = float(stats.norm.cdf(stats.t.ppf(LEVEL / 2, units - 1) * wider))
+    low, high = np.quantile(known, (tail, 1 - tail))
+    beyond = (min((known <= 0).sum(), (known >= 0).sum()) + 1) / (len(known) + 1)
+    p = min(2 * float(stats.t.sf(stats.norm.isf(min(beyond, 0.5)) / wider, units - 1)), 1.0)
+    return Interval(part.margin, float(low), float(high), units), p
+
+
+def _sign_test(values: np.ndarray) -> float:
+    """Two-sided p-value of a median of 0; values of 0 speak for neither side."""
+    tails = [float(stats.binom.sf(int((side * values > 0).sum()) - 1, len(values), 0.5)) for side in (1, -1)]
+    return min(2 * min(tails), 1.0)
+
+
+def _why(found: Interval, needed: int, parts: int) -> str:
+    of = f"{parts} parts" if parts > 1 else "one part"
+    if found.count == 0:
+        return "it is not defined here"
+    if found.count < needed:
+        series = "one series or window" if found.count == 1 else f"{found.count} series or windows"
+        return f"{series}, too few for a test: {of} need {needed} or more"
+    if not math.isfinite(found.low):
+        return "undefined in too many draws"
+    if found.low <= 0 <= found.high:
+        return "the interval holds 0"
+    return f"p does not stand after Holm over {of}"
