@@ -23,6 +23,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 _PATIENCE = 300
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store of toy numbers."""
+    import sweep_toys
+
+    return Store(tmp_path / "store", values=sweep_toys.VALUES)
+
+
 def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> None:
     # a shell in the background lets its processes ignore this, and tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,6 +17,7 @@ from tsfm_lens.sweep.run.engines import GroupTask, run_groups
 from tsfm_lens.sweep.store.folder import Store, cell_key
 
 VALUES = ("error", "distance")
+CELLS = tuple(cell_key(cell=number) for number in range(6))
 
 
 def toy_rows(cells: Sequence[str], rows: int = 3) -> pa.Table:

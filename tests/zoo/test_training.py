@@ -26,7 +26,7 @@ from tsfm_lens.zoo.objectives import (
     token_loss,
     token_step_losses,
 )
-from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Recipe, Stage, recipe
+from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Stage, TrainingRecipe, recipe
 from tsfm_lens.zoo.train import HISTORY, LOG, Trainer, build_model, ordinal_embedding, run
 
 
@@ -58,7 +58,7 @@ def test_step_weights_fall_from_the_first_and_keep_the_mean() -> None:
     assert_close((weights / weights[-1])[:5], [3.0, 2.5, 2.0, 1.5, 1.0], depth=16, dtype=np.float32)
 
 
-def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: Recipe) -> None:
+def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: TrainingRecipe) -> None:
     model = build_model(token_recipe).eval()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
@@ -72,7 +72,7 @@ def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: R
     assert_close(token_loss(model, past, future, stage), native, depth=100)
 
 
-def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: Recipe) -> None:
+def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: TrainingRecipe) -> None:
     model = build_model(patch_recipe).eval()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     future[1, 2] = 10 * FAR
@@ -106,7 +106,7 @@ def test_every_second_row_loses_its_share_of_inputs() -> None:
     assert (blanked[1::2] == 0).double().mean().item() == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 5_000) ** 0.5)
 
 
-def test_blanking_leaves_the_labels_alone(token_recipe: Recipe) -> None:
+def test_blanking_leaves_the_labels_alone(token_recipe: TrainingRecipe) -> None:
     model = build_model(token_recipe).eval()
     past, future = torch.randn(4, 24), torch.randn(4, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=4, mix={}, blank=0.9)
@@ -134,7 +134,7 @@ def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
-    tiny: Recipe, corpus: Corpus, tmp_path: Path
+    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     whole = Trainer(tiny, tmp_path / "whole", corpus, device="cpu")
     assert run(whole, quiet=True)
@@ -156,7 +156,7 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
         assert torch.equal(weight, whole.model.state_dict()[name]), name
 
 
-def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     former = signal.getsignal(signal.SIGTERM)
     trainer = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
     step = trainer.train_step
@@ -173,14 +173,14 @@ def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: Recipe, corpus: Corpus
     assert signal.getsignal(signal.SIGTERM) == former
 
 
-def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     run(Trainer(tiny, tmp_path / "run", corpus, device="cpu"), until=1, quiet=True)
     other = tiny.model_copy(update={"learning_rate": 1.0})
     with pytest.raises(CheckpointError, match="another recipe"):
         Trainer(other, tmp_path / "run", corpus, device="cpu").resume()
 
 
-def test_training_lowers_the_loss_on_its_own_rows(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     stage = tiny.stages[0].model_copy(update={"rows": 16})
     plan = tiny.model_copy(update={"steps": 100, "decay": 0, "stages": (stage,), "learning_rate": 1e-2, "warmup": 10})
     trainer = Trainer(plan, tmp_path / "run", corpus, device="cpu")
@@ -199,7 +199,7 @@ def test_training_lowers_the_loss_on_its_own_rows(tiny: Recipe, corpus: Corpus, 
     assert loss_of_the_first_batches() < 0.9 * before
 
 
-def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: Recipe) -> None:
+def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: TrainingRecipe) -> None:
     model = build_model(token_recipe)
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
@@ -210,12 +210,12 @@ def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: Recipe)
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
 
 
-def test_nothing_to_resume_is_said(tiny: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_nothing_to_resume_is_said(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="start without --resume"):
         Trainer(tiny, tmp_path / "empty", corpus, device="cpu").resume()
 
 
-def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: Recipe, tmp_path: Path) -> None:
+def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRecipe, tmp_path: Path) -> None:
     model = build_model(tiny).eval()
     export(model, tmp_path / "out")
     pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))

@@ -59,11 +59,11 @@ class Stage(BaseModel):
     own_share: float = Field(default=0.0, ge=0, le=1)
 
 
-class Recipe(BaseModel):
+class TrainingRecipe(BaseModel):
     """A reproducible training run; steps are optimiser steps, rates are AdamW's.
 
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
-    run can be ended early at any time by its last leg alone (`Recipe.ending`). `corpus` has
+    run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). `corpus` has
     the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token model's first
     embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases
     before training.
@@ -96,7 +96,7 @@ class Recipe(BaseModel):
         down = 0.99 * max(0.0, 1.0 - (self.steps - step - 1) / self.decay) if self.decay else 0.0
         return self.learning_rate * up * (1.0 - down)
 
-    def ending(self, step: int, decay: int) -> Recipe:
+    def ending(self, step: int, decay: int) -> TrainingRecipe:
         """The recipe that stood at `step` and now ends within `decay` steps: its last stage, the rate falling."""
         last = self.stages[-1].model_copy(update={"start": step})
         kept = tuple(stage for stage in self.stages if stage.start < step)
@@ -133,7 +133,7 @@ NEIGHBOURS: tuple[tuple[int, int, float], ...] = ((1, 0, 4.0), (2, 1, 4.0), (3, 
 
 CHRONOS_SHAPE: dict[str, Any] = {"context": 128, "horizon": 24, "rows": 32, "first_weight": 2.0, "mix": WIDE_MIX}
 
-CHRONOS_NANO = Recipe(
+CHRONOS_NANO = TrainingRecipe(
     name="chronos-nano",
     kind="token",
     config=_t5(64, 16, 2048)
@@ -170,7 +170,7 @@ CHRONOS_NANO = Recipe(
     decoder_bias=NEIGHBOURS,
 )
 
-BOLT_NANO = Recipe(
+BOLT_NANO = TrainingRecipe(
     name="bolt-nano",
     kind="patch",
     config=_t5(96, 24, 2)
@@ -200,7 +200,7 @@ BOLT_NANO = Recipe(
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )
 
-CHRONOS2_NANO = Recipe(
+CHRONOS2_NANO = TrainingRecipe(
     name="chronos2-nano",
     kind="group",
     config={
@@ -239,10 +239,10 @@ CHRONOS2_NANO = Recipe(
     corpus=CORPUS,
 )
 
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in (CHRONOS_NANO, BOLT_NANO, CHRONOS2_NANO)}
+RECIPES: Mapping[str, TrainingRecipe] = {recipe.name: recipe for recipe in (CHRONOS_NANO, BOLT_NANO, CHRONOS2_NANO)}
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str) -> TrainingRecipe:
     """Look up a recipe; an unknown name raises `UnknownNameError` with the nearest known one."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)

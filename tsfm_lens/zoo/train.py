@@ -30,7 +30,7 @@ from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
-from tsfm_lens.zoo.recipes import Recipe, Stage
+from tsfm_lens.zoo.recipes import TrainingRecipe, Stage
 from tsfm_lens.zoo.recipes import recipe as find_recipe
 from tsfm_lens.zoo.source import SeriesSource
 
@@ -69,7 +69,7 @@ def _initial_bolt(config: T5Config) -> ChronosBoltModelForForecasting:
     return model
 
 
-def _initial_chronos(config: T5Config, recipe: Recipe) -> T5ForConditionalGeneration:
+def _initial_chronos(config: T5Config, recipe: TrainingRecipe) -> T5ForConditionalGeneration:
     model = T5ForConditionalGeneration(config)
     first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -91,7 +91,7 @@ def _initial_chronos2(config: Chronos2CoreConfig) -> Chronos2Model:
     return model
 
 
-def build_model(recipe: Recipe) -> PreTrainedModel:
+def build_model(recipe: TrainingRecipe) -> PreTrainedModel:
     """Build the untrained native model of `recipe` from its seed."""
     torch.manual_seed(recipe.seed)
     if recipe.kind == "group":
@@ -116,7 +116,7 @@ class Trainer:
         device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
+    def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
         self.recipe = recipe
         self.out = out
         out.mkdir(parents=True, exist_ok=True)
