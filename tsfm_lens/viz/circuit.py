@@ -71,7 +71,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        f"diamond: the forecast; the {drawn} strongest edges by attribution, as wide as their score, "
+        f"diamond: the forecast; the {drawn} strongest edges by attribution{_standing(edges)}, as wide as their score, "
         f"{'purple where negative, ' * bool(negative)}pale where an end is outside"
         if edges is not None
         else "",
@@ -250,6 +250,10 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, kept: np.ndarray, e
         thin, width = mixed(colour, 0.85 if here and there else 0.3), 0.6 + 5.4 * abs(score) / largest
         panel.line(x, y, "edge", ends, colour=thin, width=width, legend=False)
     return len(pairs)
+
+
+def _standing(edges: xr.Dataset) -> str:
+    return "" if finding(edges, "score", "sender", "receiver") is None else " that stand out of the noise"
 
 
 def _bow(x0: float, y0: float, x1: float, y1: float, most: float) -> tuple[np.ndarray, np.ndarray]:
