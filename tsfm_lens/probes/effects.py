@@ -81,15 +81,15 @@ def causal_effects(
                 f"stream that is read out, that of the {out}"
             )
     data = run.dataset().assign_coords(component_coords(list(chosen)))
-    branches = sorted({_point(lens, each) for c in chosen for each in later_branches(lens.wiring, _last(lens, c))})
+    later = {c: later_branches(lens.wiring, _last(lens, c)) for c in chosen}
+    branches = sorted({_point(lens, each) for held in later.values() for each in held})
     acts = run.record(branches or ["unembed.hook_out"])
     free, held = [], []
     known = reference_of(run, how, reference)
     made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
     for component, ablations in zip(chosen, made, strict=True):
-        later = later_branches(lens.wiring, _last(lens, component))
         free.append(Variant(f"total {component}", ablations))
-        held.append(Variant(f"direct {component}", (*ablations, *(PatchFrom(each, acts) for each in later))))
+        held.append(Variant(f"direct {component}", (*ablations, *(PatchFrom(each, acts) for each in later[component]))))
     forecasts, plain = point_forecasts(run, [*free, *held], progress), run.point
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 from tsfm_lens.errors import InputError
 
@@ -73,8 +73,8 @@ def judge(
         stands_out[members], leads[members] = standing(flat[members], beneath[members], signed=signed)
     found = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
     shape = effect.shape[:-1]
-    data = data.assign({f"{name}_{part}": (dims, each.reshape(shape)) for part, each in found.items()})
-    data[f"{name}_floor"] = floors
+    judged = {f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in found.items()}
+    data = data.assign({**judged, f"{name}_floor": floors})
     plural = over if over == "series" else f"{over}s"
     data.attrs["test"] = (
         f"t tests over {plural} after Holm, {100 * CONFIDENCE:g} % intervals" if sizes[over] >= FEWEST else "none"
@@ -134,7 +134,7 @@ def interval_over_series(effect: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
         mean = np.nanmean(np.where(known, effect, np.nan), axis=-1)
         error = np.nanstd(np.where(known, effect, np.nan), axis=-1, ddof=1) / np.sqrt(count)
     enough = count >= FEWEST
-    reach = np.where(enough, stats.t.ppf(0.5 + CONFIDENCE / 2, np.maximum(count - 1, 1)) * error, 0.0)
+    reach = np.where(enough, stdtrit(np.maximum(count - 1, 1), 0.5 + CONFIDENCE / 2) * error, 0.0)
     return mean, mean - reach, mean + reach
 
 
@@ -184,7 +184,7 @@ def _exceeds(values: np.ndarray, sides: float) -> np.ndarray:
     # effects that are alike on every series leave no doubt
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > 0, mean / (spread / np.sqrt(count[tested])), np.sign(mean) * np.inf)
-    p = np.minimum(sides * stats.t.sf(np.nan_to_num(t, nan=0.0), count[tested] - 1), 1.0)
+    p = np.minimum(sides * stdtr(count[tested] - 1, -np.nan_to_num(t, nan=0.0)), 1.0)
     above[tested] = _holm(p) <= 1 - CONFIDENCE
     return above
 

@@ -16,7 +16,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.parroting import best_lag, lag_attention, naive_parrot, spread_of
-from tsfm_lens.probes.zero_ablation import ablation_effects
+from tsfm_lens.probes.zero_ablation import ablated_points
 
 __all__ = ["head_parroting"]
 
@@ -76,9 +76,9 @@ def head_parroting(
     row, chosen, layers = pick_attention(run.lens, None, kind)
     dot = f"{row.name}." if row.name else ""
     wanted = [f"{dot}{layer}.{chosen}.{head}" for layer in layers for head in range(row.n_heads)]
-    effects = ablation_effects(run, components=wanted, how=how, reference=reference, progress=progress)
-    plain = effects["baseline_forecast"].values
-    ablated = effects["forecast"].values.reshape(len(layers), row.n_heads, *plain.shape)
+    plain = run.point
+    ablated = ablated_points(run, run.lens.components(*wanted), how, reference, progress)
+    ablated = ablated.reshape(len(layers), row.n_heads, *plain.shape)
     lags = np.array([best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
     mass, chance, vacuous = _attention(run, lags, width, chosen)
@@ -98,7 +98,7 @@ def head_parroting(
         data[f"{name}_change"] = (("layer", "head", "series"), mae(ablated, target) / scales - error)
     data["forecast"], data["copy"], data["parrot"] = ((("series", "step"), each) for each in (plain, copy, parrot))
     settings: dict[str, object] = {"attention": chosen, "motif": motif, "width": width, "how": how}
-    settings |= {name: effects.attrs[name] for name in ("rollout", "statistic")}
+    settings |= {"rollout": int(run.rollout), "statistic": run.statistic}
     source = "tsfm-lens paper, sections 4 and 5"
     data.attrs = run.describe("head_parroting", "Context parroting by heads", source, **settings)
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import xarray as xr
 
@@ -49,13 +51,15 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         target = lens_result["point_forecast"].isel(layer=-1)
     else:
         raise InputError(f"reference={reference!r} is not known, choose 'truth' or 'model'")
-    forecast = lens_result["point_forecast"]
-    from_step = int(lens_result.attrs.get("steps_from", 0))
-    later = {"step": slice(from_step, None)}
-    error, gain = _gain(forecast.isel(later), target.isel(later))
-    result = xr.Dataset({"error": error, "gain": gain})
-    if from_step:
-        result["first_step_error"] = abs(forecast - target).isel(step=0, drop=True)
+    forecast, axes = lens_result["point_forecast"].transpose("layer", "series", "step"), ("metric", "layer", "series")
+    first = int(lens_result.attrs.get("steps_from", 0))
+    made, wanted = forecast.values, target.transpose("series", "step").values
+    error = _errors(made[..., first:], wanted[..., first:])
+    gain = 100 * (error / _before(error) - 1)
+    coords = {"metric": list(METRICS), "layer": forecast["layer"], "series": forecast["series"]}
+    result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)
+    if first:
+        result["first_step_error"] = (axes[1:], np.abs(made - wanted)[..., 0])
     keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
     result.attrs = {
         "kind": "layer_gain",
@@ -64,21 +68,32 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         "reference": reference,
         **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
     }
-    result = result.transpose("metric", "layer", "series", missing_dims="ignore")
     # each layer's forecast may be off by itself
-    off = lens_result.get("rounding", 0.0) * xr.where(forecast["step"] % 2, 1.0, -1.0)
-    to_either, to_one = (abs(_gain((forecast + o).isel(later), target.isel(later))[0] - error) for o in (off, abs(off)))
-    doubt, before = to_either.where(to_either > to_one, to_one), error.shift(layer=1)
-    floor = 100 * (doubt + doubt.shift(layer=1) * error / before.where(before > 0)) / before.where(before > 0)
-    return judge(result, "gain", floor=floor.transpose(*result["gain"].dims), signed=True, groups="metric")
+    off = np.broadcast_to(lens_result.get("rounding", 0.0), wanted.shape[:1])[:, None]
+    turn = np.where(np.arange(wanted.shape[-1]) % 2, 1.0, -1.0)
+    moved = [_errors((made + each)[..., first:], wanted[..., first:]) for each in (off * turn, off + 0 * turn)]
+    doubt = np.fmax(np.abs(moved[0] - error), np.abs(moved[1] - error))
+    floor = np.full(gain.shape, np.nan)
+    floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
+    floor *= 100 / _before(error)
+    return judge(result, "gain", floor=xr.DataArray(floor, dims=axes), signed=True, groups="metric")
 
 
-def _gain(forecast: xr.DataArray, target: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Errors (metric, layer, series) of each layer's forecasts, and their change from the layer before in percent."""
-    deviation = abs(forecast - target)
-    size = abs(forecast) + abs(target)
-    share = xr.where(size > 0, deviation / size.where(size > 0, 1.0), 0.0).where(np.isfinite(deviation))
-    errors = [100 * share.mean("step"), deviation.mean("step"), np.sqrt((deviation**2).mean("step"))]
-    error = xr.concat(errors, dim="metric").assign_coords(metric=list(METRICS))
-    before = error.shift(layer=1)
-    return error, 100 * (error - before) / before.where(before > 0)
+def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """sMAPE in percent, MAE and RMSE of forecasts (layer, series, step), over known steps, (metric, layer, series)."""
+    deviation = np.abs(forecast - target)
+    size = np.abs(forecast) + np.abs(target)
+    share = np.divide(deviation, size, out=np.zeros_like(deviation), where=size > 0)
+    known = np.isfinite(deviation)
+    share = np.where(known, share, np.nan)
+    with warnings.catch_warnings():
+        # of a series of which nothing is known
+        warnings.simplefilter("ignore", RuntimeWarning)
+        means = [np.nanmean(each, axis=-1) for each in (share, deviation, deviation**2)]
+    return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
+
+
+def _before(error: np.ndarray) -> np.ndarray:
+    """The error of the layer before, NaN where there is none or it is 0."""
+    before = np.concatenate([np.full_like(error[:, :1], np.nan), error[:, :-1]], axis=1)
+    return np.where(before > 0, before, np.nan)

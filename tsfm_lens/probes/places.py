@@ -128,7 +128,12 @@ def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, A
 
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:
     """Every branch that runs after a component's own, later stacks included, in order."""
-    branches = [each for each in components(wiring) if each.level == "branch"]
+    branches = [
+        each
+        for stack in wiring.stacks
+        for layer in range(stack.n_layers)
+        for each in _branches(wiring, Component(stack.name, layer))
+    ]
     own = Component(component.stack, component.layer, component.kind)
     return branches[branches.index(own) + 1 :]
 

@@ -65,10 +65,7 @@ def ablation_effects(
     lens = run.lens
     chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
     data = run.dataset().assign_coords(component_coords(list(chosen)))
-    known = reference_of(run, how, reference)
-    made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    variants = [Variant(str(each), parts) for each, parts in zip(chosen, made, strict=True)]
-    plain, forecasts = run.point, point_forecasts(run, variants, progress)
+    plain, forecasts = run.point, ablated_points(run, chosen, how, reference, progress)
     data["forecast"] = (("component", "series", "step"), forecasts)
     data["baseline_forecast"] = (("series", "step"), plain)
     later = slice(run.steps_from, None)
@@ -84,6 +81,15 @@ def ablation_effects(
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
     data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
     return _judged(data, run)
+
+
+def ablated_points(
+    run: Run, chosen: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
+) -> np.ndarray:
+    """Forecasts of :func:`ablation_effects` alone, (component, series, step)."""
+    known = reference_of(run, how, reference)
+    made = ablated_variants(run.lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
+    return point_forecasts(run, [Variant(str(each), parts) for each, parts in zip(chosen, made, strict=True)], progress)
 
 
 def reference_of(run: Run, how: str, reference: Any) -> Any:
