@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.paper import measures_induction
 from tsfm_lens.paper.measures import ablatable_parts
-from tsfm_lens.paper.measures_induction import Scores, correlations, overlap_values, sharp_of_induction
+from tsfm_lens.paper.measures_induction import Scores, correlations, overlap_values, proportions, sharp_of_induction
 from tsfm_lens.paper.reproduce import last_windows, reproduce
 from tsfm_lens.paper.verdicts import (
     FAILS,
@@ -242,17 +242,15 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     induction = repeated_tokens(lens, motif=16, n_sequences=4)
     entropy = head_entropy(lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True))
     overlap = induction_overlap(induction, entropy)
-    one = Scores(*(d[n].values.reshape(1, -1) for d, n in _named(induction, entropy)), seed=0)
+    one = Scores.of([induction], [entropy], seed=0)
     prefix, copy, normalised = (each[:1] for each in one.drawn)
+    for name, value in overlap_values(overlap).items():
+        assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
     given, share = sharp_of_induction(prefix, copy, normalised)
     table = overlap_values(overlap)
     assert_close([given[0], share[0]], [table["P(sharp | induction)"], table["proportion sharp"]], depth=10)
     correlation = overlap["correlation"].sel(score="prefix_matching", other_score="normalised")
     assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
-
-
-def _named(induction: Any, entropy: Any) -> list[tuple[Any, str]]:
-    return [(induction, "prefix_matching"), (induction, "copy_score"), (entropy, "entropy")]
 
 
 # --- on models ----------------------------------------------------------------------------------------------

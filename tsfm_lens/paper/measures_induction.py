@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.values import BETTER_THAN_RANDOM, RELAXED, SCORES_GO_TOGETHER
-from tsfm_lens.paper.verdicts import Resampled, judged_together
+from tsfm_lens.paper.verdicts import Resampled, judged_together, percentiles
 from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
 from tsfm_lens.probes.attention import SHARP_BELOW
 from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM, frequent_tokens
@@ -25,7 +25,10 @@ DRAWS = 1000
 
 def induction_share(asked: Asked) -> Found:
     """Induction heads (S3-PREF)."""
-    found = _together(_blocks(asked))
+    blocks = _blocks(asked)
+    found = _together(blocks)
+    scores = Scores.of(blocks, [], asked.seed)
+    low, high = scores.span(lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1), sequences_only=True)
     values = {
         "prefix-matching score from which a head matches": float(found.attrs["prefix_from"]),
         "copy score from which a head copies": float(found.attrs["copy_from"]),
@@ -33,7 +36,13 @@ def induction_share(asked: Asked) -> Found:
         "induction heads": float(found["induction"].sum()),
         "tokens copied rightly": 100 * float(found["copy_accuracy"]),
     }
-    return Found(values, _repeated_settings(found), {"tokens copied rightly": "%"})
+    settings = {**_repeated_settings(found), "intervals over": _parts_of_sequences(blocks)}
+    intervals = {"induction heads of all": (low, high)} if np.isfinite(low) else {}
+    return Found(values, settings, {"tokens copied rightly": "%"}, intervals)
+
+
+def _parts_of_sequences(blocks: Sequence[xr.Dataset]) -> str:
+    return f"{len(blocks)} parts of the sequences, drawn with replacement {DRAWS} times"
 
 
 def _repeated_settings(found: xr.Dataset) -> dict[str, str]:
@@ -90,6 +99,16 @@ class Scores:
     entropy: np.ndarray
     seed: int
 
+    @classmethod
+    def of(cls, blocks: Sequence[xr.Dataset], entropies: Sequence[xr.Dataset], seed: int) -> Scores:
+        """Those of results of the repeated tokens, and of head entropies, if there are any."""
+
+        def stacked(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
+            return np.stack([each[name].values.ravel() for each in results])
+
+        prefix, copy = (stacked(blocks, name) for name in ("prefix_matching", "copy_score"))
+        return cls(prefix, copy, stacked(entropies, "entropy") if entropies else np.zeros((1, prefix.shape[1])), seed)
+
     @cached_property
     def drawn(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The means (draw, head) over blocks and over series, both drawn with replacement; first over all."""
@@ -112,6 +131,16 @@ class Scores:
         units = len(self.prefix) if sequences_only else min(len(self.prefix), len(self.entropy))
         return Resampled(words, of, float(margins[0]), margins[1:], units)
 
+    def span(self, measure: Callable[..., np.ndarray], *, sequences_only: bool = False) -> tuple[float, float]:
+        """The 95 % interval of a quantity; NaN where there are too few parts for one."""
+        found, _ = percentiles(self.part("", "", measure, sequences_only=sequences_only))
+        return found.low, found.high
+
+
+def inducing(prefix: np.ndarray, copy: np.ndarray) -> np.ndarray:
+    """Which heads of (draw, head) scores are induction heads."""
+    return (prefix >= PREFIX_FROM) & (copy >= COPY_FROM)
+
 
 def correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """(draw,) Pearson's, over heads, of two (draw, head) scores; NaN of a constant."""
@@ -124,10 +153,31 @@ def sharp_of_induction(
     prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray, below: float = SHARP_BELOW
 ) -> tuple[np.ndarray, np.ndarray]:
     """(draw,) P(sharp | induction), NaN without induction heads, and P(sharp), of (draw, head) scores."""
-    inducing, sharp = (prefix >= PREFIX_FROM) & (copy >= COPY_FROM), entropy < below
-    count = inducing.sum(1)
-    both = np.divide((inducing & sharp).sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
-    return both, sharp.mean(1)
+    induction, sharp = inducing(prefix, copy), entropy < below
+    return _shares(induction & sharp, induction), sharp.mean(1)
+
+
+def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """(draw,) of (draw, head): how many of some heads are others too, NaN where there are none."""
+    count = whole.sum(1)
+    return np.divide(part.sum(1), count, out=np.full(len(count), np.nan), where=count > 0)
+
+
+def proportions(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> dict[str, np.ndarray]:
+    """(draw,) each number of table 5, of (draw, head) scores."""
+    induction, sharp = inducing(prefix, copy), entropy < SHARP_BELOW
+    return {
+        "proportion induction, sharp": (induction & sharp).mean(1),
+        "proportion induction, not sharp": (induction & ~sharp).mean(1),
+        "proportion induction": induction.mean(1),
+        "proportion not induction, sharp": (~induction & sharp).mean(1),
+        "proportion not induction, not sharp": (~induction & ~sharp).mean(1),
+        "proportion not induction": 1 - induction.mean(1),
+        "proportion sharp": sharp.mean(1),
+        "proportion not sharp": 1 - sharp.mean(1),
+        "P(sharp | induction)": _shares(induction & sharp, induction),
+        "P(induction | sharp)": _shares(induction & sharp, sharp),
+    }
 
 
 def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
@@ -151,13 +201,9 @@ def _overlap(asked: Asked) -> tuple[xr.Dataset, Scores, dict[str, str]]:
         windows.append(len(rows))
         asked.tell("attention of every series", number + 1, len(names))
     overlap = induction_overlap(found, _mean_entropy(parts, windows))
-    prefix, copy, entropy = (
-        np.stack([each[name].values.ravel() for each in results])
-        for name, results in (("prefix_matching", blocks), ("copy_score", blocks), ("entropy", parts))
-    )
     settings = {**_repeated_settings(found), **asked.settings()}
-    settings["intervals over"] += f" and {len(blocks)} parts of the sequences, drawn with replacement {DRAWS} times"
-    return overlap, Scores(prefix, copy, entropy, asked.seed), settings
+    settings["intervals over"] += f" and {_parts_of_sequences(blocks)}"
+    return overlap, Scores.of(blocks, parts, asked.seed), settings
 
 
 def _mean_entropy(parts: list[xr.Dataset], windows: list[int]) -> xr.Dataset:
@@ -215,7 +261,10 @@ def table_5(asked: Asked) -> Found:
         return given - share
 
     verdict = judged_together([scores.part("", "P(sharp | induction) less P(sharp)", beyond_chance)])
-    return Found(overlap_values(overlap), {**settings, **used}, claims={BETTER_THAN_RANDOM: verdict})
+    values = overlap_values(overlap)
+    spans = {name: scores.span(lambda *drawn, name=name: proportions(*drawn)[name]) for name in values}
+    intervals = {name: ends for name, ends in spans.items() if np.isfinite(ends[0])}
+    return Found(values, {**settings, **used}, intervals=intervals, claims={BETTER_THAN_RANDOM: verdict})
 
 
 def _correlation(overlap: xr.Dataset, one: str, other: str) -> float:

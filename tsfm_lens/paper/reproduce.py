@@ -97,7 +97,7 @@ def reproduce(
         "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and says ``why`` if it is undecided; see
         :func:`tsfm_lens.paper.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median margin by
         which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm; of a number
-        that number, with the interval of those that are means or medians over windows. NaN where there is none.
+        that number, with the interval of those that are means over windows or counts of heads. NaN where there is none.
         Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper;
         they say what intervals are over. ``note`` says what keeps the two from being compared.
 

@@ -148,8 +148,22 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
     """
     if not parts:
         raise InputError("a claim has no part to test: expected at least one")
-    tests = [_percentiles(part) for part in parts]
+    tests = [percentiles(part) for part in parts]
     return _decided(parts, [found for found, _ in tests], [p for _, p in tests])
+
+
+def percentiles(part: Resampled) -> tuple[Interval, float]:
+    """The interval of a quantity over draws, and the p-value of 0; see :func:`judged_together`."""
+    units, known = part.units, part.draws[np.isfinite(part.draws)]
+    if units < FEWEST or not np.isfinite(part.margin) or len(known) < CONFIDENCE * len(part.draws):
+        count = units if np.isfinite(part.margin) and len(known) else 0
+        return Interval(part.margin, np.nan, np.nan, count), 1.0
+    wider = math.sqrt(units / (units - 1))
+    tail = float(stats.norm.cdf(stats.t.ppf(LEVEL / 2, units - 1) * wider))
+    low, high = np.quantile(known, (tail, 1 - tail))
+    beyond = (min((known <= 0).sum(), (known >= 0).sum()) + 1) / (len(known) + 1)
+    p = min(2 * float(stats.t.sf(stats.norm.isf(min(beyond, 0.5)) / wider, units - 1)), 1.0)
+    return Interval(part.margin, float(low), float(high), units), p
 
 
 def _decided(parts: Sequence[Part | Resampled], found: Sequence[Interval], p_values: Sequence[float]) -> Verdict:
@@ -255,20 +269,6 @@ def _median(table: np.ndarray) -> Interval:
     seeds = _over_seeds(np.median(table, axis=1))
     low, high = float(ordered[cut - 1]), float(ordered[-cut])
     return Interval(median, median - math.hypot(median - low, seeds), median + math.hypot(high - median, seeds), count)
-
-
-def _percentiles(part: Resampled) -> tuple[Interval, float]:
-    """The interval of a quantity over draws, and the p-value of 0."""
-    units, known = part.units, part.draws[np.isfinite(part.draws)]
-    if units < FEWEST or not np.isfinite(part.margin) or len(known) < CONFIDENCE * len(part.draws):
-        count = units if np.isfinite(part.margin) and len(known) else 0
-        return Interval(part.margin, np.nan, np.nan, count), 1.0
-    wider = math.sqrt(units / (units - 1))
-    tail = float(stats.norm.cdf(stats.t.ppf(LEVEL / 2, units - 1) * wider))
-    low, high = np.quantile(known, (tail, 1 - tail))
-    beyond = (min((known <= 0).sum(), (known >= 0).sum()) + 1) / (len(known) + 1)
-    p = min(2 * float(stats.t.sf(stats.norm.isf(min(beyond, 0.5)) / wider, units - 1)), 1.0)
-    return Interval(part.margin, float(low), float(high), units), p
 
 
 def _sign_test(values: np.ndarray) -> float:
