@@ -133,6 +133,19 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
     assert bars.error_x.array is None
 
 
+def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribution: xr.Dataset) -> None:
+    attribution["mean_attribution"] = attribution["attribution"].mean("step")
+    stands = np.arange(attribution.sizes["component"]) % 2 == 0
+    ds = judged(attribution, "mean_attribution", ["decomposition", "component"], np.stack([stands, ~stands]))
+    for which, good in ((0, stands), (1, ~stands)):
+        (bars,) = viz.attribution_bars(ds, decomposition=ds["decomposition"].values[which], top=5).data
+        known = dict(zip(ds["component"].values, good, strict=True))
+        assert list(bars.marker.pattern.shape) == ["" if known.get(name, True) else "/" for name in bars.y]
+        assert len(bars.y) == 6
+    (bars,) = viz.attribution_bars(ds, step=1).data
+    assert bars.marker.pattern.shape is None
+
+
 def test_points_in_the_noise_are_hollow_and_have_no_name(effects: xr.Dataset) -> None:
     fig = viz.effects_scatter(effects)
     stands = dict(zip(effects["component"].values, effects["total_share_stands_out"].values, strict=True))

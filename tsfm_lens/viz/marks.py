@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tsfm_lens.viz.noise import Finding
-from tsfm_lens.viz.theme import GREY, INK, PALE, mixed, number, plain
+from tsfm_lens.viz.theme import GREY, INK, PALE, mixed, plain
 
 Look = dict[str, Any]
 """Settings of a mark or an axis."""
@@ -45,7 +45,7 @@ class Canvas:
     def noisy(self, noise: Finding, sign: str = "") -> None:
         """Remember for the subtitle the floor of a finding, and the sign of what does not stand out if it is drawn."""
         if noise.floor > 0:
-            self.floors[f"{number(noise.floor)} {noise.unit}".strip()] = None
+            self.floors[noise.floor_words] = None
         if sign:
             self.signs[sign] = None
 

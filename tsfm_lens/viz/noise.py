@@ -19,7 +19,7 @@ class Finding:
     Attributes:
         estimate, low, high: the effect and the ends of its interval; they coincide where there is no interval.
         stands: whether it stands out of the noise, for each member.
-        floor: the noise floor, the largest over series; unit: of it and the effect.
+        floor, lowest: the largest and the smallest noise floor over series and members; unit: of them and the effect.
     """
 
     estimate: np.ndarray
@@ -27,7 +27,14 @@ class Finding:
     high: np.ndarray
     stands: np.ndarray
     floor: float
+    lowest: float
     unit: str = ""
+
+    @property
+    def floor_words(self) -> str:
+        """The noise floor as a subtitle says it."""
+        several = "up to " * (self.lowest < 0.99 * self.floor)
+        return f"{several}{number(self.floor)} {self.unit}".strip()
 
     def at(self, which: Any) -> Finding:
         """The members at some places, in their order."""
@@ -72,6 +79,8 @@ def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) ->
     if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in wanted):
         return None
     estimate, low, high, stands = (array(ds, variable, *dims, **at) for variable in wanted)
-    floors = np.asarray(ds[f"{name}_floor"].values, dtype=float) if f"{name}_floor" in ds else np.zeros(1)
-    floor = float(np.nanmax(floors)) if np.isfinite(floors).any() else 0.0
-    return Finding(estimate, low, high, stands > 0, floor, unit)
+    floors = np.zeros(1)
+    if f"{name}_floor" in ds:
+        known = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
+        floors = known[np.isfinite(known)] if np.isfinite(known).any() else floors
+    return Finding(estimate, low, high, stands > 0, float(floors.max()), float(floors.min()), unit)

@@ -65,7 +65,7 @@ def attribution_shares(
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]
     cut = ds.isel(decomposition=which, series=at)
-    note = []
+    note, judged = [], finding(cut, "mean_attribution", "component")
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
@@ -73,12 +73,14 @@ def attribution_shares(
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
         cut = cut.isel(quantile=place)
         middle = abs(levels[place] - 0.5) < 1e-6
+        # only the median's noise is known
+        judged = judged if middle else None
         note.append(f"of the {statistic_of(ds)}" if middle else f"of the {levels[place]:g} quantile")
     if "completeness_error" in ds:
         error = float(ds["completeness_error"].isel(decomposition=which, series=at))
         note.append(f"completeness error {percent(error)}")
     values = array(cut, "attribution", "component", "step")
-    components, judged = names(ds, "component"), finding(cut, "attribution", "component")
+    components = names(ds, "component")
     if "kind" in ds.coords:
         fine = np.asarray([str(k) != "layer" for k in ds["kind"].values])
         if fine.any():
