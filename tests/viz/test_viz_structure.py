@@ -13,7 +13,7 @@ from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
-from tsfm_lens.viz.select import DRAWN_BY
+from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
 
 
 @cache
@@ -77,6 +77,10 @@ def test_every_kind_names_its_renderers_and_they_refuse_others() -> None:
     other = xr.Dataset(attrs={"kind": "forecast"})
     for kind, words in DRAWN_BY.items():
         for name in re.split(r", | or ", words):
+            if kind in SWEEP_KINDS:
+                with pytest.raises(InputError, match="is needed, this is 'Dataset'"):
+                    getattr(viz, name)(other)
+                continue
             with pytest.raises(InputError, match="is of kind 'nothing'"):
                 getattr(viz, name)(xr.Dataset(attrs={"kind": "nothing"}))
             if kind != "forecast":
