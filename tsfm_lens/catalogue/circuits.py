@@ -9,11 +9,11 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import between, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import capital, listed, measured, num
 from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
-from tsfm_lens.viz.effects import ablation_word, effect_sizes
-from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.places import kind_word, places_in
 from tsfm_lens.viz.select import array, names, unit_of
 from tsfm_lens.viz.theme import percent
@@ -24,33 +24,32 @@ _DRAWN = 3  # series with figures of their own
 
 def read_effects(ds: xr.Dataset) -> list[str]:
     """Which components act most on the forecast directly."""
-    sizes = effect_sizes(ds, list(range(ds.sizes["series"])))
-    direct, labels = medians(sizes.direct), names(ds, "component")
-    order = np.argsort(-np.nan_to_num(direct), kind="stable")[:_NAMED]
-    unit = sizes.unit.replace("share of", "of") if sizes.unit.startswith("share") else sizes.unit
-    most = [f"{labels[i]} ({num(direct[i])} {unit})" for i in order]
-    none = int((~np.isfinite(array(ds, "self_repair", "component", "series"))).all(-1).sum())
-    out = [f"{capital(ablation_word(ds))}, these change the forecast most by themselves: {listed(most)}."]
-    if none:
-        out.append(f"{none} of {len(labels)} components have no direct effect that is more than noise.")
-    return out
+    direct, labels = Standing(ds, "direct_share", "component"), names(ds, "component")
+    most = [f"{labels[flat]} ({direct.told(flat, percent)})" for flat in direct.named(_NAMED)]
+    if not most:
+        return [f"{capital(ablation_word(ds))}, no component changes the forecast by itself by more than the noise."]
+    out = (
+        f"{capital(ablation_word(ds))}, these change the forecast most by themselves, as shares of the range of the "
+        f"series: {listed(most)}."
+    )
+    return [out, f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise."]
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
     """How many direct effects are undone later, and whose most."""
-    repair, labels = medians(array(ds, "self_repair", "component", "series")), names(ds, "component")
-    direct = medians(effect_sizes(ds, list(range(ds.sizes["series"]))).direct)
-    known = np.flatnonzero(np.isfinite(repair))
-    if not len(known):
-        return ["No component has a direct effect that is large enough for a share of it to be undone."]
-    strong = known[np.argsort(-direct[known], kind="stable")][:10]
-    undone, added = int((repair[strong] > 0.1).sum()), int((repair[strong] < -0.1).sum())
-    best = strong[int(np.argmax(repair[strong]))]
-    return [
-        f"Of the {len(strong)} components with the largest direct effect, later ones undo more than a tenth of it for "
-        f"{undone}, and add more than a tenth for {added}.",
-        f"Most is undone of {labels[best]}: {percent(float(repair[best]))} of its direct effect.",
+    repair, labels = Standing(ds, "self_repair", "component"), names(ds, "component")
+    known = int(np.isfinite(repair.estimate).sum())
+    if not known:
+        return ["No component has a direct effect large enough to say what share of it is undone."]
+    undone, added = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
+    out = [
+        f"Of the {known} components with a direct effect above the noise, later ones undo a part of it for "
+        f"{int(undone.sum())}, and add to it for {int(added.sum())}."
     ]
+    first = repair.leader(undone)
+    if first is not None:
+        out.append(f"Most is undone of {labels[first]}: {repair.told(first, percent)} of its direct effect.")
+    return out
 
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
@@ -59,13 +58,20 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     ordered, kinds = kept[places.order], np.array(places.kind)
     counts = {kind: (int(ordered[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
     parts = [f"{inside} of {whole} {_several(kind)}" for kind, (inside, whole) in counts.items()]
-    faithful, complete = (float(np.nanmean(array(ds, name, "series"))) for name in ("faithfulness", "completeness"))
+    faithful, complete = (Standing(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
     rest = "" if kept.all() else f" Everything else is {ablation_word(ds)}."
-    return [
+    out = [
         f"{int(kept.sum())} of {len(kept)} components are kept: {listed(parts)}.{rest}",
-        f"Alone they bring {percent(faithful)} of the way from a model without all components back to the whole model "
-        f"(faithfulness). Without them, the rest falls {percent(complete)} of that way back (completeness).",
+        f"Alone they bring {faithful} of the way from a model without all components back to the whole model "
+        f"(faithfulness). Without them, the rest falls {complete} of that way back (completeness).",
     ]
+    refused = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
+    if refused:
+        out.append(
+            f"Of {listed(refused)} nothing is said: taking all components out changes the forecast by less than the "
+            f"noise or than {percent(float(ds.attrs['smallest']))} of the range."
+        )
+    return out
 
 
 def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:

@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import Compute, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import head_at, listed, num, signed
 from tsfm_lens.viz import head_parroting_map, lag_attention_map, parroting_forecast, season_amplitudes
@@ -55,14 +56,12 @@ def read_lag(ds: xr.Dataset) -> list[str]:
             f"The tokens of the forecast cover so many steps that {percent(chance)} of the context lies at this lag "
             "from one of them: the share tells nothing about the lag."
         ]
-    order = np.argsort(-mass.ravel())
-    above = int((mass > 2 * chance).sum())
-    top = [f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in order[:3]]
-    return [
-        f"The heads with most attention at lag {ds.attrs.get('lag', '?')} are {listed(top)}; spread evenly it would be "
-        f"{percent(chance)}.",
-        f"{above} of {mass.size} heads pay more than twice that.",
-    ]
+    above = [flat for flat in np.argsort(-mass.ravel(), kind="stable") if mass.flat[flat] > 2 * chance]
+    even = f"Spread evenly, {percent(chance)} of the attention would be at lag {ds.attrs.get('lag', '?')}"
+    if not above:
+        return [f"{even}; no head pays more than twice that."]
+    top = [f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]]
+    return [f"{even}; {len(above)} of {mass.size} heads pay more than twice that, most of all {listed(top)}."]
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
@@ -114,10 +113,17 @@ def _seasons(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_heads(ds: xr.Dataset) -> list[str]:
-    """How many heads look at the copied lag, and how many the copy needs."""
-    mass, chance = array(ds, "mass", "layer", "head", "series"), array(ds, "chance", "series")
-    looking = int((np.median(mass - 2 * chance, axis=-1) > 0).sum())
-    out = [f"{looking} of {mass[..., 0].size} heads give the copied lag more than twice what an even spread would."]
+    """Which heads look at the copied lag, and which the copy needs."""
+    mass, change = (Standing(ds, name, "layer", "head") for name in ("mass", "copy_error_change"))
+    needed = change.stands_out & (change.estimate > 0)
+    out = [
+        f"{int(mass.stands_out.sum())} of {mass.estimate.size} heads give the copied lag more of their attention than "
+        f"an even spread would, beyond the noise; without {int(needed.sum())} of them, one at a time, the forecast is "
+        "further from the copy."
+    ]
+    first = change.leader(needed)
+    if first is not None:
+        out.append(f"The copy needs {head_at(ds, first)} most.")
     if "vacuous" in ds and ds["vacuous"].values.any():
         out.append("For some series the tokens of the forecast cover so many steps that the share tells nothing.")
     return out

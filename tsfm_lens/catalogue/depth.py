@@ -12,6 +12,7 @@ import xarray as xr
 from tsfm_lens.catalogue.computing import Work, of_results, on_all, on_first
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.needs import TOKENS
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import add_quantiles, frame, steps_table
 from tsfm_lens.catalogue.words import capital, layers, listed, measured, num
 from tsfm_lens.viz import layer_entropy, layer_gain, lens_forecast, lens_logit_map, logit_map
@@ -23,6 +24,8 @@ _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Where along the depth the model becomes sure."""
+    from tsfm_lens.probes.findings import leader
+
     entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
     middle, words = medians(entropy), layers(ds)
     n = entropy.shape[1]
@@ -34,15 +37,13 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     ]
     if len(middle) < 2:
         return out
-    change = np.diff(middle)
-    best = int(np.argmin(change))
-    if change[best] < 0:
-        agree = int((np.argmin(np.diff(entropy, axis=0), axis=0) == best).sum())
-        out.append(
-            f"{capital(words[best + 1])} lowers it most, by {num(-change[best])} nats"
-            + (f"; it is the layer of the largest fall in {agree} of {n} series." if n > 1 else ".")
-        )
-    rising = [words[i + 1] for i in np.flatnonzero(change > 0)]
+    change = np.diff(entropy, axis=0)
+    best = leader(-change)
+    if best is not None and change[best].mean() < 0:
+        out.append(f"{capital(words[best + 1])} lowers it most, by {num(-change[best].mean())} nats on average.")
+    else:
+        out.append("No layer lowers it by more than every other on these series.")
+    rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
     if rising:
         out.append(f"It rises in {listed(rising)}: there the readable forecast becomes less certain.")
     return out
@@ -103,26 +104,32 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_gain(ds: xr.Dataset) -> list[str]:
-    """Which layer helps and which hurts, for every metric."""
-    gain = array(ds, "gain", "metric", "layer", "series")
-    words, n = layers(ds), gain.shape[2]
+    """Which layers help and which hurt beyond the noise, for every metric."""
+    words = layers(ds)
     out = []
-    for metric, values in zip(names(ds, "metric"), gain, strict=True):
-        middle = medians(values)
-        known = np.flatnonzero(np.isfinite(middle))
-        if not len(known):
+    for place, metric in enumerate(names(ds, "metric")):
+        gain = Standing(ds, "gain", "layer", metric=place)
+        if not np.isfinite(gain.estimate).any():
             continue
-        best = int(known[np.argmin(middle[known])])
-        worse = [words[i] for i in known if middle[i] > 0]
-        if middle[best] < 0:
-            text = f"{metric}: {words[best]} lowers the error most, by {num(-middle[best])} %"
-            if n > 1:
-                text += f" in the median; it lowers it in {int((values[best] < 0).sum())} of {n} series"
-        else:
-            text = f"{metric}: no layer lowers the error" + (" in the median" if n > 1 else "")
-        out.append(f"{text}{f'; {listed(worse)} raise it' if len(worse) > 1 else ''}"
-                   f"{f'; {worse[0]} raises it' if len(worse) == 1 else ''}.")  # fmt: skip
+        lowering, raising = (gain.named(len(words), side) for side in (gain.estimate < 0, gain.estimate > 0))
+        parts = []
+        first = gain.leader(gain.estimate < 0)
+        if first is not None:
+            parts.append(f"{words[first]} lowers the error most, by {gain.told(first, _lowered)}")
+        elif lowering:
+            parts.append(f"{listed([words[i] for i in sorted(lowering)])} {_verb(lowering, 'lower')} the error")
+        if raising:
+            parts.append(f"{listed([words[i] for i in sorted(raising)])} {_verb(raising, 'raise')} it")
+        out.append(f"{metric}: {'; '.join(parts) or 'no layer changes the error by more than the noise'}.")
     return out
+
+
+def _lowered(percent: float) -> str:
+    return f"{num(-percent)} %"
+
+
+def _verb(subjects: list[int], verb: str) -> str:
+    return f"{verb}s" if len(subjects) == 1 else verb
 
 
 def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import xarray as xr
 
 from tsfm_lens.catalogue.computing import of_results, of_sequences
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.needs import SEQUENCES
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import num
+from tsfm_lens.catalogue.words import head_at, listed, num
 from tsfm_lens.viz import induction_corner, induction_maps, overlap_thresholds, repeated_motif_map
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import percent
+
+_THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def _induction(ds: xr.Dataset) -> Iterator[Plate]:
@@ -32,13 +36,18 @@ def _motif(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def read_induction(ds: xr.Dataset) -> list[str]:
-    """How many heads pass both thresholds, and how well the model copies."""
-    heads = array(ds, "induction", "layer", "head") > 0
-    return [
-        f"{int(heads.sum())} of {heads.size} heads are induction heads: prefix matching of at least "
-        f"{num(float(ds.attrs['prefix_from']))} and a copy score of at least {num(float(ds.attrs['copy_from']))}.",
-        f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases.",
+    """How many heads pass both thresholds beyond the noise, and how well the model copies."""
+    scores = [(Standing(ds, name, "layer", "head"), float(ds.attrs[least])) for name, least in _THRESHOLDS.items()]
+    sure = np.logical_and.reduce([score.low > least for score, least in scores])
+    could = np.logical_and.reduce([score.high > least for score, least in scores])
+    which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(sure)[:6]])}" if sure.any() else ""
+    out = [
+        f"{int(sure.sum())} of {sure.size} heads are induction heads, with prefix matching above {num(scores[0][1])} "
+        f"and a copy score above {num(scores[1][1])} in the whole of their intervals{which}."
     ]
+    if (could & ~sure).any():
+        out.append(f"Of {int((could & ~sure).sum())} more the intervals over sequences reach the thresholds.")
+    return [*out, f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases."]
 
 
 def read_overlap(ds: xr.Dataset) -> list[str]:
@@ -52,12 +61,13 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """How many heads look at the motif's last instance more than at the same steps of a series without one."""
-    advantage = array(ds, "advantage", "layer", "head", target=0)
-    above = int((advantage > 0.1).sum())
+    """Which heads look at the motif's last instance more than at the same steps of a series without one."""
+    advantage = Standing(ds, "advantage", "layer", "head", target=0)
+    looking = advantage.stands_out & (advantage.estimate > 0)
+    top = [f"{head_at(ds, flat)} ({advantage.told(flat, percent)})" for flat in advantage.named(3, looking)]
     return [
-        f"{above} of {advantage.size} heads give at least a tenth more of their attention there than in the control, "
-        "which has no motif that comes again."
+        f"{int(looking.sum())} of {looking.size} heads give more of their attention there than in the control, which "
+        f"has no motif that comes again{f', most of all {listed(top)}' if top else ''}."
     ]
 
 

@@ -11,11 +11,11 @@ import xarray as xr
 from tsfm_lens.catalogue.computing import between
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.needs import GRADIENTS
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import capital, listed, measured, num, signed
 from tsfm_lens.viz import attribution_patching_scatter, patched_forecasts, patching_map, path_map
 from tsfm_lens.viz.contrast import way, when
-from tsfm_lens.viz.paths import path_values
 from tsfm_lens.viz.places import OUTPUT, places_in
 from tsfm_lens.viz.select import array, names, unit_of
 from tsfm_lens.viz.theme import percent
@@ -29,14 +29,19 @@ _POSITION = ("position_start", "position_stop", "position_special")
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     """Where a patch carries most of the forecast over, and how much of the rest does anything."""
     base, source = way(ds)
-    share = array(ds, "recovered", "component", "position", series=series)
     gap = array(ds, "clean_forecast", "step", series=series) - array(ds, "corrupted_forecast", "step", series=series)
-    amount = measured(unit_of(ds, series))
-    most = [f"{_cell(ds, flat)} ({percent(float(share.flat[flat]))})" for flat in _largest(share)]
-    half, away = int((share >= _HALF).sum()), int((share < -0.1).sum())
-    out = [
+    amount, recovered = measured(unit_of(ds, series)), Standing(ds, "recovered", "component", "position")
+    apart = (
         f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are {amount(np.abs(gap).mean())} apart "
-        f"on average. Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
+        "on average."
+    )
+    most = [f"{_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_NAMED)]
+    if not most:
+        return [apart, "No single patch stands out of the noise on the way from one to the other."]
+    share = array(ds, "recovered", "component", "position", series=series)
+    half, away = int((share >= _HALF).sum()), int((recovered.stands_out & (share < -0.1)).sum())
+    out = [
+        f"{apart} Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
         f"{half} of {share.size} patches {'carries' if half == 1 else 'carry'} half of it or more alone.",
     ]
     if away:
@@ -47,9 +52,11 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
 def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     """How far the best patched forecast still is from the run it comes from."""
     base, source = way(ds)
-    share = array(ds, "recovered", "component", "position", series=series)
-    best = int(np.argmax(share))
-    component, position = divmod(best, share.shape[1])
+    recovered = Standing(ds, "recovered", "component", "position")
+    best = next(iter(recovered.named(1, recovered.estimate > 0)), None)
+    if best is None:
+        return [f"No patch brings the forecast nearer to the {source} one by more than the noise."]
+    component, position = divmod(best, ds.sizes["position"])
     patched = array(ds, "forecast", "step", component=component, position=position, series=series)
     target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
     amount = measured(unit_of(ds, series))
@@ -67,16 +74,16 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
     """Whether the estimate can stand in for patching."""
     estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
     error = np.abs(estimate - exact)
-    worst = int(error.mean(-1).argmax())
-    best = [int(values.mean(-1).argmax()) for values in (estimate, exact)]
-    same = (
-        f"Both find most at {_cell(ds, best[0])}."
-        if best[0] == best[1]
-        else f"The estimate finds most at {_cell(ds, best[0])}, patching at {_cell(ds, best[1])}."
-    )
+    both = [Standing(ds, name, "component", "position").leader() for name in ("first_order", "recovered")]
+    if None in both:
+        same = "No single place leads in both, so that they cannot be compared by it."
+    elif both[0] == both[1]:
+        same = f"Both find most at {_cell(ds, both[0] or 0)}."
+    else:
+        same = f"The estimate finds most at {_cell(ds, both[0] or 0)}, patching at {_cell(ds, both[1] or 0)}."
     return [
-        f"The estimate misses the share that patching recovers by {num(error.mean())} on average, most at "
-        f"{_cell(ds, worst)} (by {num(error.mean(-1).flat[worst])}). Its rank correlation with patching is "
+        f"The estimate misses the share that patching recovers by {num(error.mean())} on average and by up to "
+        f"{num(error.mean(-1).max())} at a place. Its rank correlation with patching is "
         f"{num(float(ds.attrs['rank_correlation']))}.",
         same,
     ]
@@ -85,28 +92,29 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     """Where the estimated share is largest."""
     estimate = array(ds, "first_order", "component", "position", series=series)
-    most = [f"{_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in _largest(np.abs(estimate))]
-    return [f"The largest estimates for {names(ds, 'series')[series]}, as shares of the way, are at {listed(most)}."]
+    places = Standing(ds, "first_order", "component", "position").named(_NAMED)
+    name = names(ds, "series")[series]
+    if not places:
+        return [f"No estimate for {name} stands out of the noise."]
+    most = [f"{_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in places]
+    return [f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."]
 
 
 def read_paths(ds: xr.Dataset) -> list[str]:
     """The strongest direct paths to the output, and the strongest between components."""
-    values = path_values(ds, "score" if ds.attrs["kind"] == "edges" else "recovered")
+    paths = Standing(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
     senders, receivers = names(ds, "sender"), names(ds, "receiver")
     direct = np.array([name == OUTPUT for name in receivers])
     out = []
     for columns, words in ((direct, "straight to the output"), (~direct, "through another component")):
-        known = np.isfinite(values) & columns
-        size = np.where(known, np.abs(np.nan_to_num(values)), -1.0)
-        order = [int(i) for i in np.argsort(-size.ravel(), kind="stable")[:_NAMED] if size.flat[i] > 0]
         parts = []
-        for flat in order:
+        for flat in paths.named(_NAMED, np.broadcast_to(columns, paths.estimate.shape)):
             sender, receiver = divmod(flat, len(receivers))
             end = "" if direct[receiver] else f" to {receivers[receiver]}"
-            parts.append(f"{senders[sender]}{end} ({signed(values[sender, receiver])})")
+            parts.append(f"{senders[sender]}{end} ({signed(paths.estimate.flat[flat])})")
         if parts:
             out.append(f"{capital(words)}, the strongest paths are those of {listed(parts)}, as shares of the way.")
-    return out or ["No path changes the forecast."]
+    return out or ["No path changes the forecast by more than the noise."]
 
 
 def _largest(values: np.ndarray) -> list[int]:

@@ -1,0 +1,50 @@
+"""What may be named in a reading: members of an effect that stand out of its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.catalogue.words import num
+from tsfm_lens.viz.select import array
+
+
+class Standing:
+    """An effect with what was found of its noise, over the dimensions of its members.
+
+    Attributes:
+        estimate, low, high: mean over series and the ends of its interval.
+        stands_out: which members are above the noise floor.
+        leads: which is larger than every other of its group.
+        series: over how many series.
+    """
+
+    def __init__(self, ds: xr.Dataset, name: str, *dims: str, **at: int) -> None:
+        self.estimate, self.low, self.high = (
+            array(ds, f"{name}_{part}", *dims, **at) for part in ("estimate", "low", "high")
+        )
+        self.stands_out, self.leads = (
+            array(ds, f"{name}_{part}", *dims, **at).astype(bool) for part in ("stands_out", "leads")
+        )
+        self.series = int(ds.sizes.get("series", 1))
+
+    def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
+        """Flat places of the members to name: those that stand out, by the size of their effect, largest first."""
+        size = np.where(np.isfinite(self.estimate), np.abs(self.estimate), -1.0).ravel()
+        chosen = self.stands_out if among is None else self.stands_out & among
+        return [int(flat) for flat in np.argsort(-size, kind="stable") if chosen.flat[flat]][:count]
+
+    def leader(self, among: np.ndarray | None = None) -> int | None:
+        """Flat place of the member that leads, None if none does."""
+        chosen = self.leads if among is None else self.leads & among
+        found = np.flatnonzero(chosen)
+        return int(found[0]) if len(found) else None
+
+    def told(self, flat: int, write: Callable[[float], str] = num) -> str:
+        """An effect with its interval, where there is one."""
+        value, low, high = (float(each.flat[flat]) for each in (self.estimate, self.low, self.high))
+        if write(low) == write(high):
+            return write(value)
+        return f"{write(value)}, {write(low)} to {write(high)} over {self.series} series"
