@@ -99,16 +99,16 @@ def make_patch_lens(ids=("a",)) -> xr.Dataset:
 
 
 def make_gain(ids=("a", "b", "c")) -> xr.Dataset:
-    """MAE: layer 0 changes by -30, -20, +10 %, layer 1 by +5 %; RMSE: nothing helps."""
+    """MAE: layer 0 changes by -30, -20, -10 %, layer 1 by +5 %; RMSE: nothing helps."""
     ds = base("layer_gain", ids).assign_coords(metric=["MAE", "RMSE"], layer=["embed", "0", "1"])
     n = len(ids)
     gain = np.full((2, 3, n), np.nan)
-    gain[0, 1] = np.resize([-30.0, -20.0, 10.0], n)
+    gain[0, 1] = np.resize([-30.0, -20.0, -10.0], n)
     gain[0, 2] = 5.0
     gain[1, 1:] = 2.0
     ds["gain"] = (("metric", "layer", "series"), gain)
     ds["error"] = (("metric", "layer", "series"), np.ones_like(gain) / 3)
-    return ds
+    return judge(ds, "gain", floor=0.0, signed=True, groups="metric")
 
 
 def make_ablation(ids=("a", "b", "c")) -> xr.Dataset:
@@ -396,7 +396,7 @@ def make_patching(ids=("a", "b", "c")) -> xr.Dataset:
     ds["effect"] = 4 * ds["recovered"]
     ds["forecast"] = ds["corrupted_forecast"] - 4 * ds["recovered"]
     ds.attrs |= {"positions": "None"}
-    return ds
+    return judge(ds, "recovered", floor=0.01, signed=True)
 
 
 def make_attribution_patching(ids=("a", "b", "c")) -> xr.Dataset:
@@ -406,7 +406,7 @@ def make_attribution_patching(ids=("a", "b", "c")) -> xr.Dataset:
     error[1, 1] = 0.5
     ds["first_order"], ds["error"] = ds["recovered"] + error, (ds["recovered"].dims, error)
     ds.attrs |= {"kind": "attribution_patching", "mean_absolute_error": 0.5 / 9, "rank_correlation": 0.9}
-    return ds
+    return judge(ds, "first_order", floor=0.01, signed=True)
 
 
 def make_paths(ids=("a", "b", "c"), kind: str = "paths") -> xr.Dataset:
@@ -425,10 +425,10 @@ def make_paths(ids=("a", "b", "c"), kind: str = "paths") -> xr.Dataset:
     axes = ("sender", "receiver", "series")
     if kind == "edges":
         ds["score"] = (axes, np.nan_to_num(values))
-    else:
-        ds["recovered"], ds["effect"] = (axes, values), (axes, 4 * np.abs(values))
-        ds.attrs |= {"via": "all"}
-    return ds
+        return judge(ds, "score", floor=0.01, signed=True)
+    ds["recovered"], ds["effect"] = (axes, values), (axes, 4 * np.abs(values))
+    ds.attrs |= {"via": "all"}
+    return judge(ds, "recovered", floor=0.01, signed=True)
 
 
 def make_effects(ids=("a", "b", "c")) -> xr.Dataset:
@@ -446,8 +446,10 @@ def make_effects(ids=("a", "b", "c")) -> xr.Dataset:
     repair[0] = np.nan
     ds["self_repair"] = (axes[:2], repair)
     ds["plain_forecast"] = (axes[1:], ds["truth"].values)
+    ds["direct_share"] = abs(ds["direct"]).mean("step") / 10
     ds.attrs |= {"how": "zero", "statistic": "median"}
-    return ds
+    ds = judge(ds, "direct_share", floor=0.01)
+    return judge(ds, "self_repair", floor=0.01, signed=True)
 
 
 def make_circuit(ids=("a", "b", "c")) -> xr.Dataset:
@@ -463,9 +465,18 @@ def make_circuit(ids=("a", "b", "c")) -> xr.Dataset:
     ds["curve"] = ("size", curve)
     for name, value in (("faithfulness", 0.9), ("completeness", 0.8)):
         ds[name] = ("series", np.full(len(ids), value))
+        ds = judge(ds, name, floor=0.0)
+    ds["refused"] = ("series", np.zeros(len(ids), dtype=bool))
     shift = np.array([0.0, 1.0, 8.0, 10.0])[:, None, None]
     ds["forecast"] = (("part", "series", "step"), ds["truth"].values + shift)
-    ds.attrs |= {"kind": "circuit", "how": "zero", "ranking": "greedy", "tolerance": 0.1, "behaviour": "forecast"}
+    ds.attrs |= {
+        "kind": "circuit",
+        "how": "zero",
+        "ranking": "greedy",
+        "tolerance": 0.1,
+        "behaviour": "forecast",
+        "smallest": 0.01,
+    }
     return ds
 
 

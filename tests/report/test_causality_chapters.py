@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tsfm_lens.catalogue import circuits, patching
+from tsfm_lens.errors import InputError
+from tsfm_lens.probes.findings import judge
 from tsfm_lens.report.build import chapter_of
 
 KINDS = ("patching", "attribution_patching", "paths", "edges", "effects", "circuit")
@@ -34,9 +36,14 @@ def test_patching_names_what_carries_the_forecast(results):
     assert "away" not in words
     results["patching"]["recovered"][0, 0] = -0.5
     results["patching"]["recovered"][1, 1] = 0.25
-    again = " ".join(patching.read_patching(results["patching"], 0))
+    again = " ".join(patching.read_patching(judge(results["patching"], "recovered", floor=0.01, signed=True), 0))
     assert "1 of 9 patches carries half" in again
     assert "1 leads away" in again
+    drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
+    assert patching.read_patching(drowned, 0)[1].startswith("No single patch stands out")
+    assert patching.read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")
+    with pytest.raises(InputError, match="compute it anew"):
+        patching.read_patching(drowned.drop_vars("recovered_estimate"), 0)
 
 
 def test_a_share_that_brings_the_forecast_no_nearer_is_called_so(results):
@@ -52,7 +59,7 @@ def test_a_share_that_brings_the_forecast_no_nearer_is_called_so(results):
 def test_attribution_patching_says_where_it_errs(results):
     words = " ".join(patching.read_attribution_patching(results["attribution_patching"]))
     # 0.5 in one of nine cells
-    assert "by 0.0556 on average, most at the stream before layer 1, steps -12 to -1 (by 0.5)" in words
+    assert "by 0.0556 on average and by up to 0.5 at a place" in words
     assert "rank correlation with patching is 0.9" in words
     assert "The estimate finds most at the stream before layer 1" in words
     assert "patching at the stream after layer 1, the EOS token" in words
@@ -71,13 +78,15 @@ def test_paths_are_named_with_their_signs(name, results):
 
 def test_effects_and_repair_are_counted(results):
     ds = results["effects"].isel(series=[0])
-    largest, none = circuits.read_effects(ds)
+    largest, counted = circuits.read_effects(ds)
     assert "Set to zero, these change the forecast most" in largest
-    assert "decoder.1.mlp (7 m), decoder.1.cross_attn.2 (6 m) and decoder.1.cross_attn.1 (5 m)" in largest
-    assert none == "1 of 8 components have no direct effect that is more than noise."
+    assert "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)" in largest
+    assert counted == "7 of 8 components stand out of the noise."
+    silent = circuits.read_effects(judge(ds, "direct_share", floor=2.0))
+    assert silent == ["Set to zero, no component changes the forecast by itself by more than the noise."]
     counted, most = circuits.read_self_repair(ds)
     assert "Of the 7 components" in counted
-    assert "more than a tenth of it for 7" in counted
+    assert "undo a part of it for 7, and add to it for 0" in counted
     assert most == "Most is undone of decoder.1.mlp: 100 % of its direct effect."
 
 
@@ -89,6 +98,8 @@ def test_circuits_say_what_they_keep_and_lose(results):
     assert "80 %" in faithful
     assert "1 m from the whole model's" in circuits.read_circuit_forecasts(ds, 0)[0]
     assert "that of the rest 8 m" in circuits.read_circuit_forecasts(ds, 0)[0]
+    ds["refused"][1] = True
+    assert "Of b nothing is said" in circuits.read_circuit(ds)[2]
     size, step = circuits.read_curve(ds)
     assert size.startswith("3 components are the smallest number tried that is 0.9 faithful")
     assert "0.1, is between 5 and 8 components" in step

@@ -27,7 +27,7 @@ def test_entropy_names_the_layer_of_the_largest_fall(results):
     words = " ".join(depth.read_entropy(results["lens"]))
     assert "6 nats at the embedding to 1 nats at layer 1" in words
     assert f"{np.exp(6):.3g} at first and {np.e:.3g} at the end" in words
-    assert "Layer 1 lowers it most, by 4 nats; it is the layer of the largest fall in 3 of 3 series." in words
+    assert "Layer 1 lowers it most, by 4 nats on average." in words
     assert "rises" not in words
 
 
@@ -60,10 +60,15 @@ def test_lens_forecast_measures_the_way_left(results):
 
 def test_gain_names_the_best_layer_and_admits_none(results):
     mae, rmse = depth.read_gain(results["gain"])
-    assert mae == (
-        "MAE: layer 0 lowers the error most, by 20 % in the median; it lowers it in 2 of 3 series; layer 1 raises it."
-    )
-    assert rmse == "RMSE: no layer lowers the error in the median; layer 0 and layer 1 raise it."
+    # an interval of three values with a spread of ten points either side of -20 holds zero
+    assert mae == "MAE: layer 1 raises the error."
+    assert rmse == "RMSE: layer 0 and layer 1 raise the error."
+    steady = results["gain"]
+    steady["gain"][0, 1] = [-21.0, -20.0, -19.0]
+    mae, _ = depth.read_gain(judge(steady, "gain", floor=0.0, signed=True, groups="metric"))
+    assert mae.startswith("MAE: layer 0 lowers the error most, by 20 %, 22.5 % to 17.5 % over 3 series; layer 1 raises")
+    none = depth.read_gain(judge(steady, "gain", floor=50.0, signed=True, groups="metric"))
+    assert none[0] == "MAE: no layer changes the error by more than the noise."
 
 
 def test_ablation_ranks_heads_and_mlps(results):
@@ -219,8 +224,10 @@ def test_parroting_weighs_copies_against_the_truth(results):
 
 def test_lags_are_weighed_against_chance(results):
     words = " ".join(copying.read_lag(results["lag"]))
-    assert "lag 12 are layer 1, head 1 (90 %)" in words
-    assert "1 of 4 heads pay more than twice that" in words
+    assert "10 % of the attention would be at lag 12" in words
+    assert "1 of 4 heads pay more than twice that, most of all layer 1, head 1 (90 %)" in words
+    even = results["lag"].assign(chance=((), 0.5))
+    assert copying.read_lag(even)[0].endswith("no head pays more than twice that.")
     wide = results["lag"].assign(chance=((), 1.0))
     assert "tells nothing about the lag" in copying.read_lag(wide)[0]
 

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.catalogue.words import num
+from tsfm_lens.errors import InputError
 from tsfm_lens.viz.select import array
 
 
@@ -19,9 +20,17 @@ class Standing:
         stands_out: which members are above the noise floor.
         leads: which is larger than every other of its group.
         series: over how many series.
+
+    Raises:
+        InputError: nobody has asked of the result what stands out.
     """
 
     def __init__(self, ds: xr.Dataset, name: str, *dims: str, **at: int) -> None:
+        if f"{name}_estimate" not in ds:
+            raise InputError(
+                f"the {ds.attrs.get('kind')!r} result does not say which {name} stands out of the noise; compute it anew, "
+                "or add it with tsfm_lens.probes.findings.judge"
+            )
         self.estimate, self.low, self.high = (
             array(ds, f"{name}_{part}", *dims, **at) for part in ("estimate", "low", "high")
         )
