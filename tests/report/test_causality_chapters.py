@@ -42,7 +42,7 @@ def test_patching_names_what_carries_the_forecast(results):
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
     assert patching.read_patching(drowned, 0)[1].startswith("No single patch stands out")
     assert patching.read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")
-    with pytest.raises(InputError, match="compute it anew"):
+    with pytest.raises(InputError, match="stands out of the noise"):
         patching.read_patching(drowned.drop_vars("recovered_estimate"), 0)
 
 

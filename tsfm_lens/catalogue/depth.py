@@ -119,9 +119,8 @@ def read_gain(ds: xr.Dataset) -> list[str]:
         elif lowering:
             parts.append(f"{listed([words[i] for i in sorted(lowering)])} {_verb(lowering, 'lower')} the error")
         if raising:
-            parts.append(
-                f"{listed([words[i] for i in sorted(raising)])} {_verb(raising, 'raise')} {'it' if parts else 'the error'}"
-            )
+            what = f"{_verb(raising, 'raise')} {'it' if parts else 'the error'}"
+            parts.append(f"{listed([words[i] for i in sorted(raising)])} {what}")
         out.append(f"{metric}: {'; '.join(parts) or 'no layer changes the error by more than the noise'}.")
     return out
 

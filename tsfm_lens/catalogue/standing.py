@@ -28,8 +28,8 @@ class Standing:
     def __init__(self, ds: xr.Dataset, name: str, *dims: str, **at: int) -> None:
         if f"{name}_estimate" not in ds:
             raise InputError(
-                f"the {ds.attrs.get('kind')!r} result does not say which {name} stands out of the noise; compute it anew, "
-                "or add it with tsfm_lens.probes.findings.judge"
+                f"the {ds.attrs.get('kind')!r} result does not say which {name} stands out of the noise; compute it "
+                "anew, or add it with tsfm_lens.probes.findings.judge"
             )
         self.estimate, self.low, self.high = (
             array(ds, f"{name}_{part}", *dims, **at) for part in ("estimate", "low", "high")

@@ -30,7 +30,6 @@ from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
 from tsfm_lens.viz.scheme import stream_scheme
 from tsfm_lens.viz.seasonality import season_amplitudes
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.structure import (
     entropic_rank_line,
     head_similarity_map,
@@ -45,9 +44,6 @@ from tsfm_lens.viz.sweep_recipes import recipe_changes, recipe_table, selection_
 from tsfm_lens.viz.thought import thought_counts, thought_lines
 
 __all__ = [
-    "Look",
-    "Panel",
-    "Sheet",
     "ablation_forecasts",
     "ablation_heatmap",
     "attention_flow_map",
@@ -56,7 +52,6 @@ __all__ = [
     "attribution_bars",
     "attribution_heatmap",
     "attribution_patching_scatter",
-    "blank",
     "circuit_curve",
     "circuit_forecasts",
     "circuit_graph",
@@ -101,7 +96,6 @@ __all__ = [
     "selected_patch",
     "selection_comparison",
     "self_repair_bars",
-    "sheet",
     "similarity_map",
     "spectrum_lines",
     "stable_rank_map",

@@ -13,10 +13,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from tsfm_lens.viz.marks import Canvas, Look, Panel, titled
+from tsfm_lens.viz.marks import Canvas, titled
+from tsfm_lens.viz.marks import Look as Look
+from tsfm_lens.viz.marks import Panel as Panel
 from tsfm_lens.viz.theme import dress, plain
-
-__all__ = ["Look", "Panel", "Sheet", "blank", "sheet"]
 
 _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels beside the panels for a colour bar, and its longest
 

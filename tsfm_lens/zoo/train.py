@@ -30,7 +30,7 @@ from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
-from tsfm_lens.zoo.recipes import TrainingRecipe, Stage
+from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
 from tsfm_lens.zoo.source import SeriesSource
 
