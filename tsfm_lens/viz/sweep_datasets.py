@@ -7,11 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.viz.sweep_entries import NO_AXIS, change_text, chosen_model, order_words, table_of, tolerance_of
-from tsfm_lens.viz.theme import DIVERGING, INK, dress, percent, plain
+from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.sweep_entries import (
+    NO_AXIS,
+    bar_title,
+    change_text,
+    chosen_model,
+    label_rows,
+    order_words,
+    table_of,
+    tolerance_of,
+)
+from tsfm_lens.viz.theme import DIVERGING, INK, percent, plain
 
 __all__ = ["dataset_heatmap"]
 
@@ -56,42 +65,32 @@ def dataset_heatmap(
     shown = known if datasets is None else list(datasets)
     counts = [_counts(rows) for rows in panels]
     widths = [int(rows["of"].iloc[0]) + 1 for rows in panels]
-    fig = make_subplots(
-        rows=1,
-        cols=len(panels),
-        shared_yaxes=True,
-        column_widths=widths,
-        horizontal_spacing=0.02,
-        subplot_titles=[_title(rows) for rows in panels],
-    )
-    fig.update_annotations(font={"size": 12})
-    cap = float(table.attrs.get("cap", 0.25))
-    for column, (rows, across) in enumerate(zip(panels, counts, strict=True), start=1):
-        for trace in _panel(rows, shown, across, cap):
-            fig.add_trace(trace, row=1, col=column)
-        fig.update_xaxes(title_text="heads ablated", tickvals=across, col=column, **NO_AXIS)
     labels = [plain(each) for each in shown]
-    ticks = {"tickvals": list(range(len(shown))), "ticktext": labels, "tickfont": {"size": 10}}
-    fig.update_yaxes(range=[len(shown) - 0.5, -0.5], ticklabelstandoff=4, **ticks, **NO_AXIS)
-    height = max(_ROW * len(shown), _LEAST) + 20
-    bar = {"title": {"text": "change of MASE (%)", "side": "right"}, "nticks": 7}
-    # beside a tall map a bar of the same height says nothing more
-    bar |= {"len": min(height, 320), "lenmode": "pixels", "y": 1, "yanchor": "top"}
-    axis = {"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar}
-    fig.update_layout(coloraxis=axis)
-    # no head ablated is no number that could have been searched
-    empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
-    made = dress(
-        fig,
-        f"MASE of {name} on every dataset as heads of a layer are ablated",
-        f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
-        f"the largest number of heads with a rise below {percent(tolerance_of(table))}"
-        f"{'; empty columns were not evaluated' if empty else ''}",
-        plot_height=height,
+    made = sheet(
+        [max(_ROW * len(shown), _LEAST) + 20],
+        widths,
+        titles=[_title(rows) for rows in panels],
+        column_gap=0.02,
         above=40,
         min_width=round(130 + _LETTER * max(len(label) for label in labels) + _CELL * sum(widths)),
+        shared_yaxes=True,
     )
-    return made.update_layout(margin_r=96)
+    cap = float(table.attrs.get("cap", 0.25))
+    for panel, rows, across in zip(made, panels, counts, strict=True):
+        _draw(panel, rows, shown, across, 100 * cap)
+        panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **NO_AXIS)
+    label_rows(made, labels, ticklabelstandoff=4, tickfont={"size": 10})
+    # beside a tall map a bar of the same height says nothing more
+    bar = bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
+    made.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
+    # no head ablated is no number that could have been searched
+    empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
+    return made.dress(
+        f"MASE of {name} on every dataset as heads of a layer are ablated",
+        f"blue is better; colours capped at ±{percent(cap)} of the unablated MASE; bold and framed: "
+        f"the largest number of heads with a rise below {percent(tolerance_of(table))}",
+        "empty columns were not evaluated" if empty else "",
+    )
 
 
 def _counts(rows: pd.DataFrame) -> list[int]:
@@ -101,10 +100,10 @@ def _counts(rows: pd.DataFrame) -> list[int]:
 
 def _title(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
-    return f"layer {first['layer']}, keeps {first['kept']}<br>{plain(order_words(first['order']))}"
+    return f"layer {first['layer']}, keeps {first['kept']}\n{order_words(first['order'])}"
 
 
-def _panel(rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float) -> tuple[go.Heatmap, go.Scatter]:
+def _draw(panel: Panel, rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: float) -> None:
     """The cells of a layer, and frames around the marked ones."""
     mase, change = (
         rows.pivot(index="dataset", columns="ablated", values=name).reindex(index=datasets, columns=counts).to_numpy()
@@ -112,17 +111,14 @@ def _panel(rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: floa
     )
     largest = rows.groupby("dataset")["largest_within"].first().reindex(datasets).to_numpy()
     marked = np.array(counts)[None, :] == largest[:, None]
-    cells = go.Heatmap(
-        x=counts,
-        y=np.arange(len(datasets)),
-        z=np.clip(100 * change, -100 * cap, 100 * cap),
-        coloraxis="coloraxis",
+    panel.cells(
+        np.clip(100 * change, -cap, cap),
+        np.arange(len(counts)),
+        np.arange(len(datasets)),
+        "%{customdata}",
         text=[[_cell(m, bold) for m, bold in zip(*line, strict=True)] for line in zip(mase, marked, strict=True)],
         texttemplate="%{text}",
         textfont={"size": 9},
-        xgap=1,
-        ygap=1,
-        hoverongaps=False,
         customdata=[
             [
                 f"{plain(name)}<br>{n} heads ablated: MASE {m:.4g}, {_known(c)}"
@@ -130,13 +126,8 @@ def _panel(rows: pd.DataFrame, datasets: list[str], counts: list[int], cap: floa
             ]
             for name, *line in zip(datasets, mase, change, strict=True)
         ],
-        hovertemplate="%{customdata}<extra></extra>",
     )
-    x, y = _frames(counts, marked)
-    frame = {"color": INK, "width": 1.4}
-    return cells, go.Scatter(
-        x=x, y=y, mode="lines", line=frame, hoverinfo="skip", showlegend=False, name="largest within"
-    )
+    panel.frames(marked, INK)
 
 
 def _cell(mase: float, bold: bool) -> str:
@@ -148,14 +139,3 @@ def _cell(mase: float, bold: bool) -> str:
 
 def _known(change: float) -> str:
     return change_text(change) if np.isfinite(change) else "change unknown"
-
-
-def _frames(counts: list[int], marked: np.ndarray) -> tuple[list[float | None], list[float | None]]:
-    """One line around every marked cell."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for row, column in zip(*np.nonzero(marked), strict=True):
-        left, up = float(counts[column]) - 0.5, float(row) - 0.5
-        x += [left, left + 1, left + 1, left, left, None]
-        y += [up, up, up + 1, up + 1, up, None]
-    return x, y

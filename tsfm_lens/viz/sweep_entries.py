@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.viz.select import DRAWN_BY
-from tsfm_lens.viz.theme import BLUE, GREEN, GREY, VERMILION, percent, plain
+from tsfm_lens.viz.sheet import Panel, Sheet
+from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
 
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
@@ -54,7 +54,7 @@ def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFram
     if not known.any():
         raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not asked for")
     lost = int((~known).sum())
-    return table[known], f"; {lost} without a result {'is' if lost == 1 else 'are'} left out" if lost else ""
+    return table[known], f"{lost} without a result {'is' if lost == 1 else 'are'} left out" if lost else ""
 
 
 def models_in(table: pd.DataFrame) -> list[str]:
@@ -180,26 +180,21 @@ def symbols(stands: Iterable[Any], symbol: str = "circle") -> list[str]:
     return [symbol if bool(each) else f"{symbol}-open" for each in stands]
 
 
-def bars_between(values: np.ndarray, lower: np.ndarray, upper: np.ndarray, **look: Any) -> dict[str, Any]:
-    """Error bars from ``lower`` to ``upper`` of points at ``values``."""
-    ends = {"array": np.asarray(upper - values), "arrayminus": np.asarray(values - lower)}
-    return {"type": "data", "symmetric": False, **ends, "thickness": 1.2, "width": 2, **look}
+def whiskers(rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0) -> dict[str, Any]:
+    """Error bars over the intervals of some rows: of their changes, or of the column ``name`` before its ends."""
+    middle, low, high = (rows[each].to_numpy(float) for each in (name or "change", *_ends(name)))
+    bars = {"array": scale * (high - middle), "arrayminus": scale * (middle - low), "symmetric": False}
+    return {"type": "data", **bars, "color": colour, "thickness": 1.2, "width": 2}
 
 
-def marks(x: Any, y: Any, hover: Sequence[str], marker: dict[str, Any], **look: Any) -> go.Scatter:
-    """A mark for each entry with a hover box of its own, which may end in what plotly knows of it (``more``)."""
-    template = f"%{{customdata}}{look.pop('more', '')}<extra></extra>"
-    look = {"mode": "markers", "customdata": list(hover), "hovertemplate": template, **look}
-    return go.Scatter(x=x, y=y, marker=marker, **look)
+def _ends(name: str) -> tuple[str, str]:
+    return (f"{name}_lower", f"{name}_upper") if name else ("lower", "upper")
 
 
-def label_rows(fig: go.Figure, labels: Sequence[str]) -> int:
-    """Put names beside the rows of a figure, the first on top; how many pixels the longest takes."""
-    words = [plain(label) for label in labels]
-    fig.update_yaxes(
-        tickvals=list(range(len(words))), ticktext=words, range=[len(words) - 0.5, -0.5], ticklabelstandoff=6, **NO_AXIS
-    )
-    return round(LETTER * max(len(word) for word in words))
+def label_rows(made: Sheet, words: Sequence[str], **look: Any) -> None:
+    """Put words, safe for plotly, beside the rows of a figure, the first on top."""
+    ticks = {"tickvals": list(range(len(words))), "ticktext": list(words), "ticklabelstandoff": 6, **NO_AXIS}
+    made.fig.update_yaxes(range=[len(words) - 0.5, -0.5], **ticks | look)
 
 
 def faint(colour: str, strength: float = 0.16) -> str:
@@ -208,30 +203,25 @@ def faint(colour: str, strength: float = 0.16) -> str:
     return f"rgba({red},{green},{blue},{strength})"
 
 
-def band(fig: go.Figure, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str, **at: Any) -> None:
+def band(panel: Panel, x: np.ndarray, rows: pd.DataFrame, base: float, colour: str) -> None:
     """The intervals of the changes of some rows as a band of MASE, where there are any."""
     lower, upper = (base * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper"))
     known = np.isfinite(lower) & np.isfinite(upper)
-    x, lower, upper = x[known], lower[known], upper[known]
-    if len(x) < 2:
-        return
-    look = {"line": {"width": 0, "color": faint(colour)}, "fill": "toself", "fillcolor": faint(colour)}
-    around = {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([upper, lower[::-1]])}
-    trace = go.Scatter(**around, mode="lines", hoverinfo="skip", showlegend=False, name="interval", **look)
-    fig.add_trace(trace, **at)
+    if known.sum() > 1:
+        panel.band(x[known], lower[known], upper[known], faint(colour), "interval")
 
 
-def level_line(fig: go.Figure, value: float, *, dash: str, **at: Any) -> None:
-    """A thin horizontal line through a panel."""
+def level(panel: Panel, value: float, dash: str) -> None:
+    """A thin horizontal line through a panel, where the value is known."""
     if np.isfinite(value):
-        fig.add_hline(y=value, line={"color": GREY, "width": 1, "dash": dash}, **at)
+        panel.level(value, dash=dash)
 
 
-def legend_only(fig: go.Figure, name: str, **look: Any) -> None:
-    """An entry of the legend without data of its own."""
-    fig.add_trace(go.Scatter(x=[None], y=[None], name=plain(name), hoverinfo="skip", mode="markers", **look))
+def bar_title(words: str) -> dict[str, Any]:
+    """A colour bar's title and ticks."""
+    return {"title": {"text": words, "side": "right"}, "nticks": 6}
 
 
-def whole_ticks(fig: go.Figure, most: float) -> None:
+def whole_ticks(made: Sheet, most: float) -> None:
     """Ticks of the x axes at whole numbers, about six up to ``most``."""
-    fig.update_xaxes(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))
+    made.x(dtick=next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if most / step <= 6 or step == 1000))

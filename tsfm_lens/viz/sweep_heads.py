@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import fitted_range
+from tsfm_lens.viz.panels import fit
+from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.sweep_entries import (
     MASE_WORDS,
     band,
+    bar_title,
     baseline_of,
     change_text,
     chosen_model,
     counted,
     finished,
     intervals_of,
-    legend_only,
-    level_line,
-    marks,
+    level,
     models_in,
     order_words,
     table_of,
@@ -31,7 +32,7 @@ from tsfm_lens.viz.sweep_entries import (
     tolerance_of,
     whole_ticks,
 )
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, dress, mixed, percent, plain
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
 
 __all__ = ["head_curves", "heads_at_layers"]
 
@@ -94,38 +95,33 @@ def head_curves(
     if layers is not None:
         rows = rows[rows["layer"].isin(list(layers))]
     judged = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
-    remark = f"{f', judged by {judged[0]}' if judged else ''}{remark}"
+    remark = f"{f', judged by {judged[0]}' if judged else ''}{f'; {remark}' if remark else ''}"
     return _by_model(rows, remark) if by == "model" else _by_layer(rows, chosen_model(table, model), remark)
 
 
 def _by_layer(table: pd.DataFrame, name: str, remark: str) -> go.Figure:
     table, _ = finished(table[table["model"] == name], f"heads by count of {name}", "mase")
     base, tolerance = baseline_of(table, name), tolerance_of(table)
-    panels = list(table.groupby("layer"))
-    grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in panels], row_height=130, most=4)
+    layers = list(table.groupby("layer"))
+    grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in layers], row_height=130, most=4)
     colours = _colours(list(dict.fromkeys(table["order"])))
-    named: set[str] = set()
-    for (_, mine), (row, col) in zip(panels, grid.places, strict=True):
-        bold = set(mine.loc[mine["better"] & (mine["within"] > 0), "order"])
-        for order in sorted(dict.fromkeys(mine["order"]), key=lambda each: not is_random(each)):
-            curve = with_start(mine[mine["order"] == order])
-            group = "random" if is_random(order) else order
-            trace = _curve(curve, colours[order], order, bold=order in bold)
-            trace.update(legendgroup=group, showlegend=group not in named)
-            named.add(group)
-            band(grid.fig, trace.x, curve, base, colours[order], row=row, col=col)
-            grid.fig.add_trace(trace, row=row, col=col)
-        level_line(grid.fig, base, dash="dash", row=row, col=col)
-        level_line(grid.fig, base * (1 + tolerance), dash="dot", row=row, col=col)
-    cut = _limit(grid.fig, base, base * tolerance, table["mase"].to_numpy(float))
+    for (_, rows), panel in zip(layers, grid, strict=True):
+        bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
+        for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
+            curve = with_start(rows[rows["order"] == order])
+            band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
+            _curve(panel, curve, "mase", colours[order], bold=order in bold)
+        level(panel, base, "dash")
+        level(panel, base * (1 + tolerance), "dot")
+    cut = _limit(grid, base, base * tolerance, table["mase"].to_numpy(float))
     title_axes(grid, "heads ablated (%)", "MASE")
-    return dress(
-        grid.fig,
+    return grid.dress(
         f"Error of {name} as more heads of a layer are ablated",
         f"{MASE_WORDS}; dashed: unablated; dotted: {percent(tolerance)} more; bands: {intervals_of(table)} of the "
-        f"change{cut}; the thicker line is the layer's better order{remark}",
+        "change",
+        cut,
+        f"the thicker line is the layer's better order{remark}",
         legend_rows=1 + len(colours) // 6,
-        **grid.room,
     )
 
 
@@ -133,31 +129,29 @@ def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
     models, tolerance = models_in(table), tolerance_of(table)
     grid = panel_grid([(model,) for model in models], row_height=230, most=2)
     deepest = int(table["layer"].max())
-    for model, (row, col) in zip(models, grid.places, strict=True):
+    # without the lightest part, which a thin line would not show
+    least = SEQUENTIAL[2][0]
+    scale = [[(place - least) / (1 - least), colour] for place, colour in SEQUENTIAL[2:]]
+    for model, panel in zip(models, grid, strict=True):
         for layer, rows in table[table["model"] == model].groupby("layer"):
-            order = drawn_order(rows)
-            curve = with_start(rows[rows["order"] == order])
-            trace = _curve(curve, _shade(int(str(layer)), deepest), order, bold=False)
+            curve = with_start(rows[rows["order"] == drawn_order(rows)])
+            shade = sample_colorscale(scale, int(str(layer)) / max(deepest, 1), colortype="rgb")[0]
             # models differ in level, so that they are compared by the change
-            trace.update(y=100 * curve["change"].to_numpy(float), showlegend=False)
-            trace.hovertemplate = f"layer {layer}, {trace.name}<br>%{{customdata}}<extra></extra>"
-            grid.fig.add_trace(trace, row=row, col=col)
-        level_line(grid.fig, 0.0, dash="dash", row=row, col=col)
-        level_line(grid.fig, 100 * tolerance, dash="dot", row=row, col=col)
-    cut = _limit(grid.fig, 0.0, 100 * tolerance, np.concatenate([np.asarray(each.y) for each in grid.fig.data]))
-    cut += "" if (table["within"] > 0).all() else "; a layer of which no head can go is drawn in the first order"
-    legend_only(grid.fig, "", marker={"color": [0], "coloraxis": "coloraxis"}, showlegend=False)
-    bar = {"title": {"text": "layer", "side": "right"}, "nticks": 6}
-    scale = {"colorscale": _scale(), "cmin": 0, "cmax": max(deepest, 1), "colorbar": bar}
-    grid.fig.update_layout(coloraxis=scale)
+            _curve(panel, curve, "change", shade, bold=False, words=f"layer {layer}, ")
+        level(panel, 0.0, "dash")
+        level(panel, 100 * tolerance, "dot")
+    cut = _limit(grid, 0.0, 100 * tolerance, 100 * table["change"].to_numpy(float))
+    first = "" if (table["within"] > 0).all() else "a layer of which no head can go is drawn in the first order"
+    # the lines are no map, which the bar needs
+    next(iter(grid)).dots([None], [None], marker={"color": [0], "coloraxis": "coloraxis"})
+    grid.colours({"colorscale": scale, "cmin": 0, "cmax": max(deepest, 1), "colorbar": bar_title("layer")})
     title_axes(grid, "heads ablated (%)", "change of MASE (%)")
-    fig = dress(
-        grid.fig,
+    return grid.dress(
         "Error as more heads of a layer are ablated, in each layer's better order",
-        f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated{cut}{remark}",
-        **grid.room,
+        f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated",
+        cut,
+        f"{first}{remark}".removeprefix(", "),
     )
-    return fig.update_layout(margin_r=86)
 
 
 def _verdict(rows: pd.DataFrame) -> str:
@@ -180,43 +174,29 @@ def _colours(orders: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _curve(rows: pd.DataFrame, colour: str, order: str, *, bold: bool) -> go.Scatter:
-    hover = [
-        f"{plain(order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
+def _curve(panel: Panel, rows: pd.DataFrame, what: str, colour: str, *, bold: bool, words: str = "") -> None:
+    order = str(rows["order"].iloc[0])
+    said = [
+        f"{words}{plain(order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
         f"MASE {row['mase']:.4g}, {change_text(row['change'], 2)}"
         for row in told(rows)
     ]
-    return marks(
+    panel.line(
         100 * rows["share"].to_numpy(float),
-        rows["mase"].to_numpy(float),
-        hover,
-        {"color": colour, "size": 4 if bold else 3},
-        mode="lines+markers",
-        name="at random" if is_random(order) else plain(order_words(order)),
-        line={"color": colour, "width": 2.4 if bold else 1.1},
+        rows[what].to_numpy(float) * (100 if what == "change" else 1),
+        "at random" if is_random(order) else order_words(order),
+        "%{customdata}",
+        colour=colour,
+        width=2.4 if bold else 1.1,
+        dots=4 if bold else 3,
+        customdata=said,
+        legend=what == "mase",
     )
 
 
-def _limit(fig: go.Figure, base: float, step: float, values: np.ndarray) -> str:
+def _limit(grid: Sheet, base: float, step: float, values: np.ndarray) -> str:
     """An axis around the line of the tolerance that follows curves only so far; what the subtitle says of it."""
-    bounds, cut = fitted_range(np.array([base - step, base + 2 * step]), values, reach=_REACH / 3)
-    fig.update_yaxes(range=bounds, nticks=6)
-    return "; what leaves the axis is cut off" if cut else ""
-
-
-def _scale() -> list[tuple[float, str]]:
-    """The sequential scale without its lightest part, which a thin line would not show."""
-    kept = SEQUENTIAL[2:]
-    return [((place - kept[0][0]) / (1 - kept[0][0]), colour) for place, colour in kept]
-
-
-def _shade(layer: int, deepest: int) -> str:
-    places, colours = zip(*_scale(), strict=True)
-    at = layer / max(deepest, 1)
-    mixed_channels = [
-        round(float(np.interp(at, places, [int(colour[i : i + 2], 16) for colour in colours]))) for i in (1, 3, 5)
-    ]
-    return "#" + "".join(f"{channel:02X}" for channel in mixed_channels)
+    return fit(grid, np.array([base - step, base + 2 * step]), values, _REACH / 3, nticks=6)
 
 
 def heads_at_layers(table: pd.DataFrame) -> go.Figure:
@@ -237,38 +217,39 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     models = models_in(rows)
     tolerance, metric = tolerance_of(table), str(table.attrs.get("metric", "MASE"))
     grid = panel_grid([_kept_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2)
-    for model, (row, col) in zip(models, grid.places, strict=True):
+    for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
         if mine["layer"].duplicated().any():
             raise InputError(f"two results for one layer of {model!r}; a sweep's result has one a layer")
         x, kept, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
-        dash = {"symbol": "line-ew-open", "color": GREY, "size": 13, "line": {"width": 1.5}}
-        all_of = go.Scatter(x=x, y=of, mode="markers", marker=dash, showlegend=False, hoverinfo="skip")
-        grid.fig.add_trace(all_of, row=row, col=col)
-        marker = {"color": 100 * kept / of, "coloraxis": "coloraxis", "size": 13, "line": {"color": INK, "width": 1}}
-        hover = [
+        panel.dots(x, of, symbol="line-ew-open", colour=GREY, size=13, marker={"line": {"width": 1.5}})
+        said = [
             f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_kept_words(each, metric)}"
             for each in told(mine)
         ]
-        places = ["bottom center" if o - 2 < k < o else "top center" for k, o in zip(kept, of, strict=True)]
-        words = {"text": [f"{value:.0f}" for value in kept], "textposition": places, "textfont": {"size": 10}}
-        grid.fig.add_trace(
-            marks(x, kept, hover, marker, mode="markers+text", showlegend=False, **words), row=row, col=col
+        panel.dots(
+            x,
+            kept,
+            hover="%{customdata}",
+            customdata=said,
+            colour=100 * kept / of,
+            size=13,
+            marker={"coloraxis": "coloraxis", "line": {"color": INK, "width": 1}},
+            mode="markers+text",
+            text=[f"{value:.0f}" for value in kept],
+            textposition=["bottom center" if o - 2 < k < o else "top center" for k, o in zip(kept, of, strict=True)],
+            textfont={"size": 10},
         )
     most = float(rows["of"].max())
-    bar = {"title": {"text": "share kept (%)", "side": "right"}, "nticks": 6}
-    grid.fig.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": bar})
-    grid.fig.update_yaxes(range=[-0.06 * most, 1.14 * most], nticks=6)
+    grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": bar_title("share kept (%)")})
+    grid.y(range=[-0.06 * most, 1.14 * most], nticks=6)
     title_axes(grid, "layer", "heads kept")
-    whole_ticks(grid.fig, float(rows["layer"].max()))
-    fig = dress(
-        grid.fig,
+    whole_ticks(grid, float(rows["layer"].max()))
+    return grid.dress(
         f"Heads that each layer must keep for {metric} to stay within {percent(tolerance)}",
-        f"all its other heads ablated at once, its MLP in place, in the better order; "
-        f"dash: all heads of the layer{remark}",
-        **grid.room,
+        "all its other heads ablated at once, its MLP in place, in the better order; dash: all heads of the layer",
+        remark,
     )
-    return fig.update_layout(margin_r=96)
 
 
 def _kept_words(row: dict[str, Any], metric: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,14 +10,14 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.panels import fitted_range
+from tsfm_lens.viz.panels import fit
+from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.sweep_entries import (
     MASE_WORDS,
     PART_COLOURS,
     PARTS,
     STANDS,
     band,
-    bars_between,
     baseline_of,
     change_text,
     change_words,
@@ -26,15 +25,14 @@ from tsfm_lens.viz.sweep_entries import (
     finished,
     intervals_of,
     label_rows,
-    legend_only,
-    level_line,
-    marks,
+    level,
     models_in,
     symbols,
     told,
+    whiskers,
     whole_ticks,
 )
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, dress, mixed, plain
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
 
 __all__ = ["component_errors", "layer_distances", "range_curves"]
 
@@ -67,42 +65,36 @@ def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     rows, remark = finished(rows, f"layers or groups of layers ({PARTS[part]})", "spearman_distance")
     models = models_in(rows)
     grid = panel_grid([(model,) for model in models], row_height=210, most=3)
-    for i, size in enumerate(sorted(set(rows["size"]))):
-        words = "single layer" if size == 1 else f"{size} layers in a row"
-        look = {"symbol": _SHAPES[i % len(_SHAPES)], "color": CATEGORICAL[i % len(CATEGORICAL)], "size": 8}
-        legend_only(grid.fig, words, marker=look)
-        for model, (row, col) in zip(models, grid.places, strict=True):
+    for model, panel in zip(models, grid, strict=True):
+        for i, size in enumerate(sorted(set(rows["size"]))):
             mine = rows[(rows["model"] == model) & (rows["size"] == size)].sort_values("first")
-            grid.fig.add_trace(_distances(mine, int(size), look), row=row, col=col)
-    grid.fig.update_yaxes(rangemode="tozero")
+            _distances(panel, mine, int(size), CATEGORICAL[i % len(CATEGORICAL)], _SHAPES[i % len(_SHAPES)])
+    grid.y(rangemode="tozero")
     title_axes(grid, "layer", "Spearman distance")
-    whole_ticks(grid.fig, float(rows["last"].max()))
-    return dress(
-        grid.fig,
+    whole_ticks(grid, float(rows["last"].max()))
+    return grid.dress(
         f"How far the forecast moves without the {PARTS[part]} of layers",
-        "Spearman distance to the unablated forecast (0: same shape, 1: unrelated) with "
-        f"{intervals_of(table)}; {STANDS}{remark}",
-        legend_rows=1,
-        **grid.room,
+        "Spearman distance to the unablated forecast (0: same shape, 1: unrelated) with " + intervals_of(table),
+        STANDS,
+        remark,
     )
 
 
-def _distances(rows: pd.DataFrame, size: int, look: dict[str, Any]) -> go.Scatter:
-    y, lower, upper = (rows[name].to_numpy(float) for name in _DISTANCE)
-    reach, colour = np.full(len(rows), (size - 1) / 2), look["color"]
-    across = {"type": "data", "array": reach, "thickness": 1.2, "width": 0, "color": colour}
-    return marks(
+def _distances(panel: Panel, rows: pd.DataFrame, size: int, colour: str, shape: str) -> None:
+    across = {"type": "data", "array": np.full(len(rows), (size - 1) / 2), "thickness": 1.2, "width": 0}
+    panel.dots(
         (rows["first"].to_numpy(float) + rows["last"].to_numpy(float)) / 2,
-        y,
-        _hover(rows),
-        {**look, "symbol": symbols(rows["stands"], look["symbol"])},
-        more="<br>Spearman distance %{y:.4g}",
-        error_y=bars_between(y, lower, upper, color=colour),
-        error_x=across if size > 1 else None,
+        rows["spearman_distance"].to_numpy(float),
+        "single layer" if size == 1 else f"{size} layers in a row",
+        "%{customdata}<br>Spearman distance %{y:.4g}",
+        customdata=_hover(rows),
+        colour=colour,
+        size=8,
+        symbol=symbols(rows["stands"], shape),
+        error_y=whiskers(rows, "spearman_distance", colour=colour),
+        error_x=across | {"color": colour} if size > 1 else None,
         mode="lines+markers" if size == 1 else "markers",
         line={"color": mixed(colour, 0.35), "width": 1},
-        name=f"{size} layers" if size > 1 else "single layer",
-        showlegend=False,
     )
 
 
@@ -130,43 +122,38 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
     rows = effects_of(table, "mase", *_CHANGE, "baseline_mase")
     layers, _ = finished(rows[(rows["family"] == "layers") & (rows["size"] == 1)], "single layers", "mase", "change")
     best = {str(row["model"]): int(row["first"]) for row in told(most_ablatable(layers))}
-    labels = [f"{model}, layer {layer}" for model, layer in best.items()]
-    fig, longest = go.Figure(), 0
+    labels = [f"{plain(model)}<br>layer {layer}" for model, layer in best.items()]
+    made = blank(30 + 96 * len(best), 400)
+    panel, longest = next(iter(made)), 0
     for i, (part, words) in enumerate(_BARS.items()):
-        bars = [_bar(layers, model, layer, part) for model, layer in best.items()]
+        bars = pd.DataFrame([_bar(layers, model, layer, part) for model, layer in best.items()])
         places = np.arange(len(best)) + _BAR * (i - (len(_BARS) - 1) / 2)
-        fig.add_trace(
-            go.Bar(
-                y=places,
-                x=[bar["mase"] for bar in bars],
-                width=0.94 * _BAR,
-                orientation="h",
-                name=words,
-                marker={"color": mixed(GREY, 0.45) if part == "none" else PART_COLOURS[part]},
-                error_x=bars_between(*(np.array([b[k] for b in bars]) for k in ("mase", "lower", "upper"))),
-                customdata=[f"{plain(at)}<br>{words}: {bar['text']}" for at, bar in zip(labels, bars, strict=True)],
-                hovertemplate="%{customdata}<extra></extra>",
-            )
+        panel.bars(
+            places,
+            bars["mase"],
+            words,
+            f"%{{customdata[0]}}<br>{words}: %{{customdata[1]}}",
+            customdata=[
+                [f"{plain(m)}<br>layer {k}", text] for (m, k), text in zip(best.items(), bars["text"], strict=True)
+            ],
+            colour=mixed(GREY, 0.45) if part == "none" else PART_COLOURS[part],
+            across=True,
+            width=0.94 * _BAR,
+            error_x=whiskers(bars, "mase"),
         )
         # beside the axes, where no bar and no interval reaches
-        for y, bar in zip(places, bars, strict=True):
-            look = {"showarrow": False, "xanchor": "left", "align": "left", "font": {"size": 11}}
-            fig.add_annotation(x=1, xref="paper", xshift=6, y=y, yref="y", text=bar["text"], **look)
-        longest = max(longest, *(len(re.sub("<.*?>", "", str(bar["text"]))) for bar in bars))
-    label_rows(fig, labels)
-    fig.update_yaxes(ticktext=[f"{plain(model)}<br>layer {layer}" for model, layer in best.items()])
-    fig.update_xaxes(title_text=MASE_WORDS, rangemode="tozero")
-    fig.update_layout(barmode="overlay")
-    made = dress(
-        fig,
+        for y, text in zip(places, bars["text"], strict=True):
+            panel.note(text, 1, y, xref="paper", xshift=6, yref="y", xanchor="left", align="left")
+            longest = max(longest, len(re.sub("<.*?>", "", text)))
+    label_rows(made, labels)
+    made.x(MASE_WORDS, rangemode="tozero")
+    made.fig.update_layout(barmode="overlay", margin_r=round(14 + _LETTER * longest))
+    made.min_width += round(_LETTER * longest)
+    return made.dress(
         "Error without the parts of the most ablatable layer of every model",
         f"the layer whose heads and MLP together cost least; {intervals_of(table)} of the change; bold: the change "
         "stands after Holm's correction",
-        plot_height=30 + 96 * len(best),
-        legend_rows=1,
-        min_width=round(400 + _LETTER * longest),
     )
-    return made.update_layout(margin_r=round(14 + _LETTER * longest))
 
 
 def most_ablatable(layers: pd.DataFrame) -> pd.DataFrame:
@@ -181,15 +168,14 @@ def most_ablatable(layers: pd.DataFrame) -> pd.DataFrame:
 
 def _bar(layers: pd.DataFrame, model: str, layer: int, part: str) -> dict[str, float | str]:
     """Length, ends of the interval and text of one bar."""
-    base, nothing = baseline_of(layers, model), float("nan")
-    if part == "none":
-        return {"mase": base, "lower": nothing, "upper": nothing, "text": _four(base)}
+    base = baseline_of(layers, model)
     rows = told(layers[(layers["model"] == model) & (layers["first"] == layer) & (layers["part"] == part)])
     if not rows:
-        return {"mase": nothing, "lower": nothing, "upper": nothing, "text": ""}
+        length = base if part == "none" else float("nan")
+        return {"mase": length, "mase_lower": np.nan, "mase_upper": np.nan, "text": _four(length)}
     row = rows[0]
     text = f"{_four(row['mase'])}   {change_words(row)}"
-    ends = {name: base * (1 + row[name]) for name in ("lower", "upper")}
+    ends = {f"mase_{name}": base * (1 + row[name]) for name in ("lower", "upper")}
     return {"mase": row["mase"], **ends, "text": f"<b>{text}</b>" if row["stands"] else text}
 
 
@@ -216,29 +202,25 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
     rows, remark = finished(rows[rows["family"] == "ranges"], "growing ranges", "mase", "change")
     models = models_in(rows)
     grid = panel_grid([_range_title(rows[rows["model"] == model], model) for model in models], row_height=210, most=3)
-    drawn: set[str] = set()
-    for model, (row, col) in zip(models, grid.places, strict=True):
+    for model, panel in zip(models, grid, strict=True):
         base = baseline_of(rows, model)
         for part in [part for part in PARTS if part in set(rows["part"])]:
             mine = rows[(rows["model"] == model) & (rows["part"] == part)]
             for _, chain in mine.groupby(_chain(mine), sort=False):
-                _range_line(grid.fig, chain.sort_values("size"), base, part, part not in drawn, row=row, col=col)
-                drawn.add(part)
-        level_line(grid.fig, base, dash="dash", row=row, col=col)
+                _range_line(panel, chain.sort_values("size"), base, part)
+        level(panel, base, "dash")
     bases = rows["baseline_mase"].to_numpy(float)
     lines = np.concatenate([rows["mase"].to_numpy(float), bases])
     ends = np.concatenate([bases * (1 + rows[name].to_numpy(float)) for name in ("lower", "upper")])
-    bounds, cut = fitted_range(lines, ends, reach=0.25)
-    words = "; what leaves the axis is cut off" if cut else ""
-    grid.fig.update_yaxes(range=bounds)
+    cut = fit(grid, lines, ends, reach=0.25)
     title_axes(grid, "layers in the range", "MASE")
-    whole_ticks(grid.fig, float(rows["size"].max()))
-    return dress(
-        grid.fig,
+    whole_ticks(grid, float(rows["size"].max()))
+    return grid.dress(
         "Error as a growing range of layers is ablated",
-        f"{MASE_WORDS}; dashed: unablated; bands: {intervals_of(table)} of the change{words}; {STANDS}{remark}",
-        legend_rows=1,
-        **grid.room,
+        f"{MASE_WORDS}; dashed: unablated; bands: {intervals_of(table)} of the change",
+        cut,
+        STANDS,
+        remark,
     )
 
 
@@ -252,19 +234,17 @@ def _range_title(rows: pd.DataFrame, model: str) -> tuple[str, ...]:
     return model, f"at the most layers {int(longest['first'])} to {int(longest['last'])}"
 
 
-def _range_line(fig: go.Figure, rows: pd.DataFrame, base: float, part: str, legend: bool, **at: int) -> None:
+def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> None:
     colour, x = PART_COLOURS[part], rows["size"].to_numpy(float)
-    band(fig, x, rows, base, colour, **at)
-    line = marks(
+    band(panel, x, rows, base, colour)
+    panel.line(
         x,
         rows["mase"].to_numpy(float),
-        _hover(rows),
-        {"symbol": symbols(rows["stands"]), "color": colour, "size": 7},
-        more="<br>MASE %{y:.4g}",
+        f"without their {PARTS[part]}",
+        "%{customdata}<br>MASE %{y:.4g}",
+        customdata=_hover(rows),
+        colour=colour,
+        width=1.6,
         mode="lines+markers",
-        name=f"without their {PARTS[part]}",
-        legendgroup=part,
-        showlegend=legend,
-        line={"color": colour, "width": 1.6},
+        marker={"symbol": symbols(rows["stands"]), "color": colour, "size": 7},
     )
-    fig.add_trace(line, **at)

@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.sweep_entries import (
     LETTER,
     NO_AXIS,
-    bars_between,
     change_text,
     change_words,
     finished,
     intervals_of,
     label_rows,
-    legend_only,
-    marks,
     points_words,
     recipe_words,
     selection_words,
@@ -28,8 +25,9 @@ from tsfm_lens.viz.sweep_entries import (
     symbols,
     table_of,
     told,
+    whiskers,
 )
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, dress, mixed, plain
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, plain
 
 __all__ = ["recipe_changes", "recipe_table", "selection_comparison"]
 
@@ -78,27 +76,20 @@ def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     """
     entries = recipe_rows(table, random=random)
     rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
-    fig = make_subplots(rows=1, cols=len(metrics), shared_yaxes=True, horizontal_spacing=0.025)
-    for i, kind in enumerate(kinds):
-        colour = _selection_colour(kind, i)
-        words = "heads at random" if kind == "random" else f"heads {selection_words(kind)}"
-        legend_only(fig, words, marker={"color": colour, "size": 8})
-        low = -0.32 + 0.64 * i / (len(kinds) - 1) if len(kinds) > 1 else 0.0
-        for column, metric in enumerate(metrics, start=1):
+    made = _rows_of_dots(rows, _ROW * max(len(kinds), 2), [1] * len(metrics), 60 + 130 * len(metrics), 0.025)
+    for metric, panel in zip(metrics, made, strict=True):
+        for i, kind in enumerate(kinds):
             mine = entries[(entries["selection"] == kind) & (entries["metric"] == metric)]
-            dots = _changes(mine, rows, low, colour, f"{plain(metric)} ", name=metric, showlegend=False)
-            fig.add_trace(dots, row=1, col=column)
-    for column, metric in enumerate(metrics, start=1):
-        fig.update_xaxes(title_text=f"{plain(metric)} (%)", nticks=5, row=1, col=column)
+            low = -0.32 + 0.64 * i / (len(kinds) - 1) if len(kinds) > 1 else 0.0
+            words = "heads at random" if kind == "random" else f"heads {selection_words(kind)}"
+            _changes(panel, mine, rows, low, _selection_colour(kind, i), words, f"{plain(metric)} ")
+        panel.x(f"{metric} (%)", nticks=5, tickangle=0)
     lost = int((~np.isfinite(entries["change"])).groupby(_entry(entries)).any().sum())
-    return _by_row(
-        fig,
-        rows,
+    return made.dress(
         "What heavy ablations change, by metric",
         f"relative change of the geometric mean over datasets, below 0 is better; {intervals_of(table)}; filled: the "
-        f"change stands after Holm's correction{f'; {lost} without all results' if lost else ''}",
-        height=_ROW * max(len(kinds), 2),
-        width=60 + 130 * len(metrics),
+        "change stands after Holm's correction",
+        f"{lost} without all results" if lost else "",
     )
 
 
@@ -107,14 +98,15 @@ def _entry(rows: pd.DataFrame) -> list[pd.Series]:
     return [rows[name] for name in ("model", "recipe", "selection", "seed")]
 
 
-def _by_row(
-    fig: go.Figure, rows: Sequence[str], title: str, subtitle: str, *, height: int, width: int, **room: int
-) -> go.Figure:
-    """Dress panels that share their rows: names at the left, a line at 0 in each."""
-    fig.add_vline(x=0, line={"color": GREY, "width": 1}, row=1, col="all")
-    letters = label_rows(fig, rows)
-    sizes = {"plot_height": max(140, height * len(rows)), "min_width": width + letters}
-    return dress(fig, title, subtitle, legend_rows=1, **sizes, **room)
+def _rows_of_dots(labels: Sequence[str], height: int, widths: Sequence[float], least: int, gap: float) -> Sheet:
+    """Panels side by side that share named rows, with a line at 0 in each; sizes in pixels."""
+    words = [plain(label) for label in labels]
+    width = least + round(LETTER * max(len(word) for word in words))
+    made = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=width, shared_yaxes=True)
+    for panel in made:
+        panel.upright(0)
+    label_rows(made, words)
+    return made
 
 
 def _selection_colour(kind: str, place: int) -> str:
@@ -122,14 +114,22 @@ def _selection_colour(kind: str, place: int) -> str:
 
 
 def _changes(
-    entries: pd.DataFrame, rows: list[str], low: float, colour: str, what: str = "", size: int = 8, **look: Any
-) -> go.Scatter:
+    panel: Panel, entries: pd.DataFrame, rows: list[str], low: float, colour: str, name: str, what: str = ""
+) -> None:
     """Changes with their intervals as dots, each in the row of its label, ``low`` below its middle."""
-    change, lower, upper = (100 * entries[name].to_numpy(float) for name in ("change", "lower", "upper"))
-    hover = [f"{plain(row['label'])}, {plain(row['chosen'])}<br>{what}{change_words(row)}" for row in told(entries)]
-    marker = {"symbol": symbols(entries["stands"]), "color": colour, "size": size}
-    y = [rows.index(label) + low for label in entries["label"]]
-    return marks(change, y, hover, marker, error_x=bars_between(change, lower, upper, color=colour), **look)
+    panel.dots(
+        100 * entries["change"].to_numpy(float),
+        [rows.index(label) + low for label in entries["label"]],
+        name,
+        "%{customdata}",
+        customdata=[
+            f"{plain(row['label'])}, {plain(row['chosen'])}<br>{what}{change_words(row)}" for row in told(entries)
+        ],
+        colour=colour,
+        size=8,
+        symbol=symbols(entries["stands"]),
+        error_x=whiskers(entries, colour=colour, scale=100),
+    )
 
 
 def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
@@ -160,38 +160,21 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
         said = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
         hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + said)
         colours.append([*np.nan_to_num(100 * own["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
-    fig = go.Figure(
-        go.Heatmap(
-            x=columns,
-            y=np.arange(len(labels)),
-            z=colours,
-            # twice the range: pale colours, so that the numbers stand out
-            zmin=-2 * _COLOUR_CAP,
-            zmax=2 * _COLOUR_CAP,
-            colorscale=DIVERGING,
-            showscale=False,
-            text=text,
-            texttemplate="%{text}",
-            textfont={"size": 12, "color": INK},
-            xgap=1,
-            ygap=1,
-            customdata=hover,
-            hovertemplate="%{customdata}<extra></extra>",
-        )
-    )
-    fig.update_xaxes(side="top", title_text="", **NO_AXIS)
-    fig.update_yaxes(
-        tickvals=list(range(len(labels))), ticktext=labels, autorange="reversed", ticklabelstandoff=6, **NO_AXIS
-    )
-    return dress(
-        fig,
+    width = round(40 + LETTER * max(len(label) for label in labels) + 96 * len(columns))
+    made = blank(40 * len(labels), width, below=12)
+    made.above = 34
+    # twice the range: pale colours, so that the numbers stand out
+    colour_axis = {"cmin": -2 * _COLOUR_CAP, "cmax": 2 * _COLOUR_CAP, "colorscale": DIVERGING, "showscale": False}
+    made.fig.update_layout(coloraxis=colour_axis)
+    panel = next(iter(made))
+    written: Look = {"text": text, "texttemplate": "%{text}", "textfont": {"size": 12, "color": INK}}
+    panel.cells(np.array(colours), columns, np.arange(len(labels)), "%{customdata}", customdata=hover, **written)
+    panel.x("", side="top", **NO_AXIS)
+    label_rows(made, labels)
+    return made.dress(
         "Heavy ablations: change of every metric, and how many datasets bear them",
         f"% change of the geometric mean over datasets [{intervals_of(table)[:-1]}], lower is better; bold: stands "
         "after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
-        plot_height=40 * len(labels),
-        above=34,
-        below=12,
-        min_width=round(40 + LETTER * max(len(label) for label in labels) + 96 * len(columns)),
     )
 
 
@@ -223,54 +206,41 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     chosen = [selection_words(row["selection"], row["seed"]) for row in told(entries)]
     entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=chosen)
     rows = list(dict.fromkeys(entries["label"]))
-    fig = make_subplots(rows=1, cols=2, shared_yaxes=True, column_widths=[0.62, 0.38], horizontal_spacing=0.03)
+    made = _rows_of_dots(rows, 62, [0.62, 0.38], 540, 0.03)
+    made.below = 68
+    left, right = made
     informed, drawn = entries[entries["selection"] != "random"], entries[entries["selection"] == "random"]
     for i, (kind, mine) in enumerate(informed.groupby("selection", sort=False)):
-        name, colour = f"heads {selection_words(str(kind))}", CATEGORICAL[2 * i % 6]
-        fig.add_trace(_changes(mine, rows, -0.22 + 0.1 * i, colour, size=9, name=name), row=1, col=1)
+        _changes(left, mine, rows, -0.22 + 0.1 * i, CATEGORICAL[2 * i % 6], f"heads {selection_words(str(kind))}")
     if len(drawn):
-        fig.add_trace(_means(drawn.groupby("label", sort=False)["change"].mean(), rows), row=1, col=1)
+        means = drawn.groupby("label", sort=False)["change"].mean()
+        said = [f"{plain(label)}, mean of random<br>{change_text(value)}" for label, value in means.items()]
+        look: Look = {"colour": VERMILION, "size": 9, "symbol": "diamond", "customdata": said}
+        places = [rows.index(str(label)) for label in means.index]
+        left.dots(100 * means.to_numpy(float), places, "mean of the random choices", "%{customdata}", **look)
         seeds = drawn.assign(stands=False)
-        dots = _changes(seeds, rows, 0.22, mixed(GREY, 0.8), size=6, name="heads at random, a seed each")
-        fig.add_trace(dots, row=1, col=1)
-    fig.add_trace(_differences(informed, rows), row=1, col=2)
-    fig.update_xaxes(title_text="change of MASE (%)", rangemode="tozero", row=1, col=1)
-    words = "informed − mean of random<br>(percentage points)"
-    fig.update_xaxes(title_text=words, rangemode="tozero", nticks=5, row=1, col=2)
-    return _by_row(
-        fig,
-        rows,
-        "Does it matter which heads go? Informed choices against random ones",
-        f"the same number of heads in each layer and the same MLPs; {intervals_of(table)}; filled: stands after "
-        f"Holm's correction; right: below 0, the choice beats chance{remark}",
-        height=62,
-        width=540,
-        below=68,
-    )
-
-
-def _means(means: pd.Series, rows: list[str]) -> go.Scatter:
-    hover = [f"{plain(label)}, mean of random<br>{change_text(value)}" for label, value in means.items()]
-    marker = {"symbol": "diamond", "color": VERMILION, "size": 9}
-    y = [rows.index(str(label)) for label in means.index]
-    return marks(100 * means.to_numpy(float), y, hover, marker, name="mean of the random choices")
-
-
-def _differences(informed: pd.DataFrame, rows: list[str]) -> go.Scatter:
-    """Informed minus random, a dot a recipe."""
-    value, lower, upper = (100 * informed[name].to_numpy(float) for name in ("diff", "diff_lower", "diff_upper"))
-    hover = [
+        _changes(left, seeds, rows, 0.22, mixed(GREY, 0.8), "heads at random, a seed each")
+    known = informed[np.isfinite(informed["diff"])]
+    said = [
         f"{plain(row['label'])}<br>{points_words(row['diff'], row['diff_lower'], row['diff_upper'])} percentage points"
-        for row in told(informed[np.isfinite(informed["diff"])])
+        for row in told(known)
     ]
-    known = np.isfinite(value)
-    value, lower, upper = value[known], lower[known], upper[known]
-    return marks(
-        value,
-        [rows.index(label) for label in informed["label"][known]],
-        hover,
-        {"symbol": symbols(informed["diff_stands"][known]), "color": INK, "size": 8},
-        name="informed minus random",
-        showlegend=False,
-        error_x=bars_between(value, lower, upper, color=INK),
+    right.dots(
+        100 * known["diff"].to_numpy(float),
+        [rows.index(label) for label in known["label"]],
+        "informed minus random",
+        "%{customdata}",
+        customdata=said,
+        size=8,
+        symbol=symbols(known["diff_stands"]),
+        error_x=whiskers(known, "diff", scale=100),
+        legend=False,
+    )
+    left.x("change of MASE (%)", rangemode="tozero")
+    right.x("informed − mean of random\n(percentage points)", rangemode="tozero", nticks=5)
+    return made.dress(
+        "Does it matter which heads go? Informed choices against random ones",
+        f"the same number of heads in each layer and the same MLPs; {intervals_of(table)}; filled: stands after Holm's "
+        "correction; right: below 0, the choice beats chance",
+        remark,
     )
