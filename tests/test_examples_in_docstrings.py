@@ -1,7 +1,8 @@
 """Every public function has an example, and the example is true.
 
 In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over 12 steps with four sample paths,
-``folder`` an empty folder; rooms of the package go by their names.
+``corrupted`` that of the same values half a year later, ``folder`` an
+empty folder; rooms of the package go by their names.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import doctest
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import xarray as xr
 import tsfm_lens
 from tsfm_lens.data import bundled
 
-ROOMS = ("", "data", "hooks", "models", "ablation", "catalogue", "report", "testing", "zoo")
+ROOMS = ("", "data", "hooks", "models", "ablation", "probes", "catalogue", "report", "testing", "zoo")
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -42,7 +44,9 @@ def names() -> dict[str, Any]:
     lens = tsfm_lens.load("chronos-nano")
     rooms = {room: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
-    return {"tsfm_lens": tsfm_lens, "lens": lens, "run": run, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
+    turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
+    pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
+    return {"tsfm_lens": tsfm_lens, "lens": lens, **pair, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
 
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)

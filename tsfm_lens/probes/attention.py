@@ -37,6 +37,10 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
         InputError: more than one series, several variates, the horizon is longer than one pass, or attention of this
             kind is between variates.
         UnknownNameError: the model has no such stack or kind of attention.
+
+    Example:
+        >>> dict(probes.attention_patterns(run)["pattern"].sizes)
+        {'layer': 3, 'head': 4, 'query': 12, 'key': 129}
     """
     refuse_variates(run.batch)
     if len(run.batch) != 1:
@@ -126,6 +130,10 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
     """Entropy in nats of each attention row, (…, query, key) -> (…, query); rows are normalised first.
 
     A row without any allowed key has entropy 0.
+
+    Example:
+        >>> probes.row_entropy(np.array([[0.5, 0.5], [0.25, 0.75]])).round(3).tolist()
+        [0.693, 0.562]
     """
     total = pattern.sum(axis=-1, keepdims=True)
     p = np.divide(pattern, total, out=np.zeros_like(pattern), where=total > 0)
@@ -158,6 +166,10 @@ def head_entropy(
         InputError: several variates, the horizon is longer than one pass, or attention of this kind is between
             variates.
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> probes.head_entropy(run)["entropy"].dims
+        ('layer', 'head')
     """
     refuse_variates(run.batch)
     row, chosen, layers = pick_attention(run.lens, None, kind)

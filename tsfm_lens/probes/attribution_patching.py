@@ -57,6 +57,11 @@ def attribution_patching(
     Raises:
         InputError: the library's gradients are no derivatives, the batch is multivariate, or the horizon is longer
             than one pass.
+
+    Example:
+        >>> found = probes.attribution_patching(run, corrupted, exact=False)
+        >>> found["first_order"].dims
+        ('component', 'position', 'series')
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)

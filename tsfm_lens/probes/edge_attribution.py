@@ -49,6 +49,11 @@ def edge_attribution(
     Raises:
         InputError: the library's gradients are no derivatives, a multivariate batch, a horizon longer than one pass, or
             as in activation patching.
+
+    Example:
+        >>> found = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
+        >>> found["receiver"].values.tolist()
+        ['decoder.0.mlp', 'decoder.1.mlp', 'output']
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)

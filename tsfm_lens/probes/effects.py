@@ -69,6 +69,11 @@ def causal_effects(
         InputError: a component of another stack: with the stack that is read out held, it has no direct effect; or
             ``smallest`` is no share.
         UnknownNameError: no such component.
+
+    Example:
+        >>> found = probes.causal_effects(run, components="decoder.*.mlp")
+        >>> sorted(name for name in found if "_" not in str(name))
+        ['context', 'direct', 'indirect', 'total', 'truth']
     """
     refuse_no_share(smallest, "smallest")
     lens = run.lens

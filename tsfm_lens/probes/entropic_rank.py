@@ -45,6 +45,10 @@ def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> 
     Raises:
         InputError: batch_size below 1, or the horizon is longer than one pass.
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> bool((probes.entropic_rank(run)["rank"] <= 4).all())  # heads
+        True
     """
     found = mean_over_tokens(run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size)
     data = xr.Dataset(

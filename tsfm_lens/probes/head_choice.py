@@ -55,6 +55,10 @@ def heads_by_stable_rank(
     Raises:
         InputError: more heads are kept than there are, or ``order`` is neither.
         UnknownNameError: no such layer or kind of attention.
+
+    Example:
+        >>> len(probes.heads_by_stable_rank(lens, {0: 1, 1: 2}, paired=False))
+        5
     """
     if order not in ORDERS:
         raise InputError(f"order={order!r} is not known, choose 'low' or 'high'")
@@ -79,6 +83,10 @@ def random_heads(
     Raises:
         InputError: more heads are kept than there are.
         UnknownNameError: no such layer or kind of attention.
+
+    Example:
+        >>> [str(head) for head in probes.random_heads(lens, {0: 3}, paired=False)]
+        ['decoder.0.cross_attn.2']
     """
     chosen, n_heads = _checked(lens, keep, kind)
     rng = np.random.default_rng(seed)
@@ -97,12 +105,21 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 
     Raises:
         InputError: the result has no entropy of heads, or fewer heads than asked for.
+
+    Example:
+        >>> len(probes.sharp_heads(probes.head_entropy(run), 2))
+        2
     """
     return _by_entropy(entropy, count, 1.0)
 
 
 def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
-    """The heads of highest attention entropy, the most diffuse first; arguments as in :func:`sharp_heads`."""
+    """The heads of highest attention entropy, the most diffuse first; arguments as in :func:`sharp_heads`.
+
+    Example:
+        >>> len(probes.diffuse_heads(probes.head_entropy(run), 2))
+        2
+    """
     return _by_entropy(entropy, count, -1.0)
 
 
@@ -127,6 +144,11 @@ def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = N
     Raises:
         InputError: no truth is known, a plain forecast has no error, or the tolerance is not above 0.
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12, truth=run.truth)
+        >>> probes.heads_at_1pp(bolt)["kept"].dims
+        ('layer',)
     """
     stack = run.lens.wiring.output_stack
     chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)

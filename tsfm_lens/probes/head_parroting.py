@@ -69,6 +69,10 @@ def head_parroting(
         InputError: several variates, a motif below 2, a lag that is not shorter than every context, or a horizon whose
             attention cannot be followed (see :func:`tsfm_lens.probes.rollout.rollout_maps`).
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> probes.head_parroting(run)["mass"].dims
+        ('layer', 'head', 'series')
     """
     batch, steps = run.batch, run.horizon
     refuse_variates(batch)

@@ -59,6 +59,10 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         InputError: not exactly one series, several variates, the horizon is longer than one pass, or attention of
             this kind is between variates.
         UnknownNameError: the stack has no such kind of attention.
+
+    Example:
+        >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
+        {'layer': 3, 'head': 4, 'time': 128}
     """
     if len(run.batch) != 1:
         raise InputError(f"heads are explored on one series at a time, got {len(run.batch)}; use run.select(…)")

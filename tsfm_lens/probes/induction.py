@@ -102,6 +102,11 @@ def repeated_tokens(
     Raises:
         InputError: not a token model with cross-attention, the sequence exceeds its context length, an option
             is not as above, or a rollout that never gives a token of its context.
+
+    Example:
+        >>> found = probes.repeated_tokens(lens, motif=8, n_sequences=8)
+        >>> found["prefix_matching"].dims
+        ('layer', 'head')
     """
     extra = int(sub_extension)
     _refuse(lens, motif, repeats, extra, offset, decoding, positions)

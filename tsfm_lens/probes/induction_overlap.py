@@ -76,6 +76,11 @@ def induction_overlap(
     Raises:
         InputError: a Dataset is of another kind, the two are of different models, heads or attentions, or a grid
             does not ascend.
+
+    Example:
+        >>> found = probes.induction_overlap(probes.repeated_tokens(lens, motif=8, n_sequences=8))
+        >>> int(found["count"].sum()) == found["induction"].size
+        True
     """
     _refuse_kind(induction, "induction", "repeated_tokens")
     normalised = _normalised(induction) if entropy is None else _aligned(induction, entropy)

@@ -196,6 +196,10 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     Raises:
         InputError: more than one series, the horizon is longer than one pass, or a model whose scores are not such
             products (rotary embeddings, norms or scales stand between).
+
+    Example:
+        >>> probes.kernel_regression(run)["bandwidth"].dims
+        ('layer', 'head', 'mode')
     """
     lens = run.lens
     if len(run.batch) != 1:

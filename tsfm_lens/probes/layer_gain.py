@@ -38,6 +38,10 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Raises:
         InputError: the result is of another kind, or holds no truth.
+
+    Example:
+        >>> probes.layer_gain(probes.logit_lens(run))["gain"].dims
+        ('metric', 'layer', 'series')
     """
     if lens_result.attrs.get("kind") != "logit_lens":
         raise InputError(f"layer_gain takes a result of logit_lens, got kind {lens_result.attrs.get('kind')!r}")

@@ -35,6 +35,10 @@ def lens_logits(run: Run) -> xr.Dataset:
 
     Raises:
         InputError: the model has no vocabulary, or the horizon is longer than one pass.
+
+    Example:
+        >>> probes.lens_logits(run)["logit"].dims
+        ('layer', 'series', 'step', 'bin')
     """
     lens = run.lens
     _refuse(lens)

@@ -109,6 +109,10 @@ def lines_of_thought(
     Raises:
         InputError: the model has no output bins in the order of their values, the horizon is longer than one pass, or a
             parameter is out of range.
+
+    Example:
+        >>> probes.lines_of_thought(run).sizes["line"] > 1
+        True
     """
     rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
     lens = run.lens
@@ -173,6 +177,10 @@ def trace_lines(
 
     Raises:
         InputError: no such maps, or a parameter is out of range.
+
+    Example:
+        >>> probes.trace_lines(probes.logit_lens(run)).sizes["line"] > 1
+        True
     """
     return _traced(maps, _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap))
 

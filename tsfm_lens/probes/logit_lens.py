@@ -44,6 +44,10 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
 
     Raises:
         InputError: the horizon is longer than one pass of the model.
+
+    Example:
+        >>> probes.logit_lens(run)["layer"].values.tolist()
+        ['embed', '0', '1', '2']
     """
     names, streams = layer_streams(run)
     data = run.dataset().assign_coords(layer=names)
@@ -109,7 +113,12 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart."""
+    """Modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart.
+
+    Example:
+        >>> int(probes.count_peaks(np.array([0.5, 0.0, 0.0, 0.0, 0.5])))
+        2
+    """
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
     padded = np.pad(flat, ((0, 0), (1, 1)))
@@ -127,6 +136,10 @@ def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[
 
     Returns:
         (series, level, step): the first value whose cumulative probability reaches the level.
+
+    Example:
+        >>> probes.bin_quantiles(np.full((1, 1, 4), 0.25), np.array([[1.0, 2.0, 3.0, 4.0]]), [0.5]).tolist()
+        [[[2.0]]]
     """
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]

@@ -43,6 +43,10 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
 
     Raises:
         InputError: motif below 2.
+
+    Example:
+        >>> probes.context_parroting(run)["best_lag"].values.tolist()
+        [12.0]
     """
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
@@ -92,6 +96,10 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
     Raises:
         InputError: lag below 1 or width below 0.
+
+    Example:
+        >>> probes.lag_attention(run, 12)["mass"].dims
+        ('layer', 'head')
     """
     if lag < 1 or width < 0:
         raise InputError(f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more")

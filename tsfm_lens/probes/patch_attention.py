@@ -36,6 +36,11 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     Raises:
         InputError: see :func:`tsfm_lens.probes.rollout_maps`.
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12)
+        >>> probes.patch_attention(bolt)["attention"].dims
+        ('layer', 'head', 'query', 'key')
     """
     maps = rollout_maps(run, kind=kind, keys="window")
     chosen, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])

@@ -65,6 +65,11 @@ def path_patching(
     Raises:
         InputError: no such input, or receivers that are no heads while ``via`` names one; as in activation patching.
         UnknownNameError: no such component.
+
+    Example:
+        >>> found = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
+        >>> dict(found["recovered"].sizes)
+        {'sender': 1, 'receiver': 1, 'series': 1}
     """
     if via not in _INPUTS:
         raise InputError(f"via={via!r} is not known, choose one of {', '.join(_INPUTS)}")

@@ -63,6 +63,11 @@ def ablation_recipes(
     Raises:
         InputError: no recipe, an empty one, or one of the name "original".
         UnknownNameError: a component does not exist.
+
+    Example:
+        >>> found = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
+        >>> found["recipe"].values.tolist()
+        ['original', 'no MLPs']
     """
     lens = run.lens
     chosen = _resolved(lens, recipes or {})
@@ -132,6 +137,10 @@ def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int,
 
     Returns:
         Heads ablated; heads that there are of the kinds of attention touched, in their stacks; MLPs ablated.
+
+    Example:
+        >>> probes.ablated_share(lens.wiring, lens.components("decoder.0.cross_attn"))
+        (4, 12, 0)
     """
     heads: set[tuple[str, str, int, int]] = set()
     mlps: set[tuple[str, int]] = set()

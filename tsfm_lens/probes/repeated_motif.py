@@ -109,6 +109,10 @@ def repeated_motif(
     Raises:
         InputError: the motifs do not fit, an option is not as above, or tokens are not all of one length.
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> probes.repeated_motif(lens, n_series=4, num_samples=1)["advantage"].dims
+        ('target', 'layer', 'head')
     """
     row, chosen, layers = pick_attention(lens, None, kind)
     keys_from = row.attention(chosen, layers[0]).keys_from or row.name

@@ -60,6 +60,10 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         InputError: more than one series or variate; ``keys`` is not as above; a horizon beyond one pass of a model that
             does not re-read its forecast.
         UnknownNameError: the model has no such stack or kind of attention.
+
+    Example:
+        >>> probes.rollout_maps(run)["attention"].dims
+        ('layer', 'head', 'key', 'query')
     """
     refuse_variates(run.batch)
     if len(run.batch) != 1:
@@ -226,6 +230,10 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
     Raises:
         InputError: more than one series, several variates, or the horizon is longer than one pass.
         UnknownNameError: no stack of this name attends to itself over time.
+
+    Example:
+        >>> probes.attention_flow(run)["flow"].dims
+        ('layer', 'query', 'key')
     """
     lens = run.lens
     if len(run.batch) != 1:
@@ -293,6 +301,10 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     Raises:
         InputError: more than one series, or the horizon is longer than one pass.
         UnknownNameError: no such kind of attention over time.
+
+    Example:
+        >>> probes.norm_weighted_attention(run)["norm"].dims
+        ('layer', 'head', 'query', 'key')
     """
     lens = run.lens
     if len(run.batch) != 1:

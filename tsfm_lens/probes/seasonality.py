@@ -40,6 +40,10 @@ def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
 
     Raises:
         InputError: periods are not one number above 1 per series.
+
+    Example:
+        >>> probes.seasonality_bias(run)["period"].round().values.tolist()
+        [12.0]
     """
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values]) if periods is None else np.asarray(periods)

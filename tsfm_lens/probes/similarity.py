@@ -34,6 +34,10 @@ def layer_similarity(run: Run) -> xr.Dataset:
 
     Raises:
         InputError: the horizon is longer than one pass of the model.
+
+    Example:
+        >>> probes.layer_similarity(run)["cka"].dims
+        ('stream', 'other_stream')
     """
     names, streams = layer_streams(run)
     updates = torch.stack([after - before for before, after in pairwise(streams)]).double()
@@ -66,6 +70,10 @@ def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
     Raises:
         InputError: the horizon is longer than one pass of the model.
         UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> dict(probes.head_similarity(run)["cosine"].sizes)
+        {'layer': 3, 'head': 4, 'other_head': 4}
     """
     lens = run.lens
     stack = lens.wiring.output_stack

@@ -51,6 +51,10 @@ def head_spectra(
 
     Raises:
         UnknownNameError: no such stack, kind of attention or product.
+
+    Example:
+        >>> probes.head_spectra(lens)["stable_rank"].dims
+        ('product', 'layer', 'head')
     """
     column = lens.wiring.output_stack if stack is None else _stack(lens, stack)
     chosen, layers = column.layers_with(kind)
@@ -87,7 +91,12 @@ def head_spectra(
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
-    """‖A‖_F² / ‖A‖₂² of matrices given by their singular values, (…, mode) descending -> (…); NaN for zero matrices."""
+    """‖A‖_F² / ‖A‖₂² of matrices given by their singular values, (…, mode) descending -> (…); NaN for zero matrices.
+
+    Example:
+        >>> float(probes.stable_rank(np.array([1.0, 1.0, 1.0])))
+        3.0
+    """
     values = np.asarray(singular_values, dtype=float)
     # relative to the largest, so that tiny and huge weights neither underflow nor overflow
     top = values[..., :1]

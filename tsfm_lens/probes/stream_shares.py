@@ -37,6 +37,11 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     Raises:
         InputError: see :func:`tsfm_lens.probes.attribute`.
         UnknownNameError: the model does not allow this decomposition.
+
+    Example:
+        >>> found = probes.stream_shares(run)
+        >>> round(float(found["share"].sum()), 3)
+        1.0
     """
     lens = run.lens
     allowed = decompositions_of(lens)

@@ -61,6 +61,13 @@ def ablation_effects(
 
     Raises:
         UnknownNameError: a component does not exist.
+
+    Example:
+        >>> found = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> found["mean_shift_leads"].dims
+        ('component',)
+        >>> found["component"].values.tolist()
+        ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
     """
     lens = run.lens
     chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
