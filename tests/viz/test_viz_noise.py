@@ -59,7 +59,7 @@ def test_cells_in_the_noise_are_veiled_and_their_numbers_in_brackets(noisy: xr.D
             assert bracketed.startswith("(") == pale
             seen += 1
     assert seen == noisy.sizes["component"]
-    assert f"pale, in brackets: not above the noise floor of {FLOOR}" in subtitle(fig)
+    assert f"pale, in brackets: {NOT_ABOVE} (noise floor {FLOOR})" in subtitle(fig)
 
 
 def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr.Dataset) -> None:
@@ -67,8 +67,8 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr
     for ds, floor in ((ablation, False), (every, True)):
         fig = viz.ablation_heatmap(ds)
         assert not veils(fig)
-        assert "not above" not in subtitle(fig)
-        assert (f"noise floor of {FLOOR}" in subtitle(fig)) == floor
+        assert NOT_ABOVE not in subtitle(fig)
+        assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
 def test_cells_without_numbers_have_a_dot() -> None:
@@ -160,17 +160,17 @@ def test_points_in_the_noise_are_hollow_and_have_no_name(effects: xr.Dataset) ->
         n for n, _, _ in points if stands[n]
     }
     assert {name for name, _, text in points if text} <= {name for name, good in stands.items() if good}
-    assert "hollow: not above the noise floor" in subtitle(fig)
+    assert f"hollow: {NOT_ABOVE}" in subtitle(fig)
 
 
 def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
     stands = np.array([[False, True, False]] * 3)
     fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
-    means = [trace for trace in fig.data if trace.name == "mean over series, interval"]
+    means = [trace for trace in fig.data if trace.name == "mean over series" and trace.mode == "markers"]
     assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
     for trace, rows in zip(means, gain["gain"].mean("series").values[:, 1:], strict=True):
         np.testing.assert_allclose(trace.y, rows)
-    low, high = ([t for t in fig.data if t.name == f"mean over series interval{end}"] for end in (" from", ""))
+    low, high = ([t for t in fig.data if t.name == f"interval of the mean{end}"] for end in (" from", ""))
     for mean, foot, top in zip(means, low, high, strict=True):
         np.testing.assert_allclose(np.subtract(top.y, mean.y), 3.0)
         np.testing.assert_allclose(np.subtract(mean.y, foot.y), 3.0)

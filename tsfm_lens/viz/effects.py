@@ -85,7 +85,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     _regions(panel, x[fine], y[fine])
     _dots(panel, places, x, y, sizes.unit, fine, _standing(ds, places.order))
     panel.x(f"direct effect ({sizes.unit})")
-    panel.y(f"total effect along the direct one ({sizes.unit})")
+    panel.y(f"total effect along the direct one\n({sizes.unit})")
     without = int((~np.isfinite(y)).sum())
     far = [f"{places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace("-", "−") for i in giants]
     return made.dress(

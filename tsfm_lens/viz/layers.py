@@ -13,7 +13,7 @@ from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import fitted_range, medians
 from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, PALE, plain
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, mixed, plain
 
 __all__ = ["layer_entropy", "layer_gain"]
 
@@ -126,6 +126,9 @@ def _series_lines(
     """
     several, coloured = len(ids) > 1, len(ids) <= _COLOURED
     hover = f"%{{text}}<br>{measure}"
+    if noise is not None and noise.spread:
+        # under the lines, which it would hide
+        panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "interval of the mean", legend=True)
     for i, name in enumerate(ids):
         panel.line(
             labels,
@@ -140,8 +143,8 @@ def _series_lines(
     if noise is not None:
         hover = f"mean of {len(ids)} series, {hover}"
         word, mean = "mean over series", noise.estimate
-        panel.line(labels, mean, word, width=3, text=labels, noise=noise, legend=False)
-        panel.dots(labels, mean, f"{word}, interval", hover, size=8, text=labels, noise=noise.without_interval)
+        panel.line(labels, mean, word, width=3, text=labels, legend=False)
+        panel.dots(labels, mean, word, hover, size=8, text=labels, noise=noise.without_interval)
         panel.floor(noise)
     elif several:
         look: Look = {"width": 3, "dots": 6, "text": labels}

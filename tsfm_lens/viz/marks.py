@@ -20,7 +20,7 @@ Look = dict[str, Any]
 """Settings of a mark or an axis."""
 
 PRINTED = 500  # cells of a map that still have room for their number
-NOT_ABOVE = "not above the noise floor"
+NOT_ABOVE = "does not stand out of the noise"
 _DOTTED = 60  # rows or columns of a map that still have room for a dot each
 _ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what is drawn before the first trace
 
@@ -52,9 +52,9 @@ class Canvas:
     @property
     def noise_words(self) -> str:
         """What a subtitle says of the noise that is drawn, "" if none is known."""
-        signs, floors, band = " or ".join(self.signs), list(self.floors), " (grey band)" * self.banded
-        floor = f" of {floors[0]}" if len(floors) == 1 else ""
-        return f"{signs}: {NOT_ABOVE}{floor}{band}" if signs else f"noise floor{floor}{band}" if floor else ""
+        signs = f"{' or '.join(self.signs)}: {NOT_ABOVE}" if self.signs else ""
+        floor = f"noise floor {next(iter(self.floors))}{', grey' * self.banded}" if len(self.floors) == 1 else ""
+        return f"{signs} ({floor})" if signs and floor else signs or floor
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,9 @@ class Panel:
         width: float = 1.5,
         dash: str | None = None,
         dots: float = 0,
-        noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """A curve, with dots of a size on it; over a band of its interval where the noise is known."""
-        if noise is not None and noise.spread:
-            self.band(x, noise.low, noise.high, mixed(colour, 0.2), f"{name} interval".strip())
+        """A curve, with dots of a size on it."""
         look: Look = {"color": colour, "width": width} | ({"dash": dash} if dash else {})
         marks: Look = {"marker": {"size": dots}} if dots else {}
         options: Look = {"mode": "lines+markers" if dots else "lines", "line": look, **marks}

@@ -89,7 +89,8 @@ def _judged(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | 
     if found is None and (alone := finding(ds, value, "component", unit=unit)) is not None:
         # a place is judged as a whole
         found = alone.at(np.repeat(np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1))
-    return None if found is None else found.at(places.order)
+    # the intervals are those of several series, and one is drawn
+    return None if found is None else found.at(places.order).without_interval
 
 
 @draws("patching", needs=("forecast", "recovered"))
