@@ -231,13 +231,14 @@ def test_a_layer_is_named_only_if_it_stands_out(swept: dict[str, pd.DataFrame]) 
     )
     best = changed(table, mine, leads=["", "", "lowest", ""])
     assert read.read_components(best)[0].startswith("alpha bears the loss of layer 2 best: its MASE")
-    curves, first = swept["curves"], swept["curves"]["layer"] == 0
-    assert "and none stands out as bearing least" in read.read_curves(curves, "alpha")[0]
-    assert "; layer 0 bears least, it keeps" in read.read_curves(changed(curves, first, leads="highest"), "alpha")[0]
-    assert "stands after Holm's correction in no layer." in read.read_curves(curves, "alpha")[1]
+    curves = swept["curves"][swept["curves"]["model"] == "alpha"]
+    first = curves["layer"] == 0
+    assert "and none stands out as bearing least" in read.read_curves(curves)[0]
+    assert "; layer 0 bears least, it keeps" in read.read_curves(changed(curves, first, leads="highest"))[0]
+    assert "stands after Holm's correction in no layer." in read.read_curves(curves)[1]
     open_ = curves["better"] & (curves["within"] > 0) & (curves["within"] < curves["of"])
-    layers = sorted(set(curves.loc[open_ & (curves["model"] == "alpha"), "layer"]))
-    said = read.read_curves(changed(curves, open_, order_stands=True), "alpha")[1]
+    layers = sorted(set(curves.loc[open_, "layer"]))
+    said = read.read_curves(changed(curves, open_, order_stands=True))[1]
     assert said.endswith(f"in layer{'s' if len(layers) > 1 else ''} {read.runs(layers)}.")
 
 
@@ -318,7 +319,7 @@ def test_lines_with_few_counts_are_reported(
     heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
     heads = heads[heads["better"]]
     assert latex(made["heads_at"]).count("no head can go") == (heads["kept"] == heads["of"]).sum()
-    assert read.read_curves(made["curves"], "beta") == []
+    assert read.read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
     if harm:
         assert "in 0 of 4 layers all heads can go at once" in words
         assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go;" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -25,73 +26,57 @@ from tsfm_lens.viz import (
 )
 from tsfm_lens.viz.sweep_entries import PARTS, counted, models_in
 
+Draw = Callable[[pd.DataFrame], go.Figure]
+Read = Callable[[pd.DataFrame], list[str]]
 
-def _plate(
-    name: str, table: pd.DataFrame, draw: Callable[[], go.Figure], words: Callable[[], list[str]]
-) -> Iterator[Plate]:
-    """A figure with its table and reading, where the sweep has something for it."""
+
+def _plate(name: str, table: pd.DataFrame, draw: Draw, words: Read) -> Iterator[Plate]:
+    """A figure of a table with its reading, where the sweep has something for it."""
     try:
-        figure = draw()
+        figure = draw(table)
     except InputError as error:
         if "no finished entry" not in str(error):
             raise
         return
-    yield Plate(figure, table, words(), name)
+    yield Plate(figure, table, words(table), name)
 
 
 def _effects(table: pd.DataFrame) -> Iterator[Plate]:
-    layers, ranges = (table[table["family"] == family] for family in ("layers", "ranges"))
     for part in PARTS:
         own = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
-        name = f"layer_distances-{part}"
-        yield from _plate(
-            name,
-            own,
-            lambda part=part: layer_distances(table, part=part),  # type: ignore[misc]
-            lambda part=part: read.read_distances(table, part),  # type: ignore[misc]
-        )
-    yield from _plate("component_errors", layers, lambda: component_errors(table), lambda: read.read_components(table))
-    yield from _plate("range_curves", ranges, lambda: range_curves(table), lambda: read.read_ranges(table))
+        draw, words = partial(layer_distances, part=part), partial(read.read_distances, part=part)
+        yield from _plate(f"layer_distances-{part}", own, draw, words)
+    yield from _plate("component_errors", table[table["family"] == "layers"], component_errors, read.read_components)
+    yield from _plate("range_curves", table[table["family"] == "ranges"], range_curves, read.read_ranges)
 
 
 def _curves(table: pd.DataFrame) -> Iterator[Plate]:
-    models = models_in(table)
-    if len(models) > 1:
-        yield from _plate(
-            "head_curves",
-            table,
-            lambda: head_curves(table, by="model"),
-            lambda: [sentence for model in models for sentence in read.read_curves(table, model)[:1]],
-        )
-    for model in models:
-        yield from _plate(
-            f"head_curves-{model}",
-            table[table["model"] == model],
-            lambda model=model: head_curves(table, model=model),  # type: ignore[misc]
-            lambda model=model: read.read_curves(table, model),  # type: ignore[misc]
-        )
+    by_model = {model: table[table["model"] == model] for model in models_in(table)}
+    if len(by_model) > 1:
+        words = [sentence for own in by_model.values() for sentence in read.read_curves(own)[:1]]
+        yield from _plate("head_curves", table, partial(head_curves, by="model"), lambda _: words)
+    for model, own in by_model.items():
+        yield from _plate(f"head_curves-{model}", own, head_curves, read.read_curves)
 
 
 def _heads_at(table: pd.DataFrame) -> Iterator[Plate]:
-    yield from _plate("heads_at_layers", table, lambda: heads_at_layers(table), lambda: read.read_heads_at(table))
+    yield from _plate("heads_at_layers", table, heads_at_layers, read.read_heads_at)
 
 
 def _datasets(table: pd.DataFrame) -> Iterator[Plate]:
     for model in models_in(table):
         own = table[table["model"] == model]
-        yield Plate(dataset_heatmap(own), own, read.read_datasets(own), f"dataset_heatmap-{model}")
+        yield from _plate(f"dataset_heatmap-{model}", own, dataset_heatmap, read.read_datasets)
 
 
 def _recipes(table: pd.DataFrame) -> Iterator[Plate]:
-    yield from _plate("recipe_table", table, lambda: recipe_table(table), lambda: read.read_recipes(table))
+    yield from _plate("recipe_table", table, recipe_table, read.read_recipes)
     words = ["The same numbers as dots: what lies left of the line became better."]
-    yield from _plate("recipe_changes", table, lambda: recipe_changes(table), lambda: words)
+    yield from _plate("recipe_changes", table, recipe_changes, lambda _: words)
 
 
 def _selection(table: pd.DataFrame) -> Iterator[Plate]:
-    yield from _plate(
-        "selection_comparison", table, lambda: selection_comparison(table), lambda: read.read_selection(table)
-    )
+    yield from _plate("selection_comparison", table, selection_comparison, read.read_selection)
 
 
 def _subject(table: pd.DataFrame) -> str:

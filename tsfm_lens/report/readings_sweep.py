@@ -137,12 +137,13 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
     return out
 
 
-def read_curves(table: pd.DataFrame, model: str) -> list[str]:
-    """How many heads the layers of a model can lose, and whether one order is the better one throughout."""
+def read_curves(table: pd.DataFrame) -> list[str]:
+    """How many heads the layers of one model can lose, and whether one order is the better one throughout."""
     rows = table_of(table, "sweep_curves", "change", "within", "better", "order_stands")
-    rows = rows[(rows["model"] == model) & np.isfinite(rows["change"])]
+    rows = rows[np.isfinite(rows["change"])]
     if rows.empty:
         return []
+    model = rows["model"].iloc[0]
     layers = rows.drop_duplicates("layer")
     known = layers[layers["within"] >= 0]
     if known.empty:
