@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -86,3 +87,15 @@ def test_every_kind_names_its_renderers_and_they_refuse_others() -> None:
             if kind != "forecast":
                 with pytest.raises(InputError, match="forecast_fan draws that kind"):
                     getattr(viz, name)(other)
+
+
+def test_every_renderer_says_what_it_takes_and_refuses() -> None:
+    for kind, words in DRAWN_BY.items():
+        for name in re.split(r", | or ", words) if kind not in SWEEP_KINDS else ():
+            renderer = getattr(viz, name)
+            assert next(iter(signature(renderer).parameters)) == "ds"
+            assert renderer.__name__ == name
+            sections = [
+                line for line in (renderer.__doc__ or "").splitlines() if line in ("Args:", "Returns:", "Raises:")
+            ]
+            assert sections == ["Args:", "Returns:", "Raises:"]
