@@ -170,6 +170,11 @@ def test_a_circle_is_found_wherever_it_hides() -> None:
     assert circle({"p.a": "import p.b", "p.b": "if TYPE_CHECKING:\n    pass\nelse:\n    import p.a"})
 
 
+def test_probes_know_a_model_by_its_lens_alone() -> None:
+    reaching = [file.name for file in MODULES if room_of(file) == "probes" and "lens.adapter" in file.read_text()]
+    assert not reaching
+
+
 def test_one_module_prints() -> None:
     """Elsewhere a name with brackets could be taken for markup."""
     makers = {"rich", "rich.console", "rich.markup", "rich.progress"}

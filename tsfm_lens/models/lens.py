@@ -29,13 +29,14 @@ from tsfm_lens.models.adapter import refuse_dtype, versions
 from tsfm_lens.models.architecture import Adapter, Encoded
 from tsfm_lens.models.batching import forecast_part, plan, request_of
 from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
+from tsfm_lens.models.facts import Facts
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
 from tsfm_lens.models.joining import joined_forecast
 from tsfm_lens.models.making import make_run
 from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
 
 
-class Lens(HookedRootModule):
+class Lens(Facts, HookedRootModule):
     """A time-series foundation model behind TransformerLens's face.
 
     The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline

@@ -35,7 +35,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 
     Where a library's backward pass is not the derivative (Toto 2), only the difference of readouts is left.
     """
-    decompositions = DECOMPOSITIONS[lens.adapter.readout]
+    decompositions = DECOMPOSITIONS[lens.emits]
     return decompositions if lens.wiring.true_gradients else decompositions[:1]
 
 
@@ -96,7 +96,7 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         unit=("decomposition", [parts[decomposition][2] for decomposition in decompositions]),
     )
     if run.tokens is None:
-        data = data.assign_coords(quantile=list(run.lens.adapter.levels))  # type: ignore[attr-defined]
+        data = data.assign_coords(quantile=list(run.lens.levels))
     data = data.assign_coords(component_coords(names))
     data["attribution"] = (("decomposition", "component", *axes), attribution)
     data["total"] = (("decomposition", *axes), total)
@@ -146,7 +146,7 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
     acts = run.in_one_pass().record([f"{dot}hook_embed", *heads, *branches])
     with torch.no_grad():
         # where blocks rescale the stream, every later scale is part of a write
-        carried = carry_factors(lens.adapter.model, stack)
+        carried = carry_factors(lens.model, stack)
         parts = [acts[f"{dot}hook_embed"] * carried["embed"]]
         for component in chosen:
             assert component.kind is not None
@@ -214,8 +214,7 @@ def _token(run: Run, writes: Tensor) -> Parts:
     # the frozen readout is linear, so each write goes through it alone, less what an empty stream gives
     empty = centred(torch.zeros_like(last))
     logit = torch.stack([centred(write) - empty for write in writes])
-    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
-    values = lens.adapter.values(run.encoded)[:, None, first:].to(last)
+    first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
 
     def readouts(stream: Tensor) -> Tensor:
         p = torch.softmax(lens.readout(stream, run.encoded), dim=-1)

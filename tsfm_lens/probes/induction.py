@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
+from tsfm_lens.models.facts import TokenModel
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import row_entropy
@@ -109,18 +110,18 @@ def repeated_tokens(
         ('layer', 'head')
     """
     extra = int(sub_extension)
-    _refuse(lens, motif, repeats, extra, offset, decoding, positions)
+    tokens = _refuse(lens, motif, repeats, extra, offset, decoding, positions)
     stack = lens.wiring.output_stack
     ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed, extra)
     # as the decoder goes through them
     turned = motifs.roll(-extra, dims=1)
-    start = torch.full((n_sequences, 1), lens.adapter.model.config.decoder_start_token_id)
+    start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
         decoder, targets = torch.cat([start, turned[:, :-1]], dim=1), _forced_targets(turned, repeats, extra)
     else:
         decoder = _rolled_out(lens, ids, torch.cat([start, turned[:, :1]], dim=1), motif)
         targets = _found_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])
-    encoded = lens.adapter.encode_tokens(ids, decoder)  # type: ignore[attr-defined]
+    encoded = tokens.encode_tokens(ids, decoder)
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
     wanted = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
     with torch.no_grad():
@@ -164,17 +165,17 @@ def repeated_tokens(
     return data
 
 
-def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decoding: str, positions: str) -> None:
-    kinds = lens.wiring.output_stack.attention_kinds()
-    if not hasattr(lens.adapter, "encode_tokens") or "cross_attn" not in kinds:
+def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decoding: str, positions: str) -> TokenModel:
+    tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
+    if tokens is None or "cross_attn" not in kinds:
         raise InputError(
             f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one. "
             "repeated_motif asks the same of every model, in values"
         )
-    if motif < 3 or repeats < 2 or motif * repeats + extra > lens.adapter.context_length:
+    if motif < 3 or repeats < 2 or motif * repeats + extra > lens.context_length:
         raise InputError(
             f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or more, 2 or more repeats, and at "
-            f"most {lens.adapter.context_length} tokens in all"
+            f"most {lens.context_length} tokens in all"
         )
     if offset not in (0, 1):
         raise InputError(f"offset is {offset!r}, expected 0 (the instance) or 1 (the token after it)")
@@ -182,19 +183,25 @@ def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decod
         raise InputError(f"decoding={decoding!r} is not known, choose {' or '.join(map(repr, DECODINGS))}")
     if positions not in POSITIONS:
         raise InputError(f"positions={positions!r} is not known, choose {' or '.join(map(repr, POSITIONS))}")
+    return tokens
+
+
+def _tokens_of(lens: Lens) -> TokenModel:
+    assert lens.tokens is not None
+    return lens.tokens
 
 
 def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
     """Ids of the tokens that motifs are drawn from: the bins within ``within`` times the scale around zero."""
     centers = lens.native.tokenizer.centers
-    return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.adapter.first_value_token  # type: ignore[attr-defined]
+    return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.first_value_token
 
 
 def _sequences(
     lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int, extra: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Encoder ids, ``extra`` tokens of one more repeat and the end token among them, and the motifs."""
-    settings = lens.adapter.settings  # type: ignore[attr-defined]
+    settings = _tokens_of(lens).settings
     allowed = frequent_tokens(lens, within)
     generator = torch.Generator().manual_seed(seed)
     motifs = allowed[torch.randint(len(allowed), (count, motif), generator=generator)]
@@ -205,16 +212,20 @@ def _sequences(
 def _rolled_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     """The prompt and its most probable continuation, (sequence, motif), by the library's own greedy search."""
     with torch.no_grad():
-        found = lens.adapter.model.generate(
-            input_ids=ids.to(lens.device),
-            attention_mask=torch.ones_like(ids).to(lens.device),
-            decoder_input_ids=prompt.to(lens.device),
-            max_new_tokens=motif - prompt.shape[1],
-            do_sample=False,
-        ).cpu()
+        found = (
+            _tokens_of(lens)
+            .model.generate(
+                input_ids=ids.to(lens.device),
+                attention_mask=torch.ones_like(ids).to(lens.device),
+                decoder_input_ids=prompt.to(lens.device),
+                max_new_tokens=motif - prompt.shape[1],
+                do_sample=False,
+            )
+            .cpu()
+        )
     # sequences that all ended early are shorter; what follows their end is padding anyway
     short = motif - found.shape[1]
-    return torch.nn.functional.pad(found, (0, short), value=int(lens.adapter.settings.pad_token_id))  # type: ignore[attr-defined]
+    return torch.nn.functional.pad(found, (0, short), value=int(_tokens_of(lens).settings.pad_token_id))
 
 
 def _forced_targets(motifs: Tensor, repeats: int, extra: int = 0) -> _Targets:
@@ -270,7 +281,7 @@ def _copy_scores(
     centred, root = unembedding
     right, known = (lens.registry.state.own(part) for part in (targets.right, targets.known))
     # a z-score does not change with the scale of the logits, so factors on the way to them are left out
-    read = lens.adapter.final_norm(results[:, 1:])
+    read = lens.final_norm(results[:, 1:])
     above = torch.stack([torch.einsum("bphd,bpd->bph", read, centred[right]), read @ centred[pool].mean(0)], dim=-1)
     spread = (read @ root.T).norm(dim=-1)[..., None]
     score = torch.where(spread > 0, above / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)
@@ -284,7 +295,7 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
     size less 1. R of a QR factorisation of W - mean gives the same length from d_model numbers, so no head needs its
     logits.
     """
-    weight = lens.adapter.model.get_submodule(lens.wiring.unembed.module).weight.detach()
+    weight = lens.model.get_submodule(lens.wiring.unembed.module).weight.detach()
     centred = weight - weight.mean(0)
     root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
     return centred, root.to(weight.dtype)

@@ -258,7 +258,7 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     seen = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
     for layer in range(stack.n_layers):
         row = stack.attention("cross_attn", layer)
-        norm = lens.adapter.model.get_submodule(f"{stack.block(layer)}.{row.norm}")
+        norm = lens.model.get_submodule(f"{stack.block(layer)}.{row.norm}")
         with torch.no_grad():
             queries = norm.forward(acts[streams[layer]][0])
         out.append((queries, keys[seen], acts[patterns[layer]][0][..., seen]))

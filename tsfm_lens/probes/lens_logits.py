@@ -43,12 +43,12 @@ def lens_logits(run: Run) -> xr.Dataset:
     lens = run.lens
     _refuse(lens)
     names, streams = layer_streams(run)
-    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
+    first = lens.first_value_token
     with torch.no_grad():
         logits = [lens.readout(stream, run.encoded)[..., first:].float().cpu().numpy() for stream in streams]
     data = run.dataset().assign_coords(layer=names)
     data["logit"] = (("layer", "series", "step", "bin"), np.stack(logits))
-    data["value"] = (("series", "bin"), lens.adapter.values(run.encoded)[:, first:].double().cpu().numpy())
+    data["value"] = (("series", "bin"), lens.bin_values(run.encoded).double().cpu().numpy())
     source = "tsfm-lens paper, section 2 and figure 1C (S3-DLA)"
     data.attrs = run.describe("lens_logits", "Lens logits", source)
     return data
@@ -96,8 +96,8 @@ def component_logits(run: Run, *, components: Sequence[str] | None = None, norm:
 
 
 def _refuse(lens: Lens) -> None:
-    if lens.adapter.readout != "token":
+    if lens.emits != "token":
         raise InputError(
-            f"{lens.model_id} emits {lens.adapter.readout}s, not tokens of a vocabulary, so that there are no logits; "
+            f"{lens.model_id} emits {lens.emits}s, not tokens of a vocabulary, so that there are no logits; "
             "logit_lens gives the forecast that each of its layers holds"
         )

@@ -116,12 +116,12 @@ def lines_of_thought(
     """
     rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
     lens = run.lens
-    if lens.adapter.readout != "token":
+    if lens.emits != "token":
         raise InputError(
-            f"{lens.model_id} reads out {lens.adapter.readout}s, which have no modes to follow; lines of thought need "
+            f"{lens.model_id} reads out {lens.emits}s, which have no modes to follow; lines of thought need "
             "a token model such as Chronos. logit_lens and layer_gain show how the layers of any model differ"
         )
-    if getattr(lens.adapter, "integers", False):
+    if lens.takes_ids:
         raise InputError(
             f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
         )

@@ -52,7 +52,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
     names, streams = layer_streams(run)
     data = run.dataset().assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
-    readout = run.lens.adapter.readout
+    readout = run.lens.emits
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
     data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, steps_from=run.steps_from)
     if readout == "token":
@@ -71,8 +71,7 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
 
 def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...]) -> xr.Dataset:
     lens = run.lens
-    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
-    values = lens.adapter.values(run.encoded)[:, first:].double().numpy()
+    first, values = lens.first_value_token, lens.bin_values(run.encoded).double().numpy()
     shape = (len(streams), len(run.batch), run.horizon)
     probability = np.empty((*shape, values.shape[-1]), dtype=np.float32)
     entropy, peaks, effective = np.empty(shape), np.empty(shape, dtype=int), np.empty(shape, dtype=int)
@@ -104,7 +103,7 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
     with torch.no_grad():
         quantiles = torch.stack([lens.readout(stream, run.encoded) for stream in streams])
     array = quantiles[..., : run.horizon].cpu().double().numpy()
-    levels = list(lens.adapter.levels)  # type: ignore[attr-defined]
+    levels = list(lens.levels)
     data = data.assign_coords(quantile=levels)
     data["quantile_forecast"] = (("layer", "series", "quantile", "step"), array)
     middle = int(np.argmin(np.abs(np.array(levels) - 0.5)))

@@ -120,7 +120,7 @@ def repeated_motif(
     low, high = _lengths(lens, motif, repeats, patch)
     if n_series < 1 or noise < 0:
         raise InputError(f"n_series {n_series} and noise {noise}: expected 1 or more series and a noise of 0 or more")
-    steps = min(lens.adapter.prediction_length, high * patch) if horizon is None else int(horizon)
+    steps = min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
     plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
     drawn, unrelated = _draw(lens, plan, seed), _draw(lens, plan, seed, repeating=False)
     options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
@@ -138,7 +138,7 @@ def repeated_motif(
     data["chance"] = (("target",), _chance(places, allowed))
     data["motif_length"] = (("series",), drawn.lengths, {"units": "steps"})
     data["forecast"] = (("series", "step"), run.forecast.median)
-    if not getattr(lens.adapter, "integers", False):
+    if not lens.takes_ids:
         data = _copying(data)
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
     settings |= {"noise": noise, "attention": chosen, "stack": row.name}
@@ -149,7 +149,7 @@ def repeated_motif(
 
 def _token_steps(lens: Lens, stack: str) -> int:
     """Steps that one token of a stack shows."""
-    values = _values(lens, np.random.default_rng(0), (1, min(lens.adapter.context_length, 256)))
+    values = _values(lens, np.random.default_rng(0), (1, min(lens.context_length, 256)))
     spans = lens.encode(as_series(values)).spans[stack]
     widths = {
         stop - start for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True) if not word
@@ -164,14 +164,14 @@ def _token_steps(lens: Lens, stack: str) -> int:
 
 def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int) -> tuple[int, int]:
     """The shortest and the longest motif, in tokens."""
-    room = lens.adapter.context_length // (max(repeats, 1) * patch)
+    room = lens.context_length // (max(repeats, 1) * patch)
     longest = min(LONGEST, room)
     bounds = (max(longest // 2, 2), longest) if motif is None else motif
     low, high = (bounds, bounds) if isinstance(bounds, int) else bounds
     if repeats < 2 or not 2 <= low <= high <= room:
         raise InputError(
             f"motifs of {low} to {high} tokens × repeats {repeats} do not fit: expected motifs of 2 or more tokens and "
-            f"2 or more repeats; at {patch} steps a token, the context of {lens.adapter.context_length} steps has "
+            f"2 or more repeats; at {patch} steps a token, the context of {lens.context_length} steps has "
             f"room for {room} tokens a motif"
         )
     return low, high
@@ -179,9 +179,8 @@ def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patc
 
 def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Independent random values: standard normal, or token ids where a model takes those."""
-    if getattr(lens.adapter, "integers", False):
-        pool = lens.adapter.example(0, 4096).values[0]  # type: ignore[attr-defined]
-        return rng.choice(pool, shape)
+    if lens.takes_ids:
+        return rng.choice(lens.example_ids, shape)
     return rng.standard_normal(shape)
 
 
@@ -200,7 +199,7 @@ def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> _Mot
         whole = _values(lens, rng, whole.shape)
     shown = whole[:, :context]
     if plan.noise:
-        if getattr(lens.adapter, "integers", False):
+        if lens.takes_ids:
             raise InputError(f"{lens.model_id} takes token ids, to which no noise can be added; leave noise out")
         shown = shown + plan.noise * rng.standard_normal(shown.shape)
     return _Motifs(shown, whole[:, context:], lengths)

@@ -126,10 +126,8 @@ class _Pass:
 
 def _passes(run: Run) -> list[_Pass]:
     lens, batch, steps = run.lens, run.batch, run.horizon
-    adapter = lens.adapter
-    width = adapter.longest_pass
-    rereads = adapter.rollout == "refeed" or (adapter.rollout == "tokens" and getattr(adapter, "restarts", True))
-    if steps <= width or not rereads:
+    width = lens.longest_pass
+    if steps <= width or not lens.rereads:
         # refuses what one pass cannot forecast
         return [_Pass(0, run.encoded)]
     values = run.forecast.median if run.along is None else run.along
@@ -137,7 +135,7 @@ def _passes(run: Run) -> list[_Pass]:
     for start in range(0, steps, width):
         stop = min(start + width, steps)
         longer = replace(batch, values=(np.concatenate([batch.values[0], values[0, :start]]),))
-        if adapter.readout == "token":
+        if lens.emits == "token":
             encoded = lens.encode(longer, future=values[:, start:stop])
         else:
             encoded = lens.encode(longer, horizon=stop - start)
