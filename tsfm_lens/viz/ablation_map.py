@@ -13,7 +13,7 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding, finding
 from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.places import coordinate
+from tsfm_lens.viz.places import Places, coordinate, places_in
 from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, over_series, unit_of
 from tsfm_lens.viz.sheet import Sheet, sheet
 from tsfm_lens.viz.theme import number, percent, plain
@@ -51,51 +51,27 @@ MEASURES = {
 _LISTED = 12  # series named in a hover box
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The columns of one kind of component: its heads, or a single column."""
-
-    kind: str
-    heads: int  # 0: a single column
-
-    @property
-    def title(self) -> str:
-        """Panel title."""
-        if self.heads:
-            return f"{kind_word(self.kind)} heads"
-        return {"mlp": "MLP", "layer": "layer"}.get(self.kind, "all heads")
+def _blocks(places: Places) -> list[tuple[str, int]]:
+    """Kinds and how many heads each has, 0 for a single column: heads first, then single columns, whole layers last."""
+    kind = np.array(places.kind)
+    kinds = [k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")]
+    headed = [(k, int(places.head[kind == k].max()) + 1) for k in kinds]
+    single = [k for k in kinds if (places.head[kind == k] < 0).any()]
+    single += [k for k in ("mlp", "layer") if (kind == k).any()]
+    return [block for block in headed if block[1]] + [(k, 0) for k in single]
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """The components of a Dataset as places in the map."""
+def _title(kind: str, heads: int) -> str:
+    return f"{kind_word(kind)} heads" if heads else {"mlp": "MLP", "layer": "layer"}.get(kind, "all heads")
 
-    stack: np.ndarray
-    kind: np.ndarray
-    layer: np.ndarray
-    head: np.ndarray
 
-    def blocks(self) -> list[_Block]:
-        """Heads of every attention kind first, then the single columns, the whole layer last."""
-        kinds = [k for k in dict.fromkeys(self.kind.tolist()) if k not in ("mlp", "layer", "embed")]
-        heads = [(k, int(self.head[self.kind == k].max()) + 1) for k in kinds]
-        found = [_Block(k, n) for k, n in heads if n]
-        found += [_Block(k, 0) for k in kinds if (self.head[self.kind == k] < 0).any()]
-        return found + [_Block(k, 0) for k in ("mlp", "layer") if (self.kind == k).any()]
-
-    def layers(self, stack: str) -> np.ndarray:
-        """The layer numbers of a stack, ascending."""
-        return np.unique(self.layer[(self.stack == stack) & (self.layer >= 0)])
-
-    def grid(self, block: _Block, stack: str) -> np.ndarray:
-        """Index of the component at (layer, column) of a block; -1 where there is none."""
-        layers = self.layers(stack)
-        grid = np.full((len(layers), max(block.heads, 1)), -1)
-        mine = (self.stack == stack) & (self.kind == block.kind) & (self.layer >= 0)
-        mine &= (self.head >= 0) if block.heads else (self.head < 0)
-        for i in np.flatnonzero(mine):
-            grid[np.searchsorted(layers, self.layer[i]), max(self.head[i], 0)] = i
-        return grid
+def _grid(places: Places, layers: list[int], stack: str, kind: str, heads: int) -> np.ndarray:
+    """Where the component at (layer, column) of a block stands in the result; -1 where there is none."""
+    grid = np.full((len(layers), max(heads, 1)), -1)
+    for at, *where, layer, head in zip(places.order, places.stack, places.kind, places.layer, places.head, strict=True):
+        if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
+            grid[layers.index(layer), max(head, 0)] = at
+    return grid
 
 
 @draws("ablation")
@@ -115,18 +91,14 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     if metric not in known:
         raise unknown_name("metric", metric, known)
     measure = MEASURES[metric]
-    cells = _Cells(
-        *(coordinate(ds, name) for name in ("stack", "kind")),
-        *(coordinate(ds, name).astype(int) for name in ("layer_index", "head")),
-    )
+    heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
     middle = medians(effect)
-    heads = cells.head >= 0
     several = effect.shape[1] > 1
     unit = f" ({unit_of(ds, None if several else 0) or 'data units'})" if metric == "mae" else ""
     # an error itself is no effect, its change is
     judged = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
-    made = _draw(ds, cells, middle, effect, measure, judged)
+    made = _draw(ds, middle, effect, measure, judged)
     made.colours(_scale(middle[heads] if heads.any() else middle, measure))
     return made.dress(
         f"Ablation of every component of {model_of(ds)}: {measure.word}",
@@ -136,26 +108,20 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     )
 
 
-def _draw(
-    ds: xr.Dataset,
-    cells: _Cells,
-    middle: np.ndarray,
-    effect: np.ndarray,
-    measure: Measure,
-    judged: Finding | None,
-) -> Sheet:
+def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measure, judged: Finding | None) -> Sheet:
     """All blocks, a row per stack and a column per kind of component."""
-    stacks = [s for s in dict.fromkeys(cells.stack.tolist()) if len(cells.layers(s))]
-    blocks = cells.blocks()
-    heads = sum(b.heads for b in blocks)
-    rows = [len(cells.layers(stack)) for stack in stacks]
-    height = max(int(np.clip(330 / sum(rows), 20, 46)), -(-120 // sum(rows)))
-    grids = [(stack, block, cells.grid(block, stack)) for stack in stacks for block in blocks]
-    wide = sum(max(b.heads * (42 if heads <= 8 else 21), 130) if b.heads else 50 for b in blocks)
+    places = places_in(ds)
+    rows = {stack: _layers(places, stack) for stack in dict.fromkeys(places.stack)}
+    rows = {stack: layers for stack, layers in rows.items() if layers}
+    blocks, deep = _blocks(places), sum(map(len, rows.values()))
+    heads = sum(count for _, count in blocks)
+    height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
+    grids = [(stack, block, _grid(places, rows[stack], stack, *block)) for stack in rows for block in blocks]
+    wide = sum(max(count * (42 if heads <= 8 else 21), 130) if count else 50 for _, count in blocks)
     made = sheet(
-        [count * height for count in rows],
-        [b.heads or max(1.0, 0.09 * heads) for b in blocks],
-        titles=[block.title if (grid >= 0).any() else "" for _, block, grid in grids],
+        [len(layers) * height for layers in rows.values()],
+        [count or max(1.0, 0.09 * heads) for _, count in blocks],
+        titles=[_title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
         min_width=170 + wide,
@@ -164,35 +130,40 @@ def _draw(
     )
     words = [_told(ds, i, effect, middle, measure, judged) for i in range(len(middle))]
     labelled: set[str] = set()
-    for (stack, block, grid), panel in zip(grids, made, strict=True):
+    for (stack, (_, count), grid), panel in zip(grids, made, strict=True):
         there = grid >= 0
         if not there.any():
             panel.x(visible=False)
             panel.y(visible=False)
             continue
-        layers, first = cells.layers(stack), stack not in labelled
+        layers, first = rows[stack], stack not in labelled
         labelled.add(stack)
         panel.cells(
             np.where(there, middle[grid], np.nan),
             np.arange(grid.shape[1]),
             layers,
             "%{customdata}",
-            write=measure.write if heads <= 8 or not block.heads else None,
+            write=measure.write if heads <= 8 or not count else None,
             noise=None if judged is None else judged.at(grid),
             customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
         )
         panel.y(
-            (f"{stack} layer" if len(stacks) > 1 else "layer") if first else "",
+            (f"{stack} layer" if len(rows) > 1 else "layer") if first else "",
             autorange="reversed",
             showticklabels=first,
             tickvals=layers[:: -(-len(layers) // 12)],
             showline=False,
             ticks="outside" if first else "",
         )
-        columns = np.arange(block.heads)
+        columns = np.arange(count)
         ticks = columns[:: -(-max(len(columns), 1) // 12)]
-        panel.x("head" if block.heads else "", tickvals=ticks, showline=False)
+        panel.x("head" if count else "", tickvals=ticks, showline=False)
     return made
+
+
+def _layers(places: Places, stack: str) -> list[int]:
+    """The layer numbers of a stack, ascending."""
+    return sorted({int(at) for at, own in zip(places.layer, places.stack, strict=True) if own == stack and at >= 0})
 
 
 def _told(
