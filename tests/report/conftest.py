@@ -141,7 +141,8 @@ def make_attribution(ids=("a", "b", "c")) -> xr.Dataset:
     values[:, names.index("decoder.1.cross_attn.0")] = -0.5 * np.arange(HORIZON)
     ds["attribution"] = (("decomposition", "component", "series", "step"), values)
     ds["completeness_error"] = (("decomposition", "series"), np.tile([[0.0], [0.25]], (1, len(ids))))
-    return ds
+    ds["mean_attribution"] = ds["attribution"].mean("step")
+    return judge(ds, "mean_attribution", floor=0.1, signed=True, groups="decomposition")
 
 
 def make_attention(series: str = "a") -> xr.Dataset:

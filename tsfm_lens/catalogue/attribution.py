@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, signed
 from tsfm_lens.viz import attribution_bars, attribution_heatmap, stream_scheme
@@ -43,6 +44,17 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     return out
 
 
+def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
+    """Which component contributes most over all series, if one does."""
+    if ds.sizes["series"] < 2:
+        return []
+    mean = Standing(ds, "mean_attribution", "component", decomposition=names(ds, "decomposition").index(decomposition))
+    first = mean.leader()
+    if first is None:
+        return ["Over all series no component contributes more than every other."]
+    return [f"Over all series {names(ds, 'component')[first]} contributes most ({mean.told(first, signed)})."]
+
+
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Which component varies most over the steps, and which one leads how often."""
     shares = attribution_shares(ds, decomposition=decomposition, series=series)
@@ -73,6 +85,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
     main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
     for i in range(min(ds.sizes["series"], _DRAWN)):
         table, words = attribution_table(ds, main, i), read_attribution(ds, main, i)
+        words += read_attribution_over_series(ds, main) if i == 0 else []
         yield Plate(attribution_bars(ds, decomposition=main, series=i), table, words)
         steps = read_attribution_steps(ds, main, i)
         yield Plate(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
