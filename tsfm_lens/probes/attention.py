@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
@@ -59,26 +61,32 @@ def _patterns(run: Run, row: Stack, chosen: str, layers: list[int]) -> xr.Datase
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
     keys = row.attention(chosen, layers[0]).keys_from or row.name
     data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
-    for axis, spans in (("query", run.encoded.spans[row.name]), ("key", run.encoded.spans[keys])):
-        data = data.assign_coords(
-            {
-                f"{axis}_start": (axis, list(spans.start)),
-                f"{axis}_stop": (axis, list(spans.stop)),
-                f"{axis}_special": (axis, list(spans.special)),
-            }
-        )
+    data = data.assign_coords(span_coords(query=run.encoded.spans[row.name], key=run.encoded.spans[keys]))
     data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
     data["entropy"] = (("layer", "head"), row_entropy(pattern.numpy()).mean(axis=-1), {"units": "nats"})
-    data.attrs = run.describe(
-        "attention",
+    title, source = (
         f"{chosen} of the {row.name or 'model'}",
         "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)",
-        stack=row.name,
-        attention=chosen,
-        series=run.batch.ids[0],
-        units=run.batch.units[0],
     )
+    data.attrs = describe_attention(run, "attention", title, source, row, chosen)
     return data
+
+
+def span_coords(**axes: TokenSpans) -> dict[str, Any]:
+    """Coordinates of tokens along each axis: ``AXIS_start``, ``AXIS_stop`` in steps, and ``AXIS_special``."""
+    return {
+        f"{axis}_{part}": (axis, list(getattr(spans, part)))
+        for axis, spans in axes.items()
+        for part in ("start", "stop", "special")
+    }
+
+
+def describe_attention(
+    run: Run, kind: str, title: str, source: str, row: Stack, chosen: str, **more: object
+) -> dict[str, object]:
+    """Attributes of a result on the attention of one series; see :meth:`tsfm_lens.models.run.Run.describe`."""
+    facts = {"stack": row.name, "attention": chosen, "series": run.batch.ids[0], "units": run.batch.units[0]}
+    return run.describe(kind, title, source, **facts, **more)
 
 
 def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Stack, str, list[int]]:

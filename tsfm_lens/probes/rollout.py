@@ -20,7 +20,7 @@ from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import pick_attention, refuse_variates, row_entropy
+from tsfm_lens.probes.attention import describe_attention, pick_attention, refuse_variates, row_entropy, span_coords
 
 __all__ = ["attention_flow", "norm_weighted_attention", "rollout_maps"]
 
@@ -97,22 +97,11 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
         },
         coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
     )
-    for axis, spans in (("key", key_axis), ("query", query_axis)):
-        parts = {"start": spans.start, "stop": spans.stop, "special": spans.special}
-        data = data.assign_coords({f"{axis}_{part}": (axis, list(values)) for part, values in parts.items()})
+    data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
     pass_start = np.repeat([one.start for one in passes], [len(shown) for shown in columns])
     data = data.assign_coords(pass_start=("query", pass_start))
-    data.attrs = run.describe(
-        "rollout",
-        "Roll-out maps",
-        "tsfm-lens paper, D.2 (S3-ROLL)",
-        stack=row.name,
-        attention=chosen,
-        series=run.batch.ids[0],
-        units=run.batch.units[0],
-        keys=keys,
-        passes=len(passes),
-    )
+    title, source = "Roll-out maps", "tsfm-lens paper, D.2 (S3-ROLL)"
+    data.attrs = describe_attention(run, "rollout", title, source, row, chosen, keys=keys, passes=len(passes))
     return data
 
 
@@ -251,7 +240,10 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
     flows = rolled([acts[point][0].double() for point in points])
     data = xr.Dataset(
         {"flow": (("layer", "query", "key"), np.stack([flow.cpu().numpy() for flow in flows]))},
-        coords={"layer": list(map(str, layers)), **_places(run, column.name, column.name)},
+        coords={
+            "layer": list(map(str, layers)),
+            **span_coords(query=run.encoded.spans[column.name], key=run.encoded.spans[column.name]),
+        },
     )
     own = {"stack": column.name, "series": run.batch.ids[0]}
     data.attrs = run.describe("attention_flow", "Attention flow", "Abnar and Zuidema 2020, equation 1", **own)
@@ -329,17 +321,10 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         coords={"layer": list(map(str, layers)), "head": range(stack.n_heads)},
     )
     keys = stack.attention(str(chosen), layers[0]).keys_from or stack.name
-    data = data.assign_coords(_places(run, stack.name, keys))
+    data = data.assign_coords(span_coords(query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]))
     own = {"stack": stack.name, "attention": str(chosen), "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **own)
     return data
-
-
-def _places(run: Run, queries: str, keys: str) -> dict[str, tuple[str, list]]:
-    """Coordinates that place the tokens of two stacks in time."""
-    parts = ("start", "stop", "special")
-    sides = (("query", run.encoded.spans[queries]), ("key", run.encoded.spans[keys]))
-    return {f"{side}_{part}": (side, list(getattr(spans, part))) for side, spans in sides for part in parts}
 
 
 def _own_kind(stack: Stack) -> str:
