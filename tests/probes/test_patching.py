@@ -295,6 +295,8 @@ def test_floors_are_those_of_the_noisier_run(lens_of: Callable[[str], Lens], pai
     np.testing.assert_allclose(found["effect_floor"], np.max([np.abs(each).mean(-1) for each in again], axis=0))
     shares = [np.abs((each * way).sum(-1)) / np.square(way).sum(-1) for each in again]
     assert (found["recovered_floor"] >= np.max(shares, axis=0)).all()
+    other = activation_patching(*runs, at="branches", positions="all", direction="noise")
+    np.testing.assert_array_equal(other["effect_floor"], found["effect_floor"])
     single = activation_patching(lens.run(clean, 8), lens.run(corrupted, 8), at="branches", positions="all")
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
     assert bool(single["recovered_stands_out"].any())
