@@ -124,6 +124,8 @@ def test_results_of_sweeps_keep_names(capsys: pytest.CaptureFixture[str], tmp_pa
         bar.console.file = io.StringIO()
     texts = {"title": words, "note": ""}
     columns = {name: ("quantity", [1.0]) for name in ("paper", "ours", "difference")}
+    columns |= {name: ("quantity", [np.nan]) for name in ("low", "high", "estimate")}
+    columns |= {name: ("quantity", [""]) for name in ("verdict", "why", "margin", "part_of")}
     columns |= {name: ("quantity", [words]) for name in ("unit", "where")}
     columns |= {name: ("setting", [words]) for name in ("paper_setting", "our_setting")}
     _render(xr.Dataset(columns, coords={"quantity": [words], "setting": [words]}, attrs=texts))

@@ -16,6 +16,7 @@ from tsfm_lens.report.build import chapter_of
 SEEDS = range(5)
 # a sentence that names a part of the model, or ranks parts
 NAMED = re.compile(r"\b(encoder|decoder|embed|layer|head|heads|MLP|MLPs|component|components)\b")
+NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]\d+)?")
 
 
 def sentences(name: str, seed: int, chapters: Sequence[str] = CHAPTERS) -> list[str]:
@@ -41,7 +42,7 @@ def test_no_sentence_on_a_component_changes_between_seeds(name: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
 def test_no_sentence_of_any_chapter_changes_between_seeds(name: str) -> None:
-    """Measurements on sequences of their own are drawn by the seed, and may find more or fewer heads."""
+    """But for digits of what is drawn, and for measurements on sequences of their own, which the seed draws."""
     lens = load(name, check=False)
     own = {"induction", "induction_overlap", "repeated_motif"}
     kinds = [
@@ -49,6 +50,6 @@ def test_no_sentence_of_any_chapter_changes_between_seeds(name: str) -> None:
         for kind, each in measurements().items()
         if each.compute is not None and kind not in own and (each.needs is None or each.needs.met(lens))
     ]
-    first, *others = (sentences(name, seed, kinds) for seed in SEEDS)
+    first, *others = ([NUMBER.sub("#", words) for words in sentences(name, seed, kinds)] for seed in SEEDS)
     for other in others:
         assert other == first

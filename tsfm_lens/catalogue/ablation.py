@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import Compute, Options, Work, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import add_quantiles, steps_table
 from tsfm_lens.catalogue.words import capital, listed, measured, num, signed
 from tsfm_lens.viz import ablation_forecasts, ablation_heatmap, recipe_forecasts
@@ -137,20 +138,21 @@ def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_recipes(ds: xr.Dataset) -> list[str]:
-    """How much each recipe takes away, and how far the forecast moves."""
+    """How much each recipe takes away, and whether the forecast then differs by more than chance."""
     out = []
-    distance = array(ds, "spearman_distance", "recipe", "series")
+    distance = Standing(ds, "spearman_distance", "recipe")
     for place, recipe in enumerate(names(ds, "recipe")):
         if not str(ds["components"].values[place]):
             continue
         lost = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
         if int(ds["n_mlps"].values[place]):
             lost.append(f"{int(ds['n_mlps'].values[place])} MLPs")
-        out.append(
-            f"{capital(recipe)}: {listed(lost)} ablated; the Spearman distance from the complete model's forecast is "
-            f"{num(float(np.median(distance[place])))}"
-            + (" in the median over series." if distance.shape[1] > 1 else ".")
+        moved = (
+            f"the Spearman distance from the complete model's forecast is {distance.told(place)}"
+            if distance.stands_out[place]
+            else "the forecast cannot be told from the complete model's with other draws"
         )
+        out.append(f"{capital(recipe)}: {listed(lost)} ablated; {moved}.")
     return out
 
 

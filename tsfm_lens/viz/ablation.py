@@ -59,6 +59,11 @@ def ablation_forecasts(
 
     Returns:
         Panels with shared axes, each with "unablated", "ablated", context and truth.
+
+    Example:
+        >>> fig = viz.ablation_forecasts(results["ablation"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of co2 by chronos-nano without single components'
     """
     view, words = scene(ds, series, context_steps, least=24), ""
     if components is None:

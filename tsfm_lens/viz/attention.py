@@ -86,6 +86,11 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
         The heat map over time, special tokens in strips at the right (keys) and the foot (queries), and
         the series on the same time axis. Of long patterns a cell is the largest weight of several tokens, which
         the subtitle then says.
+
+    Example:
+        >>> fig = viz.attention_map(results["attention"], layer=-1)
+        >>> fig.layout.meta["title"]
+        'Decoder cross-attention, layer 2, head 0 of chronos-nano'
     """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)

@@ -41,6 +41,11 @@ def attention_grid(
         A panel per layer (rows) and head (columns), all on the same axes and colours. Special keys stand
         right of the dotted line. In patterns with many tokens each cell is the largest weight of a few
         adjacent tokens, which the subtitle then says.
+
+    Example:
+        >>> fig = viz.attention_grid(results["attention"])
+        >>> fig.layout.meta["title"]
+        'Decoder cross-attention of every head of chronos-nano'
     """
     title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
     return _heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")
@@ -66,6 +71,11 @@ def norm_weighted_map(
 
     Returns:
         Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
+
+    Example:
+        >>> fig = viz.norm_weighted_map(results["norm_weighted"])
+        >>> fig.layout.meta["title"]
+        'Norm-weighted decoder cross-attention of every head of chronos-nano'
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"

@@ -36,6 +36,11 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
     Returns:
         Three layer × head maps: attention in series that repeat a motif, at the same places in series that repeat
         nothing, and the difference.
+
+    Example:
+        >>> fig = viz.repeated_motif_map(results["repeated_motif"])
+        >>> fig.layout.meta["title"]
+        'Attention of chronos-nano to what followed the last match'
     """
     at = position(ds, "target", target)
     plain, control, advantage = (
@@ -71,6 +76,11 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
     Returns:
         Layer × head maps: attention at the copied lag, by how much further the ablated forecast lies from the copy
         and from the naive parrot, and, with a truth, the change of its error.
+
+    Example:
+        >>> fig = viz.head_parroting_map(results["head_parroting"])
+        >>> fig.layout.meta["title"]
+        'Parroting by the heads of chronos-nano'
     """
     at = series_rows(ds, series)
     # what stands out does so over all series

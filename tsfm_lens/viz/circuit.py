@@ -48,6 +48,11 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     Returns:
         Layers from left to right, in each a column a branch with its heads. Edges are as wide as their score is
         large, pale where an end is outside the circuit.
+
+    Example:
+        >>> fig = viz.circuit_graph(results["circuit"], results["edges"])
+        >>> fig.layout.meta["title"]
+        'Circuit of chronos-nano for the forecast of co2: 17 of 27 components'
     """
     places = places_in(ds)
     kept = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
@@ -89,6 +94,11 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
 
     Returns:
         One panel.
+
+    Example:
+        >>> fig = viz.circuit_forecasts(results["circuit"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of co2 by chronos-nano and by its circuit alone'
     """
     view, sheet = scene(ds, series, context_steps, least=24), blank()
     panel = sheet.panel()
@@ -119,6 +129,11 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         A dot for each number of components that was tried, the mean over series; a dashed line at the allowed loss,
         and the circuit's size marked; its interval over series, and the noise floor as a band, where the result
         has them.
+
+    Example:
+        >>> fig = viz.circuit_curve(results["circuit"])
+        >>> fig.layout.meta["title"]
+        'How many components of chronos-nano keep the forecast'
     """
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     known = np.isfinite(curve)

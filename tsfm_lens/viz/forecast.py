@@ -33,6 +33,11 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     Returns:
         Traces: two per band, widest first (its lower edge, its upper edge), or the paths; the median;
         context and truth.
+
+    Example:
+        >>> fig = viz.forecast_fan(results["forecast"])
+        >>> fig.layout.meta["title"]
+        'Forecast of co2 by chronos-nano'
     """
     view, sheet = scene(ds, series, context_steps), blank()
     panel = sheet.panel()
@@ -71,6 +76,11 @@ def lens_forecast(
     Returns:
         Panels with shared axes in the order of the layers. The value axis follows the data and the last
         layer; what an earlier layer forecasts far beyond is cut, and the subtitle says so.
+
+    Example:
+        >>> fig = viz.lens_forecast(results["logit_lens"])
+        >>> fig.layout.meta["title"]
+        'Forecast of co2 read from each layer of chronos-nano'
     """
     view, chosen = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, chosen)], row_height=140)

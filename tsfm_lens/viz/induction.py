@@ -38,6 +38,11 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Two or three heat maps; frames are around induction heads. Entropies are dark where low.
+
+    Example:
+        >>> fig = viz.induction_maps(results["induction"])
+        >>> fig.layout.meta["title"]
+        'Induction heads of chronos-nano: 1 of 12 cross-attention heads'
     """
     found = ds["induction"].transpose("layer", "head").values.astype(bool)
     which = "the token after the last instance" if ds.attrs.get("offset", 1) else "the last instance"
@@ -80,6 +85,11 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     Returns:
         A 3 × 3 corner plot: histograms on the diagonal, a point per head below it, Pearson's correlation above.
         Dashed lines are the thresholds.
+
+    Example:
+        >>> fig = viz.induction_corner(results["induction_overlap"])
+        >>> fig.layout.meta["title"]
+        'Induction and sharpness of the 12 heads of chronos-nano'
     """
     scores = {name: array(ds, name, "layer", "head").ravel() for name in _AXES}
     room = {name: fitted_range(values, np.empty(0))[0] for name, values in scores.items()}
@@ -124,6 +134,11 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
         Three heat maps: the share of induction heads that are sharp and of sharp heads that are induction heads,
         over copy score and entropy; the share of all heads that are induction heads, over copy score and
         prefix matching. Crosses are at the thresholds of the table. Cells without any such head are grey.
+
+    Example:
+        >>> fig = viz.overlap_thresholds(results["induction_overlap"])
+        >>> fig.layout.meta["title"]
+        'Overlap of induction and sharp heads of chronos-nano under other thresholds'
     """
     sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
     maps = {

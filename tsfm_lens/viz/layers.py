@@ -37,6 +37,11 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
     Returns:
         One trace per series, then, for two series and more, "median over series". Under "entropy" a
         dotted line marks the entropy of a uniform distribution, where it is near enough.
+
+    Example:
+        >>> fig = viz.layer_entropy(results["logit_lens"])
+        >>> fig.layout.meta["title"]
+        "Entropy of the next value's distribution, layer by layer, in chronos-nano"
     """
     if measure not in _MEASURES:
         raise unknown_name("measure", measure, _MEASURES)
@@ -81,6 +86,11 @@ def layer_gain(
     Returns:
         A panel per metric with a thin line per series, the median over series and a line at zero. A few
         far outliers are left beyond the axis, which the subtitle then says.
+
+    Example:
+        >>> fig = viz.layer_gain(results["layer_gain"])
+        >>> fig.layout.meta["title"]
+        'Gain of each layer of chronos-nano'
     """
     rows, chosen = positions(ds, "metric", metrics), positions(ds, "layer", layers)
     gain = array(ds, "gain", "metric", "layer", "series")[rows][:, chosen]

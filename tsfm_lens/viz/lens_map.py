@@ -50,6 +50,11 @@ def logit_map(
         probability) with the context's tail and the truth over it. All panels share axes and colours. A
         panel's title says which share of the probability lies beyond the axis. Of many steps a column is the mean
         of several, ``meta["steps"]``, which the subtitle then says.
+
+    Example:
+        >>> fig = viz.logit_map(results["logit_lens"])
+        >>> fig.layout.meta["title"]
+        'Logit lens on co2: what each layer of chronos-nano expects'
     """
     chosen = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)

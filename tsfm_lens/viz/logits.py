@@ -44,6 +44,11 @@ def lens_logit_map(
     Returns:
         Panels with shared axes. Colours are symmetric around 0 in each panel, whose title says at which logit they
         end (``customdata`` has the logits, ``z`` their ratio to that). Truth dashed.
+
+    Example:
+        >>> fig = viz.lens_logit_map(results["lens_logits"])
+        >>> fig.layout.meta["title"]
+        'Lens logits on co2, layer by layer, in chronos-nano'
     """
     chosen, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)

@@ -32,6 +32,11 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
         Above: context, truth where known, forecast, and the two copies. Below: the mean absolute difference of the
         forecast from the context repeated at each lag, in standard deviations of the context; the best lag and the
         parrot's error are marked.
+
+    Example:
+        >>> fig = viz.parroting_forecast(results["parroting"])
+        >>> fig.layout.meta["title"]
+        'How far chronos-nano copies its context: co2'
     """
     at, horizon = scene(ds, series, None).place, ds.sizes["step"]
     best, parrot = float(ds["best_lag"].values[at]), float(ds["parrot_error"].values[at])
@@ -71,6 +76,11 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         One heat map in percent with the numbers in the cells; what an even spread would pay is in the subtitle.
+
+    Example:
+        >>> fig = viz.lag_attention_map(results["lag_attention"])
+        >>> fig.layout.meta["title"]
+        'Attention of chronos-nano at lag 12 of co2'
     """
     mass = 100 * array(ds, "mass", "layer", "head")
     top = max(float(np.nanmax(mass)), 1e-9)

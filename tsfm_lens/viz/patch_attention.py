@@ -31,6 +31,11 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
 
     Returns:
         Small multiples on shared axes, the stable rank of W_Q W_Kᵀ in their titles.
+
+    Example:
+        >>> fig = viz.patch_attention_grid(results["patch_attention"])
+        >>> fig.layout.meta["title"]
+        'Decoder cross-attention of layer 0 of chronos-nano'
     """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
@@ -77,6 +82,11 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
 
     Returns:
         Context, truth and forecast with its central intervals; the line stands at the first step of the patch.
+
+    Example:
+        >>> fig = viz.selected_patch(results["patch_attention"])
+        >>> fig.layout.meta["title"]
+        'Forecast of co2 by chronos-nano, and the patch that layer 2, head 0 selects'
     """
     at = position(ds, "layer", layer)
     weights = array(ds, "argmax_weight", "layer", "head")[at]

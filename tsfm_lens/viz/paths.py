@@ -35,6 +35,11 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     Returns:
         One heat map, senders downwards and receivers to the right by depth, layers parted by lines, the output last.
         Grey where there is no path; of edges also where the score is exactly 0.
+
+    Example:
+        >>> fig = viz.path_map(results["paths"])
+        >>> fig.layout.meta["title"]
+        'Path patching of chronos-nano: what each component passes on to later ones'
     """
     kind = str(ds.attrs["kind"])
     known = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]

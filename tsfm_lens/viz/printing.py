@@ -52,6 +52,11 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
 
     Raises:
         InputError: no such column, or one in which the figure cannot be read at 7 pt.
+
+    Example:
+        >>> fig = viz.for_print(viz.forecast_fan(run), "single")
+        >>> fig.layout.meta["width_mm"]
+        89
     """
     width_mm = _width(fig, column)
     width = width_mm * PIXELS_PER_MM

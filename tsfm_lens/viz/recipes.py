@@ -43,6 +43,11 @@ def recipe_forecasts(
     Returns:
         Panels that share the time axis, and within a row the value axis. Over the paths or the interval lies
         the median; the original's median is repeated in the panels of the ablated models.
+
+    Example:
+        >>> fig = viz.recipe_forecasts(results["recipes"])
+        >>> fig.layout.meta["title"]
+        'Forecasts of chronos-nano without many of its parts'
     """
     columns = positions(ds, "recipe", recipes)
     rows = list(range(min(ds.sizes["series"], 4))) if series is None else series

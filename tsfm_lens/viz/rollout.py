@@ -39,6 +39,11 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
         Small multiples on shared axes: queries to the right, keys upwards, tokens as wide as the steps that they
         cover; special keys stand above the dotted line. Of long maps a cell is the largest weight of several
         tokens, which the subtitle then says.
+
+    Example:
+        >>> fig = viz.rollout_panels(results["rollout"])
+        >>> fig.layout.meta["title"]
+        'Sharpest heads of chronos-nano along the forecast of co2'
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -85,6 +90,11 @@ def attention_flow_map(
 
     Returns:
         A panel per layer, all on the same axes and colours; special keys stand right of the dotted line.
+
+    Example:
+        >>> fig = viz.attention_flow_map(results["attention_flow"])
+        >>> fig.layout.meta["title"]
+        'Attention flow through the decoder of chronos-nano'
     """
     chosen = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[chosen])

@@ -45,6 +45,10 @@ def save(
     Raises:
         InputError: the suffix is none of these.
         RenderError: a static image is asked for and kaleido or a browser is missing or fails.
+
+    Example:
+        >>> viz.save(viz.forecast_fan(run), folder / "co2.html").name
+        'co2.html'
     """
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")

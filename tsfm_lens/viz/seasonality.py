@@ -34,6 +34,11 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
     Returns:
         Three lines over the period, all of stretches of equal length; the context's period is marked, and the
         patch length where the model reads patches.
+
+    Example:
+        >>> fig = viz.season_amplitudes(results["seasonality"])
+        >>> fig.layout.meta["title"]
+        'Seasons in the forecasts of chronos-nano'
     """
     chosen = [series_position(ds, one) for one in (range(min(ds.sizes["series"], 9)) if series is None else series)]
     trial, parts = np.asarray(ds["trial_period"].values, dtype=float), names(ds, "part")

@@ -33,6 +33,11 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
 
     Returns:
         One heat map, with the numbers in the cells where there is room.
+
+    Example:
+        >>> fig = viz.stable_rank_map(results["spectra"])
+        >>> fig.layout.meta["title"]
+        'Stable rank of the query–key products of chronos-nano'
     """
     values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
     return head_maps(
@@ -55,6 +60,11 @@ def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str 
 
     Returns:
         A thin line per head on a logarithmic axis, and the median over heads.
+
+    Example:
+        >>> fig = viz.spectrum_lines(results["spectra"])
+        >>> fig.layout.meta["title"]
+        'Spectra of the query–key products of chronos-nano'
     """
     chosen = positions(ds, "layer", layers)
     values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[chosen]
@@ -99,6 +109,11 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     Returns:
         A bold line over all series and a thin one each; a dotted line marks the number of heads, the largest
         possible value.
+
+    Example:
+        >>> fig = viz.entropic_rank_line(results["entropic_rank"])
+        >>> fig.layout.meta["title"]
+        'Entropic rank of the heads of chronos-nano'
     """
     labels, ids = layer_names(ds), names(ds, "series")
     heads, made = int(ds.attrs.get("heads", 0)), blank(280)
@@ -135,6 +150,11 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
 
     Returns:
         A heat map; cosines in two colours around 0.
+
+    Example:
+        >>> fig = viz.similarity_map(results["layer_similarity"])
+        >>> fig.layout.meta["title"]
+        "Similarity of the layers' streams in chronos-nano"
     """
     if measure not in ("cka", "update_cosine"):
         raise InputError(f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'")
@@ -166,6 +186,11 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
 
     Returns:
         Heat maps of the cosines, in two colours around 0; 1 on the diagonal.
+
+    Example:
+        >>> fig = viz.head_similarity_map(results["head_similarity"])
+        >>> fig.layout.meta["title"]
+        'Similarity of the heads of chronos-nano'
     """
     chosen, heads = positions(ds, "layer", layers), names(ds, "head")
     labels = layer_names(ds, chosen)

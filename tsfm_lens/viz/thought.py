@@ -42,6 +42,11 @@ def thought_lines(
 
     Returns:
         The panels of ``logit_map``, and a marked path for every line of the layer.
+
+    Example:
+        >>> fig = viz.thought_lines(results["lines_of_thought"])
+        >>> fig.layout.meta["title"]
+        'Lines of thought of chronos-nano on co2: 2 of 6 spurious'
     """
     chosen = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
@@ -75,6 +80,11 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     Returns:
         Left: stacked bars, the mean number of spurious and of other lines. Right: the probability on spurious lines,
         a thin line a series, and their mean.
+
+    Example:
+        >>> fig = viz.thought_counts(results["lines_of_thought"])
+        >>> fig.layout.meta["title"]
+        'Lines of thought of chronos-nano, layer by layer'
     """
     labels, ids = layer_names(ds), names(ds, "series")
     spurious = array(ds, "spurious_count", "layer", "series")
