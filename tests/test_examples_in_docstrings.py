@@ -1,8 +1,8 @@
 """Every public function has an example, and the example is true.
 
 In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over 12 steps with four sample paths,
-``corrupted`` that of the same values half a year later, ``folder`` an
-empty folder; rooms of the package go by their names.
+``corrupted`` that of the same values half a year later, ``results`` what ``pipeline.analyse`` makes of ``run``, by kind,
+``tables`` the results of a sweep, and ``folder`` an empty folder; rooms of the package go by their names.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import torch
 import xarray as xr
 
 import tsfm_lens
+from tsfm_lens.catalogue import work_on
 from tsfm_lens.data import bundled
+from tsfm_lens.models.run import Run
 
-ROOMS = ("", "data", "hooks", "models", "ablation", "probes", "catalogue", "report", "testing", "zoo")
+ROOMS = ("", "data", "hooks", "models", "ablation", "probes", "catalogue", "report", "sweep", "testing", "viz", "zoo")
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -39,14 +41,25 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 FUNCTIONS = dict(public_functions())
 
 
+class Results(dict[str, xr.Dataset]):
+    """Each measured when it is first asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self.work = work_on(run)
+
+    def __missing__(self, kind: str) -> xr.Dataset:
+        return self.work.result(kind)
+
+
 @pytest.fixture(scope="module")
-def names() -> dict[str, Any]:
+def names(planted_sweep: Callable[..., Any]) -> dict[str, Any]:
     lens = tsfm_lens.load("chronos-nano")
     rooms = {room: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
     turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
     pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
-    return {"tsfm_lens": tsfm_lens, "lens": lens, **pair, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
+    made = {"lens": lens, **pair, "results": Results(run), "tables": planted_sweep()}
+    return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
 
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)

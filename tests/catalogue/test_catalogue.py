@@ -63,16 +63,13 @@ def test_every_measurement_is_computed_drawn_tabulated_and_read(kind: str, work:
 
 def test_every_probe_and_every_renderer_belongs_to_a_measurement() -> None:
     assert {name for each in measurements().values() for name in each.probes} == set(probes.__all__)
-    drawn = {figure.name for _, figure in catalogue.figures()}
-    of_sweeps = set(viz.__all__) - WRITERS - drawn
-    assert all(name in _text_of("tsfm_lens/report/plates_sweep.py") for name in of_sweeps)
-    assert drawn <= set(viz.__all__)
+    assert {figure.name for _, figure in catalogue.figures()} == set(viz.__all__) - WRITERS
 
 
-def test_reported_values_named_by_measurements_exist_and_all_are_named() -> None:
+def test_every_reported_value_is_one_of_a_measurement() -> None:
     named = {name for each in measurements().values() for name in each.paper}
-    items = {item.id for item in ITEMS}
-    assert named <= items
+    # sizes of models follow from counts alone
+    assert named == {item.id for item in ITEMS} - {"S3-SYS"}
 
 
 def test_the_command_lists_what_the_catalogue_has() -> None:
@@ -230,10 +227,6 @@ def _python(root: Path, *args: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def _text_of(name: str) -> str:
-    return (ROOT / name).read_text()
 
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Work) -> None:

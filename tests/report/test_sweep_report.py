@@ -14,10 +14,10 @@ import pandas as pd
 import plotly.io as pio
 import pytest
 
+from tsfm_lens.catalogue import find
+from tsfm_lens.catalogue import sweep_readings as read
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.report import readings_sweep as read
 from tsfm_lens.report import sweep as room
-from tsfm_lens.report.plates_sweep import CHAPTERS
 from tsfm_lens.report.sweep import build_sweep_report, written
 from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.sweep.plan.config import parse_config
@@ -284,7 +284,7 @@ def test_readings_count_in_the_singular(swept: dict[str, pd.DataFrame]) -> None:
     for stands, words in ((False, "0 stand."), (True, "1 stands.")):
         found = read.read_distances(group.assign(stands=stands), "both")
         assert found == [f"Of 1 change of MASE without a group of layers, {words}"]
-    chapter = CHAPTERS["sweep_effects"]
+    chapter = find("sweep_effects")
     one.attrs |= {"n_datasets": 1, "n_windows": 1}
     assert chapter.subject is not None
     assert chapter.subject(one) == "alpha on 1 dataset, 1 window"

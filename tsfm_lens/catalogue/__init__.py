@@ -15,7 +15,7 @@ from tsfm_lens.catalogue.computing import (
     on_first,
 )
 from tsfm_lens.catalogue.entry import THEMES, Figure, Measurement, Needs, Plate
-from tsfm_lens.catalogue.registry import add, drawn_by, figures, find, measurements, work_on
+from tsfm_lens.catalogue.registry import add, drawn_by, figures, find, measured_by, measurements, work_on
 
 __all__ = [
     "THEMES",
@@ -31,6 +31,7 @@ __all__ = [
     "figures",
     "find",
     "first_item",
+    "measured_by",
     "measurements",
     "of_results",
     "of_sequences",

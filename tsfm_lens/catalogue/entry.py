@@ -103,7 +103,7 @@ class Measurement:
         about: what is measured, as the documentation's tables have it.
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
-        compute: gives the result of a run; None for what is made of many runs.
+        compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table.
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
@@ -119,13 +119,13 @@ class Measurement:
     heading: str
     guide: str
     compute: Compute | None
-    plates: Callable[[xr.Dataset], Iterator[Plate]]
+    plates: Callable[[Any], Iterator[Plate]]
     figures: tuple[Figure, ...]
     helpers: tuple[str, ...] = ()
     source: str = ""
     paper: tuple[str, ...] = ()
     needs: Needs | None = None
-    subject: Callable[[xr.Dataset], str] | None = None
+    subject: Callable[[Any], str] | None = None
 
     @property
     def probes(self) -> tuple[str, ...]:

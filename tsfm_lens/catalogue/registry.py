@@ -87,6 +87,16 @@ def figures() -> Iterator[tuple[Measurement, Figure]]:
             yield measurement, figure
 
 
+def measured_by(item: str) -> list[Measurement]:
+    """Measurements of a reported value of the paper, by its id.
+
+    Example:
+        >>> [each.kind for each in catalogue.measured_by("S3-F22")]
+        ['layer_gain']
+    """
+    return [each for each in measurements().values() if item in each.paper]
+
+
 def drawn_by(kind: str) -> tuple[str, ...]:
     """Names of the renderers of a kind of result; none where the kind is not known.
 

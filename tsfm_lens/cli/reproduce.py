@@ -113,6 +113,7 @@ def reproduce(
 
 
 def _list(as_json: bool) -> None:
+    from tsfm_lens.catalogue import measured_by
     from tsfm_lens.paper.values import ITEMS
 
     if as_json:
@@ -122,6 +123,7 @@ def _list(as_json: bool) -> None:
                 "title": item.title,
                 "model": item.model,
                 "needs_sweep": item.sweep,
+                "measurements": [each.kind for each in measured_by(item.id)],
                 "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
                 "settings": dict(item.settings),
                 "note": item.note,
@@ -131,9 +133,16 @@ def _list(as_json: bool) -> None:
         typer.echo(json.dumps(rows))
         return
     show_rows(
-        ["id", "what", "numbers", "model", "needs"],
+        ["id", "what", "numbers", "model", "measurement", "needs"],
         [
-            [item.id, item.title, str(len(item.values)), item.model, "benchmark sweep" if item.sweep else ""]
+            [
+                item.id,
+                item.title,
+                str(len(item.values)),
+                item.model,
+                " ".join(each.kind for each in measured_by(item.id)),
+                "benchmark sweep" if item.sweep else "",
+            ]
             for item in ITEMS
         ],
     )

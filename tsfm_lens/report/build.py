@@ -17,8 +17,6 @@ from plotly.offline import get_plotlyjs
 
 from tsfm_lens.catalogue import Measurement, Plate, find, measurements
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.report import plates_sweep
-from tsfm_lens.report.chapter import Chapter
 from tsfm_lens.report.downloads import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
 from tsfm_lens.viz.select import model_of, names, shown
@@ -111,15 +109,13 @@ def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:
     return {name: list(chapters[name].plates(ds)) for name, ds in results.items()}
 
 
-def chapter_of(ds: Any, name: str) -> Measurement | Chapter:
+def chapter_of(ds: Any, name: str) -> Measurement:
     """The measurement that a result is of.
 
     Raises:
         InputError: ``ds`` is no labelled result of a known kind.
     """
     kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset | pd.DataFrame) else type(ds).__name__
-    if kind in plates_sweep.CHAPTERS:
-        return plates_sweep.CHAPTERS[str(kind)]
     if kind not in measurements():
         raise InputError(f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}.")
     return find(str(kind))

@@ -56,7 +56,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     Example:
         >>> fig = viz.for_print(viz.forecast_fan(run), "single")
         >>> fig.layout.meta["width_mm"]
-        89
+        89.0
     """
     width_mm = _width(fig, column)
     width = width_mm * PIXELS_PER_MM

@@ -83,6 +83,11 @@ def head_curves(
     Raises:
         InputError: ``table`` is of another kind, or has no such entries.
         UnknownNameError: no such model, layer or ``by``.
+
+    Example:
+        >>> fig = viz.head_curves(tables["curves"])
+        >>> fig.layout.meta["title"]
+        'Error of alpha as more heads of a layer are ablated'
     """
     if by not in ("layer", "model"):
         raise unknown_name("by", by, ("layer", "model"))
@@ -211,6 +216,11 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
 
     Raises:
         InputError: ``table`` is of another kind or has no entries.
+
+    Example:
+        >>> fig = viz.heads_at_layers(tables["heads_at"])
+        >>> fig.layout.meta["title"]
+        'Heads that each layer must keep for MASE to stay within 1 %'
     """
     table_of(table, "sweep_heads_at", "model", "layer", "of", "kept", "ablated", "order", "better", "change")
     rows, remark = finished(table[table["better"]], "heads that must stay", "kept", "of")

@@ -219,6 +219,13 @@ def read_config(path: str | Path) -> SweepConfig:
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
+
+    Example:
+        >>> data = "data: [{source: bundled, names: [nile], horizon: 4, windows: 1}]"
+        >>> lines = ["models: [{source: bolt-nano}]", data, "variants: {layers: {sizes: [1]}}"]
+        >>> _ = (folder / "sweep.yaml").write_text("\\n".join(lines))
+        >>> sweep.read_config(folder / "sweep.yaml").data[0].horizon
+        4
     """
     file = Path(path)
     content = read_fields(file, "the configuration", "the fields of a sweep: models, data, …")
@@ -230,6 +237,15 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
 
     Raises:
         InputError: a field is wrong; the message names every such field.
+
+    Example:
+        >>> config = sweep.parse_config({
+        ...     "models": [{"source": "bolt-nano"}],
+        ...     "data": [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}],
+        ...     "variants": {"layers": {"sizes": [1]}},
+        ... })
+        >>> config.models[0].source
+        'bolt-nano'
     """
     try:
         return SweepConfig.model_validate(content)

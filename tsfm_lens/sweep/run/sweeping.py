@@ -168,6 +168,13 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
+
+    Example:
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> sweep.plan_sweep(config, folder / "store").finished
+        0
     """
     return Sweep(config, folder).standing()
 
@@ -199,6 +206,13 @@ def run_sweep(
     Raises:
         StoreError: the store cannot be written.
         LensError: a model, dataset or variant of the configuration cannot be used.
+
+    Example:
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> sweep.run_sweep(config, folder / "store").failed
+        []
     """
     # one process is one worker, so that it takes the first device
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
