@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from scipy.stats import rankdata
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.ablation import Variant, mae, relative_change, run_variants, seasonal_scale, spearman_distance
 from tsfm_lens.data import bundled
@@ -100,6 +103,28 @@ def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls == {"encoder": 1, "keys": 1}
     run_variants(lens, encoded, variants, replay=False)
     assert calls["encoder"] == 1 + 2  # the plain run, and all variants side by side
+
+
+class AttendedTo(TorchDispatchMode):
+    """The rows of keys and values that attention is really computed with, where they are not those of the queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: set[tuple[int, int]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "scaled_dot_product" in func.overloadpacket.__name__ and args[1].shape[-2] > 1:
+            self.rows.add((len(args[1]), len(args[2])))
+        return func(*args, **kwargs or {})
+
+
+def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2), np.arange(40.0)])
+    variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")]
+    with AttendedTo() as seen:
+        run_variants(lens, encoded, variants)
+    assert seen.rows == {(3, 3)}
 
 
 def test_variants_over_several_stacks_and_rows() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants
 from tsfm_lens.data import SeriesBatch, as_series
@@ -154,27 +155,32 @@ def test_hooks_inside_attention_and_single_paths(samples: int) -> None:
         check(forecast_variants(lens, batch, 5, chosen, num_samples=samples), loop)
 
 
-def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+class Products(TorchDispatchMode):
+    """Counts the rows that are really multiplied with some weights."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._names = {weight.data_ptr(): name for name, weight in weights.items()}
+        self.rows: dict[str, list[int]] = {name: [] for name in weights}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "mm" and (name := self._names.get(args[1].data_ptr())):
+            self.rows[name].append(len(args[0]))
+        return func(*args, **kwargs or {})
+
+
+def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series() -> None:
     lens = load(architectures()["chronos"].tiny(), check=False)
     model = lens.adapter.model
     keys = model.decoder.block[0].layer[1].EncDecAttention.k
-    seen: dict[str, list[int]] = {"encoder": [], "keys": []}
-
-    def count(module: torch.nn.Module, name: str) -> None:
-        original = module.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            seen[name].append(len(args[0] if args else next(v for v in kwargs.values() if isinstance(v, torch.Tensor))))
-            return original(*args, **kwargs)
-
-        monkeypatch.setitem(module.__dict__, "forward", forward)
-
-    count(model.encoder, "encoder")
-    count(keys, "keys")
+    products = Products({"queries": model.encoder.block[0].layer[0].SelfAttention.q.weight, "keys": keys.weight})
     batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(40) / 2)])
     variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")[:8]]
-    forecast_variants(lens, batch, 4, variants, num_samples=5, max_rows=8)
-    assert seen == {"encoder": [2], "keys": [2, 2]}
+    with products:
+        forecast_variants(lens, batch, 4, variants, num_samples=5, max_rows=8)
+    rows = 2 * len(lens.encode(batch).spans["encoder"])
+    # one pass of the encoder; the keys once in each of two groups of variants
+    assert products.rows == {"queries": [rows], "keys": [rows, rows]}
 
 
 def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,13 +314,8 @@ class Fan:
                 lost = stack.enter_context(BlockDraws(copies, request.seed, axis=axis, outer=outer)).lost
             if self._source is not None:
                 shared = not any(map(self.touches_encoder, variants))
-                stack.enter_context(self._source.serving(copies, shared=shared, fold=self._folds(variants)))
+                stack.enter_context(self._source.serving(copies, shared=shared))
             yield lost
-
-    def _folds(self, variants: Sequence[Variant]) -> bool:
-        """Whether keys and values may be held once a series: a decoder that samples, whose keys nobody looks at."""
-        looked_at = {point.how for variant in variants for point in self._points(variant)}
-        return self._request.lens.adapter.rollout == "tokens" and not looked_at & {"k", "v", "scores", "pattern"}
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:

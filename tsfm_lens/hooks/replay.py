@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.hooks.native import get_output, put_output
+from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.state import ONE_RUN
 
 
@@ -147,7 +148,7 @@ def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Call
 
 
 def _hand_back(path: str, calls: Iterator[Any], rows: int, copies: int) -> Callable[..., Any]:
-    """A forward that returns the next stored output; repeated at the call, so that memory is held only then."""
+    """A forward that returns the next stored output, repeated without copies of it."""
 
     def forward(*_args: Any, **_kwargs: Any) -> Any:
         return map_tensors(_next(path, calls), lambda tensor: repeat_rows(tensor, rows, copies))
@@ -176,10 +177,10 @@ def _next(path: str, calls: Iterator[Any]) -> Any:
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Repeat a tensor variant-major along its first axis if that axis is the batch."""
+    """Repeat a tensor variant-major along its first axis if that axis is the batch; the rows are held once."""
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
-    return tensor.unsqueeze(0).expand(copies, *tensor.shape).reshape(copies * len(tensor), *tensor.shape[1:])
+    return Repeated(tensor, copies)
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
