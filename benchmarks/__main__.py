@@ -43,7 +43,7 @@ class Plan:
     Attributes:
         size: the published size.
         series: series of 512 steps in (c).
-        heads: heads a layer that (c) ablates; all if None.
+        heads: heads per layer that (c) ablates; all if None.
         speed: target of (c).
     """
 
@@ -134,7 +134,7 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
     effect = f"a head moves them by {result.effect:.1e}; peak memory {result.memory:.1f} GiB"
     return [
         (
-            f"{name}: one forward a head / ours",
+            f"{name}: one forward per head / ours",
             f"{result.speed:.1f} ×",
             reached,
             f"≥ {plan.speed:g}",

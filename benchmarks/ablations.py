@@ -1,4 +1,4 @@
-"""All single-head ablations of a decoder: replay and fan-out against one full forward a head."""
+"""All single-head ablations of a decoder: replay and fan-out against one full forward per head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Comparison:
     """What was measured.
 
     Attributes:
-        speed: time of one full forward a head over the time of ours.
+        speed: time of one full forward per head over the time of ours.
         heads, timed: heads in all, and full forwards that were really timed.
         error: largest deviation of the outputs on the timed heads, relative to the largest output.
         effect: median movement of the output by a head, relative to the largest output; at 0 the error would mean
@@ -84,7 +84,7 @@ def _full(
 
 
 def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> float:
-    """Floating-point operations of one full forward a head, over those that no exact method can avoid.
+    """Floating-point operations of one full forward per head, over those that no exact method can avoid.
 
     Unavoidable are one plain forward and, for every head, the output projection behind it, the branches after
     it in its block, all later blocks, and the head; keys and values that a decoder takes from the encoder are

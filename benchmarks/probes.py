@@ -51,7 +51,7 @@ class Inputs:
         self.recipe = {"first MLP": [f"{stack}.0.mlp"]}
 
 
-# one call a probe, on one series of 128 steps, 12 steps ahead; probes that go on from another's result include it
+# one call per probe, on one series of 128 steps, 12 steps ahead; probes that go on from another's result include it
 CALLS: dict[str, Callable[[Inputs], object]] = {
     "activation_patching": lambda x: probes.activation_patching(x.run, x.corrupted),
     "ablation_effects": lambda x: probes.ablation_effects(x.run),

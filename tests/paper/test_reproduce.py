@@ -145,7 +145,7 @@ def test_sizes_of_a_model_are_its_parameters() -> None:
     own = sum(p.numel() for p in lens.native.inner_model.parameters()) / 1e6
     assert float(found["ours"].sel(quantity="Chronos-Bolt: parameters")) == pytest.approx(own)
     assert float(found["difference"].sel(quantity="Chronos-Bolt: layers")) == lens.wiring.output_stack.n_layers - 12
-    assert float(found["ours"].sel(quantity="Chronos-Bolt: steps a token")) == 4
+    assert float(found["ours"].sel(quantity="Chronos-Bolt: steps per token")) == 4
 
 
 def test_the_paper_s_settings_stand_in_the_docs() -> None:

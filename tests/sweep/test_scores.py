@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused() -> None:
     truth, quantiles = np.zeros((2, 4)), np.zeros((2, 9, 4))
     with pytest.raises(InputError, match=r"quantiles must have the shape \(2, 3, 4\)"):
         window_scores(truth, quantiles, (0.1, 0.5, 0.9), np.ones(2))
-    with pytest.raises(InputError, match="one value a series, 2"):
+    with pytest.raises(InputError, match="one value per series, 2"):
         window_scores(truth, quantiles, DECILES, np.ones(3))
     with pytest.raises(InputError, match=r"\(2, samples, 4\)"):
         window_scores(truth, quantiles, DECILES, np.ones(2), samples=np.zeros((2, 4)))

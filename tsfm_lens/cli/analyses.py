@@ -50,7 +50,7 @@ def report(
         kinds = CHAPTERS if chapters is None else tuple(each.strip() for each in chapters.split(",") if each.strip())
         lens = open_lens(model)
         bar.update(opening, completed=1)
-        # one bar a step, all shown from the start, so that what is left to do can be seen
+        # one bar per step, all shown from the start, so that what is left to do can be seen
         bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
 
         def progress(name: str, done: int, total: int) -> None:
@@ -73,7 +73,7 @@ def forecast(
     samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, one row a series and step.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, one row per series and step.")] = False,
     *,
     reading: Reading,
 ) -> None:

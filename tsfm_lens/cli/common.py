@@ -32,7 +32,7 @@ Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Engine = Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells of a sweep.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one a core or device.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one per core or device.")]
 
 
 _PIPED_WIDTH = 1000

@@ -21,11 +21,11 @@ COLUMNS = ("ids", "starts", "units", "freqs", "seasonalities", "groups", "variat
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """Series of possibly unequal length; a multivariate item is a group of series, one a variate.
+    """Series of possibly unequal length; a multivariate item is a group of series, one per variate.
 
     Attributes:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
-        ids: one unique name a series; ``series-0``, ``series-1``, … if none are given.
+        ids: one unique name per series; ``series-0``, ``series-1``, … if none are given.
         freq: pandas frequency alias shared by all series, None if unknown or mixed.
         starts: timestamp of each first value, None if unknown.
         units: unit of each series, "" if unknown.
@@ -110,7 +110,7 @@ class SeriesBatch:
 
     @property
     def n_variates(self) -> int:
-        """Series a group.
+        """Series per group.
 
         Raises:
             InputError: groups differ in it.

@@ -41,10 +41,10 @@ def as_series(
         data: a SeriesBatch; an array or tensor (time,), (series, time) or (series, variate, time); a list of
             arrays (time,) and (variate, time) of any lengths, or a dict of them by name; a pandas Series; a long
             pandas frame (id, timestamp, target); or the path of a CSV or Parquet file. NaN is a missing value.
-        ids: one name an item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
+        ids: one name per item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
         start: timestamp of the first value (of all series).
-        units: unit of all series, or one a series (a variate is one).
+        units: unit of all series, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
         targets: columns of a frame to read; each becomes a series of its own.
         variates: columns of a frame to read together, as the variates of each of its items.
@@ -140,7 +140,7 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
 
 
 def _items(items: Sequence[Any], names: tuple[str, ...]) -> SeriesBatch:
-    """One item an array, (time,) or (variate, time).
+    """One item per array, (time,) or (variate, time).
 
     Raises:
         InputError: an item has other axes or no variate, or the names do not fit the items.

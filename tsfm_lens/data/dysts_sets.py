@@ -62,21 +62,21 @@ def dysts_sets(
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
         horizon: steps of each label.
-        windows: how many a series.
+        windows: how many per series.
         stride: steps from one label to the next; the horizon if None.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
-        instances: trajectories a system. The first starts at the system's published initial condition, the others
+        instances: trajectories per system. The first starts at the system's published initial condition, the others
             at points drawn from its attractor.
         seed: of these points.
-        integrator: "LSODA" (tolerance 1e-8, a second a system), or "DOP853" (1e-9), which follows the true path
+        integrator: "LSODA" (tolerance 1e-8, a second per system), or "DOP853" (1e-9), which follows the true path
             for longer and takes several times that.
         multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
         path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder with a folder
-            of gluonts arrow files a system. ``points`` to ``integrator`` are then without effect.
+            of gluonts arrow files per system. ``points`` to ``integrator`` are then without effect.
 
     Returns:
-        One set a system, named ``dysts/System``, without frequency and season.
+        One set per system, named ``dysts/System``, without frequency and season.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -198,7 +198,7 @@ def _stored(path: Path) -> dict[str, Iterator[np.ndarray]]:
     if path.is_dir():
         folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.arrow")))
         if not folders:
-            raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one a system")
+            raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one per system")
         return {folder.name: _arrow_paths(folder) for folder in folders}
     if not path.is_file():
         raise InputError(f"there is no file or folder {str(path)!r}")

@@ -65,7 +65,7 @@ class Window:
 
     @property
     def row_ids(self) -> tuple[str, ...]:
-        """One name a series: the window's own, with the number of the variate if there are several."""
+        """One name per series: the window's own, with the number of the variate if there are several."""
         return (self.id,) if self.n_variates == 1 else tuple(f"{self.id}/{v}" for v in range(self.n_variates))
 
     @cached_property
@@ -170,7 +170,7 @@ class EvaluationSet:
             InputError: size is not positive.
         """
         if size < 1:
-            raise InputError(f"chunks({size}) of {self.name!r}: expected at least 1 series a chunk")
+            raise InputError(f"chunks({size}) of {self.name!r}: expected at least 1 series per chunk")
         parts: list[list[int]] = []
         room = 0
         for number, window in enumerate(self.windows):

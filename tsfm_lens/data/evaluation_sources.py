@@ -35,13 +35,13 @@ def holdout_sets(
         series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes: arrays, a long
             frame, the path of a CSV or Parquet file, a SeriesBatch.
         horizon: steps of each label.
-        windows: how many an item.
+        windows: how many per item.
         stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
         name: of the set; the file's name or "series" if None. Bundled series are named ``bundled/…``.
         reading: options of ``as_series``, such as ``freq``, ``variates`` and ``seasonality``.
 
     Returns:
-        One set for each frequency and season length; for bundled names one a series. The series of a group are the
+        One set for each frequency and season length; for bundled names one per series. The series of a group are the
         variates of one item. Where several frequencies share a name, it is ``name/freq``.
 
     Raises:
@@ -101,7 +101,7 @@ def _sets(
 
 
 def _labels(name: str, kinds: list[tuple[str | None, int]]) -> list[str]:
-    """A name a set: the frequency where there are several, and the season where that is not enough."""
+    """A name per set: the frequency where there are several, and the season where that is not enough."""
     if len(kinds) == 1:
         return [name]
     freqs = [freq for freq, _ in kinds]
@@ -127,7 +127,7 @@ def gluonts_set(
         dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
             FileDataset, PandasDataset or a list of dicts.
         horizon: steps of each label.
-        windows: how many an entry.
+        windows: how many per entry.
         stride: steps from one label to the next; the horizon if None.
         name: of the set.
         freq: frequency, in any pandas spelling; that of the first entry's period if None.
@@ -181,7 +181,7 @@ def gluonts_file(
         path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
             folder of such files, which are read in the order of their names.
         horizon: steps of each label.
-        windows: how many an entry.
+        windows: how many per entry.
         stride: steps from one label to the next; the horizon if None.
         name: of the set; the file's or folder's name if None.
         freq: frequency of all entries, in any pandas spelling.

@@ -32,7 +32,7 @@ def from_frame(
     Columns: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a timestamp
     (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``, ``y``,
     ``value``). An index of ids and timestamps, as AutoGluon's TimeSeriesDataFrame has, counts as such columns. A frame
-    without any of these names is read as one series a numeric column. Ids become text. Timestamps are read as
+    without any of these names is read as one series per numeric column. Ids become text. Timestamps are read as
     :func:`tsfm_lens.data.instants.times_of` says; those with zones stand on the grid of UTC, or of the local clock
     where steps are of a day or longer, and on the other where only that is regular. Gaps in regular timestamps
     become NaN. The batch's notes say all this, as they name columns that are not read.
@@ -41,7 +41,7 @@ def from_frame(
         frame: it is not changed.
         freq: pandas frequency alias; inferred if None.
         targets: the columns to read; with several, ids become ``id/column``.
-        variates: columns to read in place of targets, as the variates of one group an id; ids become
+        variates: columns to read in place of targets, as the variates of one group per id; ids become
             ``id/column``.
         id_column: whose values tell the series apart; found by its name if None.
         time_column: of the timestamps; found by its name if None.

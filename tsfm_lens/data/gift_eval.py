@@ -48,7 +48,7 @@ class GiftEvalConfig:
         freq: frequency as the key spells it.
         horizon: steps of each label.
         seasonality: m of MASE.
-        variates: series an item.
+        variates: series per item.
         domain: field of the data.
     """
 
@@ -106,7 +106,7 @@ def published_seasonal_naive() -> pd.DataFrame:
     """What the leaderboard publishes for Seasonal_Naive, by which it divides a model's scores.
 
     Returns:
-        Columns MASE and CRPS to four digits, one row a configuration, by its key.
+        Columns MASE and CRPS to four digits, one row per configuration, by its key.
 
     Source:
         GIFT-Eval leaderboard, columns MASE[0.5] and mean_weighted_sum_quantile_loss of Seasonal_Naive.
@@ -133,7 +133,7 @@ def gift_eval(
         missing: whether a configuration without a folder is an error, or left out with a warning.
 
     Returns:
-        One set a configuration, in the benchmark's order; variates of an item share its windows.
+        One set per configuration, in the benchmark's order; variates of an item share its windows.
 
     Raises:
         InputError: there is no benchmark folder, or a dataset in it is missing or damaged.
@@ -275,7 +275,7 @@ def _set(
 
 
 def window_count(folder: str, shortest: int, horizon: int) -> int:
-    """Test windows a series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
+    """Test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's.
 
     Args:
         folder: name of the dataset.

@@ -97,6 +97,6 @@ def _refuse_dates(first: Sequence[str], kinds: Sequence[str]) -> None:
     dates = [cell for cell, kind in zip(first, kinds, strict=True) if kind == "date"]
     if len(dates) > 1:
         raise InputError(
-            f"the columns are named by dates ({', '.join(dates[:3])} …): expected one row a time step; transpose the "
+            f"the columns are named by dates ({', '.join(dates[:3])} …): expected one row per time step; transpose the "
             "table"
         )

@@ -29,7 +29,7 @@ def flat(
         InputError: the frame has no rows, its columns have levels or repeat, or an index's levels cannot be told.
     """
     if frame.columns.nlevels > 1:
-        raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name a column")
+        raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column")
     if frame.empty and not (len(frame) and frame.index.nlevels > 1):
         raise InputError(f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})")
     if frame.columns.has_duplicates:

@@ -10,7 +10,7 @@ from tsfm_lens.errors import InputError
 
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """A dataset with dim ``series`` parted into ``series``, one entry a group, and ``variate``.
+    """A dataset with dim ``series`` parted into ``series``, one entry per group, and ``variate``.
 
     Groups and variates keep the order in which they first occur. Coordinates of ``series`` other than its ids,
     ``group`` and ``variate`` stay, as (series, variate). Where a group lacks a variate, floats and integers are

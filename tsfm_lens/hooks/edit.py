@@ -146,7 +146,7 @@ def _edit_own_keys(value: Tensor, rows: Tensor, part: Tensor, change: Change, st
 def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
     """Rows of the activation for the chosen series; a series may have several (samples, quantile paths).
 
-    Patterns between variates have a row a token, so a series stands for the whole group that it belongs to.
+    Patterns between variates have a row per token, so a series stands for the whole group that it belongs to.
     """
     if rows is None:
         return None

@@ -66,7 +66,7 @@ class Mean:
 
     Attributes:
         reference: activations recorded on the reference series; must hold the hook points concerned.
-        per: "position" keeps one mean a token position, "pooled" averages over positions too.
+        per: "position" keeps one mean per token position, "pooled" averages over positions too.
     """
 
     target: Target
@@ -157,7 +157,7 @@ class PatchFrom:
 
     Attributes:
         source: activations of that run, recorded with the hook points concerned. A source with one row
-            is used for every row; one with a row a series is repeated over the samples of each series.
+            is used for every row; one with a row per series is repeated over the samples of each series.
     """
 
     target: Target

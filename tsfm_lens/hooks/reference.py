@@ -76,7 +76,7 @@ def rows_in_place(source: Activations, point: Point, value: Tensor, state: RunSt
 
 
 def drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunState, rows: object, seed: int) -> Tensor:
-    """Rows of a reference run that take the place of rows of this one, one reference series a series.
+    """Rows of a reference run that take the place of rows of this one, one reference series per series.
 
     Args:
         reference: the recorded run.

@@ -100,7 +100,7 @@ def replayed(
 
     Args:
         model: the native module.
-        outputs: module path -> stored outputs, one a call, from :func:`recorded_outputs`.
+        outputs: module path -> stored outputs, one per call, from :func:`recorded_outputs`.
         rows: items in the batch of the recorded run.
         copies: how many variants run side by side; tensors whose first axis is a multiple of ``rows`` are
             repeated, variant-major: row ``v * rows + r`` is row r of variant v.

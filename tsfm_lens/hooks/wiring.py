@@ -79,7 +79,7 @@ class Attention:
         keys_from: the stack whose last activations are the keys and values; "" for its own.
         over: "time" if tokens attend to tokens of their own series, "variate" if to other series.
         qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over variates keep
-            their native rows (one a token); their query and key count variates.
+            their native rows (one per token); their query and key count variates.
         x_layout: axes of what enters the projections of q, k and v; "" for those of z with the heads folded.
         norm: path of the norm that the branch reads through, "" if there is none.
         post_norm: path of a norm between ``o`` and the stream, "" if there is none.
@@ -255,7 +255,7 @@ class Wiring:
         steps_per_readout: forecast steps that one call of the head yields; a function of its output where
             that varies.
         rollout_tolerance: relative deviation of the library's own cached rollout from its full forward.
-        sizes_from: a tensor whose layout names "series" and "variate" once a pass, for models that keep
+        sizes_from: a tensor whose layout names "series" and "variate" once per pass, for models that keep
             them apart.
         sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
         unread: modules whose output the readout does not use, so that variants need not compute it.

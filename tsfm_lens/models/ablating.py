@@ -29,7 +29,7 @@ def knock_outs(
     horizon: int | None = None,
     **options: Any,
 ) -> list[Intervention]:
-    """One intervention a component; arguments as :meth:`Lens.ablate` takes them.
+    """One intervention per component; arguments as :meth:`Lens.ablate` takes them.
 
     Raises:
         UnknownNameError: no such component.

@@ -32,8 +32,8 @@ class Encoded:
         loc, scale: (batch,), so that data = normalised * scale + loc; 0 and 1 where no single scale does that.
         batch: the series.
         horizon: forecast steps that the forward yields; None if the model's own.
-        items: first axis of the native input, where it is not one a series (variates as an axis of their own).
-        packed: whether the variates of an item share one token sequence, so that hooks see a row an item.
+        items: first axis of the native input, where it is not one per series (variates as an axis of their own).
+        packed: whether the variates of an item share one token sequence, so that hooks see a row per item.
         ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
         stats: further tensors that the head needs to return to data units.
         shared: names of inputs that are the same for all rows and have no axis that counts them.
@@ -103,7 +103,7 @@ class Encoded:
         )
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """One row a token: the steps it covers, and their timestamps; see ``time_axis.token_table``.
+        """One row per token: the steps it covers, and their timestamps; see ``time_axis.token_table``.
 
         Args:
             series: whose timestamps.

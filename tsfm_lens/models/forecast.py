@@ -95,9 +95,9 @@ class Forecast:
         return by_variate(self.to_dataset(truth))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a series and step.
+        """One row per series and step.
 
-        Columns: id, group and variate if multivariate, step, timestamp where known, mean, and one a quantile.
+        Columns: id, group and variate if multivariate, step, timestamp where known, mean, and one per quantile.
         """
         frames = []
         for index, name in enumerate(self.context.ids):

@@ -319,7 +319,8 @@ class Lens(Facts, HookedRootModule):
         Raises:
             UnknownNameError: a name matches no hook point.
             InputError: gradients asked without a scalar loss, of a rollout, under inference mode, or of a model whose
-                backward pass is not the derivative; a rollout of a model that runs twice a forecast; too little memory.
+                backward pass is not the derivative; a rollout of a model that runs twice per forecast; too little
+                memory.
         """
         refuse_run(self, rollout, incl_bwd, loss)
         how = (device, reduce, loss if incl_bwd else None, memory)

@@ -161,7 +161,7 @@ class Run:
 
     @cached_property
     def point(self) -> np.ndarray:
-        """(series, step) the forecast in one value a step, as variants of the model are compared with it."""
+        """(series, step) the forecast in one value per step, as variants of the model are compared with it."""
         if self.rollout:
             return self.forecast.median
         self._refuse_other_hooks()

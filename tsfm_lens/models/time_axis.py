@@ -20,7 +20,7 @@ SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 
 
 def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.DataFrame:
-    """One row a token: the steps ``[start, stop)`` that it covers, and their timestamps where known.
+    """One row per token: the steps ``[start, stop)`` that it covers, and their timestamps where known.
 
     Args:
         spans: of one stack.

@@ -54,7 +54,7 @@ def _words(plate: Plate) -> str:
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
-    """One line a result: its kind, its sizes and the parameters of its probe."""
+    """One line per result: its kind, its sizes and the parameters of its probe."""
     lines = []
     for result in results:
         given = {key: value for key, value in result.attrs.items() if key not in _TOLD and value not in ("", None)}

@@ -111,7 +111,7 @@ ENTRIES = (
     ),
     Entry(
         "1D",
-        "Entropy of the next value's distribution after each layer, a line a window, and their median.",
+        "Entropy of the next value's distribution after each layer, a line per window, and their median.",
         "logit_lens over windows of every series",
         ("layer_entropy",),
         _entropy,
@@ -127,10 +127,10 @@ ENTRIES = (
     ),
     Entry(
         "22",
-        "What each layer adds to the accuracy of the forecast read after it, a line a window, and their median.",
+        "What each layer adds to the accuracy of the forecast read after it, a line per window, and their median.",
         "logit_lens over windows of every series, layer_gain",
         ("layer_gain",),
         _gain,
-        "Chronos base, 117 windows of chaotic systems; black lines a window, red median",
+        "Chronos base, 117 windows of chaotic systems; one black line per window, the median in red",
     ),
 )

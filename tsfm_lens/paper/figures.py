@@ -22,7 +22,7 @@ from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 STATIC = ("svg", "pdf", "png")
 # what no single run can draw: whole sweeps, and the figures of all layers
 _FROM_SWEEPS = {item.id: item for item in ITEMS if item.sweep or item.id in ("S3-F2", "S3-F8", "S3-F9")}
-DOTS = 6.25  # dots a pixel of a png for print: 600 an inch
+DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
 
 
 def figures() -> dict[str, Entry]:

@@ -24,7 +24,7 @@ class Evaluated:
         layers, heads: layers of the stack that is read out, and heads in each.
         context: steps shown to the model.
         samples: sample paths; None for a model of quantiles.
-        patch: steps a token.
+        patch: steps per token.
         tokens: how a series becomes tokens.
         loss: what it was trained on.
     """

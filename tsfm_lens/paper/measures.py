@@ -1,4 +1,4 @@
-"""How each table or figure of the paper is measured here: one function an id."""
+"""How each table or figure of the paper is measured here: one function per id."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _size(name: str, lens: Lens) -> dict[str, float]:
     return {
         f"{name}: parameters": _millions(lens),
         f"{name}: layers": stack.n_layers,
-        f"{name}: heads a layer": stack.n_heads,
-        f"{name}: steps a token": _steps_a_token(lens),
+        f"{name}: heads per layer": stack.n_heads,
+        f"{name}: steps per token": _steps_per_token(lens),
     }
 
 
-def _steps_a_token(lens: Lens) -> int:
+def _steps_per_token(lens: Lens) -> int:
     """Steps that the longest token of a series covers, read off an encoded series."""
     context = as_series(np.sin(np.arange(256.0)))
     # the stack that reads the series comes first

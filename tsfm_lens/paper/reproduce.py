@@ -28,7 +28,7 @@ LIST_HINT = "`tsfm-lens reproduce --list` shows all."
 EMBEDDED = checkpoint_names()
 WINDOWS = 16
 NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15")
-# Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps an oscillation
+# Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
 _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
 
 
@@ -85,7 +85,7 @@ def reproduce(
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
         engine: of a sweep: "single", "processes" or "ray".
-        workers: of the engine; one a core if None.
+        workers: of the engine; one per core if None.
         progress: called with what is done, how much, of how much, and the seconds left where they are known; see
             :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
         reading: how the files of a sweep are read, as options of ``tsfm_lens.data.read_series``.

@@ -34,8 +34,8 @@ def _sizes() -> tuple[Value, ...]:
     for name, parameters, layers, heads, patch in rows:
         values.append(Value(f"{name}: parameters", parameters, "appendix A", "million"))
         values.append(Value(f"{name}: layers", layers, "appendix A"))
-        values.append(Value(f"{name}: heads a layer", heads, "appendix A"))
-        values.append(Value(f"{name}: steps a token", patch, "table 3"))
+        values.append(Value(f"{name}: heads per layer", heads, "appendix A"))
+        values.append(Value(f"{name}: steps per token", patch, "table 3"))
     return (*values, Value("Chronos-Bolt small: parameters", 48, "appendix D.3", "million"))
 
 

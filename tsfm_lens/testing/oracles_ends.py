@@ -49,7 +49,7 @@ def _embedding(case: Case) -> dict[str, float]:
         seen.append((acts, [call for twin in twins for call in calls[twin]]))
     (acts, made), (others, made_then) = seen
     if not made or len(made) != len(made_then):
-        return {f"embed {path!r} is called once a stream": math.inf}
+        return {f"embed {path!r} is called once per stream": math.inf}
     source = torch.cat(
         [
             _rows(call.gave() - second.gave(), stack.d_model)

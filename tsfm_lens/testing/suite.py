@@ -115,7 +115,7 @@ def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = 
         quiet: do not print the table.
 
     Returns:
-        One result an oracle; ``result.passed`` tells.
+        One result per oracle; ``result.passed`` tells.
 
     Raises:
         WiringError: a path of the table does not exist in the model, or a size is not the model's.

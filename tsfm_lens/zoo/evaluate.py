@@ -135,7 +135,7 @@ def skill_table(title: str, skills: list[Skill]) -> Table:
 
 def main(
     folder: Annotated[Path, typer.Argument(help="folder of a checkpoint in the native format")],
-    horizon: Annotated[int, typer.Option(help="forecast steps a window")] = 24,
+    horizon: Annotated[int, typer.Option(help="forecast steps per window")] = 24,
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
     real: Annotated[Path | None, typer.Option(help="validation series of tools/build_training_series.py")] = None,
 ) -> None:

@@ -30,7 +30,7 @@ def season_lengths(rng: np.random.Generator, count: int, longest: int) -> NDArra
 
 
 def column(values: Array | float) -> Array:
-    """One value a row, ready to broadcast over time."""
+    """One value per row, ready to broadcast over time."""
     return np.asarray(values, dtype=np.float64)[..., None]
 
 

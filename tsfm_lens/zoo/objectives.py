@@ -111,7 +111,7 @@ def token_loss(
 
 
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """Native quantile loss a forecast step, on instance-normalised values."""
+    """Native quantile loss per forecast step, on instance-normalised values."""
     past, future = past.to(model.device), future.to(model.device)
     centre = past.nanmean(1, keepdim=True)
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
@@ -120,7 +120,7 @@ def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor,
 
 
 def group_loss(model: PreTrainedModel, groups: Groups, stage: Stage) -> torch.Tensor:
-    """Native quantile loss a forecast step and level of a model with covariates."""
+    """Native quantile loss per forecast step and level of a model with covariates."""
     patch = model.chronos_config.output_patch_size
     loss = model(
         context=groups.context,

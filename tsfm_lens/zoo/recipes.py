@@ -110,7 +110,7 @@ CORPUS: dict[str, int] = dict.fromkeys(HOME_MIX, 2_000) | {"kernelsynth": 2_000,
 
 
 def _t5(d_model: int, d_kv: int, vocab_size: int) -> dict[str, Any]:
-    """Three layers of four heads a stack."""
+    """Three layers of four heads per stack."""
     return {
         "vocab_size": vocab_size,
         "d_model": d_model,

@@ -156,7 +156,7 @@ def measure(
     Args:
         pipeline: the native pipeline.
         cases: series with their seasons.
-        horizon: forecast steps a window.
+        horizon: forecast steps per window.
         seed: of sampling models.
         covariates: whether the model is shown those of the cases.
     """

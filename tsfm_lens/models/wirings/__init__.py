@@ -1,1 +1,1 @@
-"""One file an architecture; each defines ``ARCHITECTURE``. Files that start with "_" are shared parts."""
+"""One file per architecture; each defines ``ARCHITECTURE``. Files that start with "_" are shared parts."""

@@ -12,12 +12,12 @@ from tsfm_lens.data import SeriesBatch
 
 
 def contexts(values: Iterable[Any]) -> list[Tensor]:
-    """One float64 tensor a row."""
+    """One float64 tensor per row."""
     return [torch.tensor(series, dtype=torch.float64) for series in values]
 
 
 def items(batch: SeriesBatch) -> list[Tensor]:
-    """One tensor an item: (time,), or (variate, time) where an item has several variates."""
+    """One tensor per item: (time,), or (variate, time) where an item has several variates."""
     found: list[list[Tensor]] = []
     for row, group in zip(contexts(batch.values), batch.group_index, strict=True):
         if group == len(found):

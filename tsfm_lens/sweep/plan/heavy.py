@@ -90,7 +90,7 @@ def random_entries(
     how: str = "zero",
     seed: int = 0,
 ) -> list[Entry]:
-    """A recipe's counts with heads drawn at random without replacement, once a seed.
+    """A recipe's counts with heads drawn at random without replacement, once per seed.
 
     Args:
         lens, model, recipe, mlps, kind, paired, how, seed: see :func:`recipe_entry`.

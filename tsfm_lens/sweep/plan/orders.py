@@ -130,7 +130,7 @@ def head_scores(
         order: name of the score.
         series: what the scores from data are measured on.
         horizon: forecast steps, within one pass; the model's prediction length if None. ``gradient`` runs backward
-            once a step.
+            once per step.
         seed: of a random order; of sampling models' forecasts otherwise.
         kind: kind of attention; the last one over time if None.
         num_samples: of sampling models' forecasts.

@@ -123,7 +123,7 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
 
 
 def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
-    """A plan as a table, one row an entry.
+    """A plan as a table, one row per entry.
 
     Returns:
         Columns model, family, label, variant (id), components (list), how, spec_seed, and every tag; None where an

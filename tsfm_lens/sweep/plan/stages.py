@@ -88,7 +88,7 @@ class ModelPlan:
     Attributes:
         first: what is known beforehand.
         later: how many variants may follow, at most.
-        found: results of heads@k, one a layer and order, once its stages are over.
+        found: results of heads@k, one per layer and order, once its stages are over.
         unfit: recipes that are written for other models.
 
     Raises:
@@ -239,7 +239,7 @@ class ModelPlan:
         )
 
     def _round(self, asked: dict[tuple[int, str], list[tuple[int, int]]], turn: int) -> Iterator[Stage]:
-        """The stages of one round of all searches: one a look."""
+        """The stages of one round of all searches: one per look."""
         if turn == 1 and self.config.variants.heads_at is not None and self.config.variants.heads_at.search == "scan":
             # these ran with what is known beforehand
             return

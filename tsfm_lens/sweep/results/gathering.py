@@ -139,7 +139,7 @@ def _without_choice(entries: pd.DataFrame) -> list[str]:
 
 
 def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
-    """Sums a series, models by the names that the configuration gives them."""
+    """Sums per series, models by the names that the configuration gives them."""
     measures = [*TABLE_METRICS, "spearman_distance"]
     columns = [*KEY_COLUMNS, *dict.fromkeys(name for each in measures for name in formula(each)[0] if name in VALUES)]
     columns += ["n", "n_invalid"]

@@ -1,4 +1,4 @@
-"""What a sweep has finished, as a plan and sums a series, and what each entry of the plan changes."""
+"""What a sweep has finished, as a plan and sums per series, and what each entry of the plan changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tidy table for each question: a row an entry and metric, or a dataset and count; drawn and written as it is.
+"""One tidy table for each question: a row per entry and metric, or per dataset and count; drawn and written as it is.
 
 Where a table comes from stands in its ``attrs``: ``kind`` and ``title``, the sweep, and how intervals were made.
 """
@@ -78,7 +78,7 @@ def heads_at(
 ) -> pd.DataFrame | None:
     """How many heads each layer must keep in each order; kind "sweep_heads_at".
 
-    ``better`` marks the order that counts, one a layer, judged by ``judged_by``; ``order_stands`` whether, at that
+    ``better`` marks the order that counts, one per layer, judged by ``judged_by``; ``order_stands`` whether, at that
     number of heads, it costs less than every other order that is not at random, after Holm over the model's layers;
     ``leads`` whether losing all heads of the layer costs more ("highest") or less than of every other layer.
 
@@ -153,7 +153,7 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
 
 
 def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """A row a dataset and number of heads ablated in one order of one layer."""
+    """A row per dataset and number of heads ablated in one order of one layer."""
     model = line["model"].iloc[0]
     moved = dataset_changes(results.rows(model, list(line["variant"])))
     mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")

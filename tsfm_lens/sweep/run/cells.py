@@ -236,7 +236,7 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
         cells: key of each variant's cell.
 
     Returns:
-        One row a cell and series: the key columns, the sums of :func:`window_scores` and the distances to the
+        One row per cell and series: the key columns, the sums of :func:`window_scores` and the distances to the
         plain forecast of :func:`forecast_distances`.
     """
     chunk = shared.chunk.load()

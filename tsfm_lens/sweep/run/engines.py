@@ -57,11 +57,11 @@ def run_groups(
 
     Args:
         tasks: the groups; independent of one another, started in this order.
-        make_worker: called once a worker with ``common`` and its device; gives what computes the rows of a task.
+        make_worker: called once per worker with ``common`` and its device; gives what computes the rows of a task.
         common: what all workers need; picklable.
         store: where the rows go.
         engine: "single", "processes" or "ray". Scripts that use processes need ``if __name__ == "__main__":``.
-        workers: how many; by default one a device, else one a core up to eight ("ray": one a GPU or CPU).
+        workers: how many; by default one per device, else one per core up to eight ("ray": one per GPU or CPU).
         devices: torch devices, dealt out to workers in turn; of "ray", ("cuda",) gives each worker a GPU.
         retries: how often a group is started again after its worker died.
         on_done: called for each group, in the calling process.

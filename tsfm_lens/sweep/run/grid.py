@@ -81,7 +81,7 @@ class ModelCells:
         return [self._cell(spec, place) for place in self._within(looks) for spec in specs]
 
     def tasks(self, specs: Sequence[VariantSpec], done: set[str], looks: int | None = None) -> list[GroupTask]:
-        """What computes the cells that are not done, a block of variants a task."""
+        """What computes the cells that are not done, a block of variants per task."""
         found = []
         for place in self._within(looks):
             missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in done]
@@ -99,7 +99,7 @@ class ModelCells:
         """Work of one variant, for the time left: parameters times tokens that pass through them, roughly."""
         adapter, horizon = self.lens.adapter, place.dataset.horizon
         if adapter.readout == "token":
-            # a token a step of every sample path
+            # a token per step of every sample path
             configured = getattr(getattr(adapter, "settings", None), "num_samples", 20)
             tokens = horizon * (self.model.num_samples or configured)
         else:

@@ -29,7 +29,7 @@ class Estimate:
 
     @property
     def pace(self) -> float | None:
-        """Seconds of one worker a unit of cost; None before the first group."""
+        """Seconds that one worker takes per unit of cost; None before the first group."""
         cost = sum(cost for cost, _ in self._last)
         return sum(seconds for _, seconds in self._last) / cost if cost > 0 else None
 

@@ -308,7 +308,7 @@ def _nodes(ray: Any, resource: str) -> list[float]:
 
 
 def share(nodes: Sequence[float], workers: int) -> int:
-    """CPUs a worker, so that all of them find a place: the most that they can have, and at least one."""
+    """CPUs per worker, so that all of them find a place: the most that they can have, and at least one."""
     for cpus in range(int(max(nodes, default=1)), 1, -1):
         if sum(int(node // cpus) for node in nodes) >= workers:
             return cpus

@@ -57,7 +57,7 @@ class Standing:
 
     Attributes:
         cells, finished: of what is known before results are.
-        parts: a row a model and family.
+        parts: a row per model and family.
         later: words on what depends on results.
     """
 
@@ -195,7 +195,7 @@ def run_sweep(
         config: what is swept over.
         folder: of the store; made if it is not there.
         engine: "single", "processes" or "ray".
-        workers: of the engine; one a device or core if None.
+        workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
         shared_store: Ray workers see the store's folder and write themselves.
         progress: see :data:`Progress`.

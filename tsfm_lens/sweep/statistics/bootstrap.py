@@ -1,6 +1,6 @@
 """Two-stage resampling of a benchmark: datasets first, then the series of each, the same draw for all variants.
 
-What is resampled are sums a series, so that each replicate pools the metric anew, as the benchmark would on that
+What is resampled are sums per series, so that each replicate pools the metric anew, as the benchmark would on that
 choice of datasets and series.
 """
 

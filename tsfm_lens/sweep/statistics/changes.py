@@ -138,7 +138,7 @@ def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> di
     table = frame[["variant", family]].drop_duplicates()
     if table["variant"].duplicated().any():
         twice = table.loc[table["variant"].duplicated(), "variant"].iloc[0]
-        raise InputError(f"variant {twice!r} is in more than one {family}; call `changes` once a family, or `holm`")
+        raise InputError(f"variant {twice!r} is in more than one {family}; call `changes` once per family, or `holm`")
     return {str(v): str(name) for v, name in zip(table["variant"], table[family], strict=True)}
 
 

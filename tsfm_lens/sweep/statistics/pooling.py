@@ -1,4 +1,4 @@
-"""From stored rows to metrics: sums a series, metrics a dataset, one figure for a benchmark."""
+"""From stored rows to metrics: sums per series, metrics per dataset, one figure for a benchmark."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
         return per_series(frame, measures)
     absent = [c for measure in measures for c in formula(measure)[0] if c not in frame]
     if absent:
-        raise InputError(f"these sums a series lack {absent}: give `per_series` all measures that are asked for")
+        raise InputError(f"these sums per series lack {absent}: give `per_series` all measures that are asked for")
     return frame
 
 
@@ -204,7 +204,7 @@ def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
     """The geometric mean over datasets, and the datasets that had to be left out of it.
 
     Args:
-        values: a column a thing to compare, a row a dataset.
+        values: a column per thing to compare, a row per dataset.
 
     Returns:
         A number for a series, a series by column for a frame; and the datasets where any column is NaN, infinite, 0

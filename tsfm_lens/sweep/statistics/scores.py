@@ -101,7 +101,7 @@ def _check(truth: np.ndarray, levels: Sequence[float], scale: np.ndarray, foreca
     if truth.ndim != 2:
         raise InputError(f"truth must be (series, step), got the shape {truth.shape}")
     if scale.shape != truth.shape[:1]:
-        raise InputError(f"scale must have one value a series, {len(truth)}, got the shape {scale.shape}")
+        raise InputError(f"scale must have one value per series, {len(truth)}, got the shape {scale.shape}")
     middle = {"quantiles": (len(levels),), "samples": (-1,), "mean": ()}
     for name, array in forecasts.items():
         wanted = (truth.shape[0], *middle[name], truth.shape[1])

@@ -1,7 +1,7 @@
 """The store of a sweep: one content-keyed Parquet file a finished group of cells.
 
     store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
-    cells/xx/KEY.parquet  rows of a group of cells, one row a series and window; the footer lists the cells
+    cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
     plans/NAME.json, .parquet   what was asked for, and where it comes from
     claims/KEY.lock       held by the process that computes a group; the kernel frees it when the process dies
     damaged/              files that could not be read, moved aside
@@ -154,7 +154,7 @@ class Store:
         """Keep the rows of a finished group of cells.
 
         Args:
-            rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row a series and window.
+            rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row per series and window.
             cells: keys of the cells; the rows hold each of them, and no other.
 
         Returns:
