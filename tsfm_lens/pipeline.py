@@ -60,10 +60,28 @@ def _untold(name: str, done: int, total: int) -> None:
 
 def _results(lens: Lens, chapters: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
     """Name of each result of a report, the measurement that gives it, and the options of its probe."""
+    chosen = checked_chapters(chapters)
+    for measurement in chosen:
+        measurement.check(lens)
+    return [(name, each, options) for each in chosen for name, options in each.in_report(lens).items()]
+
+
+def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
+    """The measurements that a report of one run is asked for, each once.
+
+    Raises:
+        InputError: there is none, or one is made of many runs.
+        UnknownNameError: no measurement has this kind; the message has the nearest.
+    """
     from tsfm_lens.catalogue import find
 
-    found = [find(kind) for kind in chapters]
-    return [(name, each, options) for each in found for name, options in each.in_report(lens).items()]
+    if not chapters:
+        raise InputError("a report needs at least one chapter; `tsfm-lens measurements` lists them")
+    chosen = [find(kind) for kind in dict.fromkeys(chapters)]
+    for measurement in chosen:
+        if measurement.compute is None:
+            raise InputError(f"{measurement.kind!r} is made of many runs: `tsfm-lens sweep report` draws it")
+    return chosen
 
 
 def report(

@@ -167,6 +167,37 @@ for command in (
 """
 
 
+@pytest.mark.parametrize(
+    ("chapters", "words"),
+    [
+        ("patching,circut", "no measurement 'circut'. Closest: circuit"),
+        ("sweep_curves", "made of many runs"),
+        ("", "at least one chapter"),
+        ("forecast,lens_logits", "logits over a vocabulary, which bolt-nano does not have"),
+    ],
+)
+def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
+    chapters: str, words: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    args = [
+        "report",
+        "bolt-nano",
+        "--data",
+        "bundled:nile",
+        "--horizon",
+        "6",
+        "--chapters",
+        chapters,
+        "--out",
+        str(out),
+    ]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 1
+    assert words in " ".join(result.stderr.split())
+    assert not out.exists()
+
+
 def test_a_probe_with_figure_and_reading_is_three_files(tmp_path: Path) -> None:
     for part in ("tsfm_lens", "tools"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -132,6 +132,15 @@ class Measurement:
         """Functions of :mod:`tsfm_lens.probes`, that which gives the result first."""
         return (self.compute.name, *self.helpers) if self.compute is not None and self.compute.name else self.helpers
 
+    def check(self, lens: Lens) -> None:
+        """Refuse a model that the definition does not allow.
+
+        Raises:
+            InputError: it does not have what the measurement needs.
+        """
+        if self.needs is not None:
+            self.needs.check(lens, f"{self.kind!r}")
+
     def of(self, work: Work, **options: Any) -> xr.Dataset:
         """The result of a run.
 
@@ -144,8 +153,7 @@ class Measurement:
         """
         if self.compute is None:
             raise InputError(f"a result of kind {self.kind!r} is made of many runs: `tsfm-lens sweep` makes it")
-        if self.needs is not None:
-            self.needs.check(work.run.lens, f"{self.kind!r}")
+        self.check(work.run.lens)
         return self.compute.call(work, options)
 
     def in_report(self, lens: Lens) -> Mapping[str, Options]:

@@ -41,13 +41,15 @@ def report(
     reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
+    from tsfm_lens.pipeline import CHAPTERS, checked_chapters, steps_of
+    from tsfm_lens.pipeline import report as write_report
+
+    kinds = CHAPTERS if chapters is None else tuple(each.strip() for each in chapters.split(",") if each.strip())
+    # what can be wrong in the words is said before a model is opened
+    checked_chapters(kinds)
     series = read_data(data, reading)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=1)
-        from tsfm_lens.pipeline import CHAPTERS, steps_of
-        from tsfm_lens.pipeline import report as write_report
-
-        kinds = CHAPTERS if chapters is None else tuple(each.strip() for each in chapters.split(",") if each.strip())
         lens = open_lens(model)
         bar.update(opening, completed=1)
         # one bar per step, all shown from the start, so that what is left to do can be seen
