@@ -26,7 +26,22 @@ from tsfm_lens.catalogue import work_on
 from tsfm_lens.data import bundled
 from tsfm_lens.models.run import Run
 
-ROOMS = ("", "data", "hooks", "models", "ablation", "probes", "catalogue", "report", "sweep", "testing", "viz", "zoo")
+ROOMS = (
+    "",
+    "ablation",
+    "catalogue",
+    "data",
+    "explore",
+    "hooks",
+    "models",
+    "pipeline",
+    "probes",
+    "report",
+    "sweep",
+    "testing",
+    "viz",
+    "zoo",
+)
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     from tsfm_lens.models import Lens
     from tsfm_lens.models.run import Run
 
+__all__ = [
+    "CHAPTERS",
+    "analyse",
+    "as_plain",
+    "bundled_in",
+    "checked_chapters",
+    "hook_shapes",
+    "provenance",
+    "read_sources",
+    "report",
+    "steps_of",
+]
+
 Progress = Callable[[str, int, int], None]
 
 CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
@@ -40,6 +53,10 @@ def analyse(run: Run, *, chapters: Sequence[str] = CHAPTERS, progress: Progress 
     Raises:
         InputError: one pass does not cover the horizon, or a definition forbids the model or the series.
         UnknownNameError: no measurement has this kind.
+
+    Example:
+        >>> list(pipeline.analyse(run, chapters=("forecast", "head_entropy")))
+        ['forecast', 'head_entropy']
     """
     from tsfm_lens.catalogue import work_on
 
@@ -72,6 +89,10 @@ def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
     Raises:
         InputError: there is none, or one is made of many runs.
         UnknownNameError: no measurement has this kind; the message has the nearest.
+
+    Example:
+        >>> [each.heading for each in pipeline.checked_chapters(["ablation", "circuit"])]
+        ['Ablation', 'Minimal circuit']
     """
     from tsfm_lens.catalogue import find
 
@@ -109,6 +130,10 @@ def report(
     Raises:
         InputError: see :func:`analyse`.
         UnknownNameError: no measurement has this kind.
+
+    Example:
+        >>> pipeline.report(run, folder, chapters=("forecast",)).name
+        'index.html'
     """
     from tsfm_lens.report import build_report
 
@@ -123,12 +148,22 @@ def report(
 
 
 def steps_of(lens: Lens, chapters: Sequence[str] = CHAPTERS) -> list[str]:
-    """Names of the steps of :func:`report`, in order."""
+    """Names of the steps of :func:`report`, in order.
+
+    Example:
+        >>> pipeline.steps_of(lens, ("forecast", "attention"))
+        ['forecast', 'attention_self_attn', 'attention_cross_attn', 'report']
+    """
     return [*(name for name, _, _ in _results(lens, chapters)), "report"]
 
 
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
-    """What the head of a report says about where its numbers come from, in the order shown."""
+    """What the head of a report says about where its numbers come from, in the order shown.
+
+    Example:
+        >>> pipeline.provenance(run, ["bundled:co2"])["horizon"]
+        '12 steps, held out as the truth'
+    """
     from tsfm_lens.data import bundled_info
 
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
@@ -155,6 +190,10 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
     Raises:
         InputError: a file cannot be read, ``bundled:`` names nothing, or there are options and no file.
         UnknownNameError: there is no bundled series of a name.
+
+    Example:
+        >>> pipeline.read_sources(["bundled:co2,nile"]).ids
+        ('co2', 'nile')
     """
     from tsfm_lens.data import SeriesBatch, bundled, bundled_names, read_series
 
@@ -174,7 +213,12 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
 
 
 def bundled_in(sources: Sequence[str]) -> list[str]:
-    """Names of the bundled series that ``bundled:NAME[,NAME…]`` asks for; none of what is no such word."""
+    """Names of the bundled series that ``bundled:NAME[,NAME…]`` asks for; none of what is no such word.
+
+    Example:
+        >>> pipeline.bundled_in(["bundled:co2,nile", "load.csv"])
+        ['co2', 'nile']
+    """
     from tsfm_lens.data import bundled_names
 
     asked = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]
@@ -187,6 +231,10 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
+
+    Example:
+        >>> pipeline.hook_shapes(lens, "decoder_blocks.0.hook_resid_pre")[0][2]
+        (1, 8, 64)
     """
     import torch
 
@@ -206,7 +254,12 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
 
 
 def as_plain(result: xr.Dataset) -> dict[str, Any]:
-    """A labelled result as JSON-able values: attributes, coordinates, variables; missing values are None."""
+    """A labelled result as JSON-able values: attributes, coordinates, variables; missing values are None.
+
+    Example:
+        >>> pipeline.as_plain(run.forecast.to_dataset())["dims"]["step"]
+        12
+    """
     plain = result.to_dict(data="array")
     parts = {
         group: {

@@ -32,6 +32,9 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     Raises:
         MissingExtraError: the notebook libraries are not installed.
         InputError, UnknownNameError: see :func:`tsfm_lens.probes.head_states`.
+
+    Example:
+        >>> run.explore()  # doctest: +SKIP
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
