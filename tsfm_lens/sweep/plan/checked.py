@@ -70,15 +70,15 @@ def complaints(error: ValidationError, what: str, fields_at: Callable[[tuple[Any
         what: the kind of file, as in "a sweep".
         fields_at: the fields of the part of the file at a place.
     """
-    found = error.errors()
-    places = [each["loc"] for each in found]
+    details = error.errors()
+    places = [detail["loc"] for detail in details]
 
-    def follows(each: Any) -> bool:
+    def follows(detail: Any) -> bool:
         """Whether a whole is wrong only because a part of it is."""
-        place = each["loc"]
+        place = detail["loc"]
         return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
-    return "; ".join(_complaint(each, what, fields_at) for each in found if not follows(each))
+    return "; ".join(_complaint(detail, what, fields_at) for detail in details if not follows(detail))
 
 
 def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]) -> str:

@@ -200,10 +200,10 @@ class SweepConfig(Strict):
     def _bytes(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value)
-        if found is None or found[2].upper() not in UNITS:
+        amount = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value)
+        if amount is None or amount[2].upper() not in UNITS:
             raise ValueError(f"{value!r} is no amount of memory, write it like '4 GB'")
-        return int(float(found[1]) * UNITS[found[2].upper()])
+        return int(float(amount[1]) * UNITS[amount[2].upper()])
 
     @model_validator(mode="after")
     def _names(self) -> SweepConfig:
@@ -287,17 +287,17 @@ def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     content = dict(content)
     if isinstance(content.get("data"), list):
         content["data"] = [
-            {**each, "path": beside(each["path"])} if isinstance(each, dict) and each.get("path") else each
-            for each in content["data"]
+            {**source, "path": beside(source["path"])} if isinstance(source, dict) and source.get("path") else source
+            for source in content["data"]
         ]
     if isinstance(content.get("models"), list):
         content["models"] = [
-            {**each, "source": path(each["source"]), "name": each.get("name") or each["source"]}
-            if isinstance(each, dict) and isinstance(each.get("source"), str)
-            else each
-            for each in content["models"]
+            {**model, "source": path(model["source"]), "name": model.get("name") or model["source"]}
+            if isinstance(model, dict) and isinstance(model.get("source"), str)
+            else model
+            for model in content["models"]
         ]
     variants = content.get("variants")
     if isinstance(variants, dict) and isinstance(variants.get("recipes"), list):
-        content["variants"] = {**variants, "recipes": [path(each) for each in variants["recipes"]]}
+        content["variants"] = {**variants, "recipes": [path(recipe) for recipe in variants["recipes"]]}
     return content

@@ -66,7 +66,7 @@ def recipe_entry(
             if head not in range(row.n_heads):
                 raise unknown_name(f"head of layer {layer}", head, map(str, range(row.n_heads)))
         chosen += heads_at(row, layer, indices, kinds)
-    mlp_components = [each for layer in mlps for each in mlps_at(row, known_layer(row, layer))]
+    mlp_components = [mlp for layer in mlps for mlp in mlps_at(row, known_layer(row, layer))]
     if not chosen + mlp_components:
         raise InputError(f"recipe {recipe!r} ablates nothing of this model")
     total = row.n_heads * sum(bool(kinds_of(row, layer, kind, paired=paired)) for layer in range(row.n_layers))
@@ -110,8 +110,8 @@ def random_entries(
         drawn: dict[int, list[int]] = {}
         for component in random_heads(lens, dict(sorted(keep.items())), seed=draw, kind=one, paired=False):
             drawn.setdefault(component.layer, []).append(component.head or 0)
-        own: dict[str, Any] = {"kind": kind, "paired": paired, "how": how, "seed": seed}
+        options: dict[str, Any] = {"kind": kind, "paired": paired, "how": how, "seed": seed}
         entries.append(
-            recipe_entry(lens, model, recipe, drawn, mlps, family="random", selection="random", draw=draw, **own)
+            recipe_entry(lens, model, recipe, drawn, mlps, family="random", selection="random", draw=draw, **options)
         )
     return entries

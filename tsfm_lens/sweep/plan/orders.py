@@ -73,25 +73,25 @@ def parse_orders(texts: Iterable[str]) -> list[Order]:
         InputError: a random order without a seed, with one that is no number of nine digits, or with too many.
         UnknownNameError: no such score or end; the message has the nearest ones.
     """
-    found: list[Order] = []
+    orders: list[Order] = []
     for text in texts:
         name, _, rest = str(text).partition(":")
         if name not in ORDERS:
-            raise unknown_name("order of heads", text, [f"{each}:low" for each in ORDERS[:-1]] + ["random:0"])
+            raise unknown_name("order of heads", text, [f"{order}:low" for order in ORDERS[:-1]] + ["random:0"])
         if name == "random":
-            found += [Order(name, seed=seed) for seed in _seeds(text, rest)]
+            orders += [Order(name, seed=seed) for seed in _seeds(text, rest)]
         elif rest and rest not in ENDS:
             raise unknown_name("order of heads", text, [f"{name}:{end}" for end in ENDS])
         else:
-            found += [Order(name, end) for end in ([rest] if rest else ENDS)]
-    return list(dict.fromkeys(found))
+            orders += [Order(name, end) for end in ([rest] if rest else ENDS)]
+    return list(dict.fromkeys(orders))
 
 
 def _seeds(text: str, rest: str) -> range:
-    found = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
-    if found is None:
+    numbers = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
+    if numbers is None:
         raise InputError(f"a random order has a seed: {text!r} is to read like random:0, or random:0..9 for ten")
-    seeds = range(int(found[1]), int(found[2] or found[1]) + 1)
+    seeds = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)
     if not 1 <= len(seeds) <= MOST_RANDOM:
         raise InputError(f"{text!r} stands for {len(seeds)} random orders, expected 1 to {MOST_RANDOM}")
     return seeds
@@ -170,15 +170,15 @@ def _scores(lens: Lens, order: str, run: Run | None, seed: int, kind: str | None
     chosen, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
     if order == "random":
         ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
-        found = _array(np.array(ranks, dtype=float), layers)
+        scores = _array(np.array(ranks, dtype=float), layers)
     elif order == "stable_rank":
-        found = head_spectra(lens, kind=chosen, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
+        scores = head_spectra(lens, kind=chosen, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
     else:
         assert run is not None
-        found = _MEASURES[order](run, chosen)
-    found = found.rename(order)
-    found.attrs = {"order": order, "attention": chosen, "source": _SOURCES[order]}
-    return found
+        scores = _MEASURES[order](run, chosen)
+    scores = scores.rename(order)
+    scores.attrs = {"order": order, "attention": chosen, "source": _SOURCES[order]}
+    return scores
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
@@ -195,7 +195,7 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
     """
     if direction not in ENDS:
         raise unknown_name("direction", direction, ENDS)
-    known = [str(each) for each in scores["layer"].values]
+    known = [str(layer_name) for layer_name in scores["layer"].values]
     if str(layer) not in known:
         raise unknown_name("layer with this score", layer, known)
     row = scores.sel(layer=str(layer)).values
@@ -231,21 +231,21 @@ def rankings(
     wanted = parse_orders(map(str, orders))
     run = _run_for(lens, [order.name for order in wanted], series, horizon, num_samples, seed)
     measured: dict[tuple[str, int], xr.DataArray] = {}
-    found = {}
+    ranked = {}
     for order in wanted:
-        own = order.seed if order.name == "random" else seed
-        if (order.name, own) not in measured:
-            measured[order.name, own] = _scores(lens, order.name, run, own, kind)
-        scores = measured[order.name, own]
+        order_seed = order.seed if order.name == "random" else seed
+        if (order.name, order_seed) not in measured:
+            measured[order.name, order_seed] = _scores(lens, order.name, run, order_seed, kind)
+        scores = measured[order.name, order_seed]
         layers = [int(layer) for layer in scores["layer"].values]
-        found[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
-    return found
+        ranked[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
+    return ranked
 
 
 def _contribution(run: Run, kind: str) -> xr.DataArray:
-    found = mean_over_tokens(run, reduce=_entropies, kind=kind)
-    ranks = np.exp(found.over_all())
-    return _array(ranks[:, :1] - ranks[:, 1:], found.layers)
+    entropies = mean_over_tokens(run, reduce=_entropies, kind=kind)
+    ranks = np.exp(entropies.over_all())
+    return _array(ranks[:, :1] - ranks[:, 1:], entropies.layers)
 
 
 def _entropies(writes: Tensor) -> Tensor:
@@ -261,8 +261,8 @@ def _entropy(run: Run, kind: str) -> xr.DataArray:
 
 
 def _norm(run: Run, kind: str) -> xr.DataArray:
-    found = mean_over_tokens(run, reduce=_lengths, kind=kind, normed=True)
-    return _array(found.values.mean(axis=1), found.layers)
+    lengths = mean_over_tokens(run, reduce=_lengths, kind=kind, normed=True)
+    return _array(lengths.values.mean(axis=1), lengths.layers)
 
 
 def _lengths(writes: Tensor) -> Tensor:
@@ -279,11 +279,11 @@ def _attribution(run: Run, kind: str) -> xr.DataArray:
         moved = abs(data["attribution"].sel(decomposition=how))
         if "quantile" in moved.dims:
             moved = moved.sel(quantile=0.5, method="nearest")
-        each = moved.mean("step").transpose("component", "series").values @ (1 / _spreads(group.batch))
-        for place, own in enumerate(data["kind"].values):
+        by_component = moved.mean("step").transpose("component", "series").values @ (1 / _spreads(group.batch))
+        for place, component_kind in enumerate(data["kind"].values):
             head = int(data["head"].values[place])
-            if own == kind and head >= 0:
-                total[int(data["layer_index"].values[place]), head] += each[place]
+            if component_kind == kind and head >= 0:
+                total[int(data["layer_index"].values[place]), head] += by_component[place]
     layers = stack.layers_with(kind)[1]
     return _array(total[layers] / len(run.batch), layers)
 
@@ -318,8 +318,8 @@ def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.nda
         at = [kept[point] for point in points]
         slopes = []
         for step in range(run.horizon):
-            found = torch.autograd.grad(forecast[:, step].sum(), at, retain_graph=True)
-            products = [(z * slope).sum(dim=(1, 3)).detach() for z, slope in zip(at, found, strict=True)]
+            gradients = torch.autograd.grad(forecast[:, step].sum(), at, retain_graph=True)
+            products = [(z * slope).sum(dim=(1, 3)).detach() for z, slope in zip(at, gradients, strict=True)]
             slopes.append(torch.stack(products))
     moved = torch.stack(slopes, dim=-1).cpu().double().numpy()
     if not np.isfinite(moved).all():
@@ -332,8 +332,8 @@ def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.nda
 
 def _spreads(batch: SeriesBatch) -> np.ndarray:
     """(series,) standard deviations of the contexts; 1 for a constant one."""
-    found = np.array([np.nanstd(values) for values in batch.values])
-    return np.where(found > 0, found, 1.0)
+    deviations = np.array([np.nanstd(values) for values in batch.values])
+    return np.where(deviations > 0, deviations, 1.0)
 
 
 def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:

@@ -50,9 +50,9 @@ def kinds_of(stack: Stack, layer: int, kind: str | None, *, paired: bool) -> lis
     if kind == EVERY_KIND:
         return here
     if kind is not None:
-        return [each for each in here if each == stack.layers_with(kind)[0]]
+        return [row_kind for row_kind in here if row_kind == stack.layers_with(kind)[0]]
     wanted = kinds_over_time(stack) if paired else [attention_over_time(stack)]
-    return [each for each in here if each in wanted]
+    return [row_kind for row_kind in here if row_kind in wanted]
 
 
 def heads_at(stack: Stack, layer: int, heads: Sequence[int], kinds: Sequence[str]) -> list[Component]:
@@ -73,15 +73,15 @@ def part_components(stack: Stack, part: str, layers: Sequence[int], kind: str | 
     """
     if part not in PARTS:
         raise unknown_name("part of a layer", part, PARTS)
-    found: list[Component] = []
+    components: list[Component] = []
     for layer in layers:
         if part == "both":
-            found.append(Component(stack.name, layer))
+            components.append(Component(stack.name, layer))
         elif part == "mlp":
-            found += mlps_at(stack, layer)
+            components += mlps_at(stack, layer)
         else:
-            found += heads_at(stack, layer, range(stack.n_heads), kinds_of(stack, layer, kind, paired=True))
-    return found
+            components += heads_at(stack, layer, range(stack.n_heads), kinds_of(stack, layer, kind, paired=True))
+    return components
 
 
 def known_layer(stack: Stack, layer: int) -> int:

@@ -76,9 +76,9 @@ class Recipe(Strict):
     @field_validator("order")
     @classmethod
     def _order(cls, value: str) -> str:
-        found = _quoted(lambda: parse_orders([value]))
-        if len(found) != 1:
-            raise ValueError(f"{value!r} stands for {len(found)} orders, expected one, such as '{value}:low'")
+        orders = _quoted(lambda: parse_orders([value]))
+        if len(orders) != 1:
+            raise ValueError(f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'")
         return value
 
     @field_validator("released")
@@ -95,7 +95,7 @@ class Recipe(Strict):
         if self.mlps == "others":
             raise ValueError("mlps are layers, 'all' or 'middle third'")
         named = [*self.heads, *self.kept_heads]
-        named += [layer for each in self.layers_at if isinstance(each.layers, tuple) for layer in each.layers]
+        named += [layer for group in self.layers_at if isinstance(group.layers, tuple) for layer in group.layers]
         twice = sorted({layer for layer in named if named.count(layer) > 1})
         if twice:
             raise ValueError(f"layer {twice[0]} is named twice")
@@ -123,7 +123,7 @@ class Recipe(Strict):
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package, also of those that their publication leaves open."""
     return sorted(
-        each.name.removesuffix(".yaml") for each in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
+        file.name.removesuffix(".yaml") for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
     )
 
 
@@ -201,7 +201,7 @@ def heads_of(
         raise InputError(_misfit(recipe, lens))
     plan = _Plan(recipe, lens, stack, here, fits, measured, ranked, kind)
     heads = plan.heads()
-    return {layer: found for layer, found in sorted(heads.items()) if found}, plan.mlps()
+    return {layer: indices for layer, indices in sorted(heads.items()) if indices}, plan.mlps()
 
 
 def to_entries(
@@ -234,12 +234,12 @@ def to_entries(
     heads, mlps = heads_of(recipe, lens, measured=measured, ranked=ranked, kind=kind, scale=scale)
     listed = is_for(recipe, lens) and not recipe.kept_heads and not recipe.measured
     listed = listed and (recipe.lists is None or recipe.lists.heads is not None)
-    own: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
+    options: dict[str, Any] = {"kind": kind, "how": how, "seed": seed}
     selection = "listed" if listed else recipe.order.partition(":")[0]
-    entries = [recipe_entry(lens, model, recipe.name, heads, mlps, selection=selection, **own)]
-    keep = {layer: lens.wiring.output_stack.n_heads - len(found) for layer, found in heads.items()}
+    entries = [recipe_entry(lens, model, recipe.name, heads, mlps, selection=selection, **options)]
+    keep = {layer: lens.wiring.output_stack.n_heads - len(indices) for layer, indices in heads.items()}
     if keep:
-        entries += random_entries(lens, model, recipe.name, keep, random_seeds, mlps, **own)
+        entries += random_entries(lens, model, recipe.name, keep, random_seeds, mlps, **options)
     return entries
 
 
@@ -266,19 +266,21 @@ class _Plan:
 
     def heads(self) -> dict[int, list[int]]:
         recipe = self.recipe
-        found: dict[int, list[int]] = {}
+        taken: dict[int, list[int]] = {}
         if self.fits:
-            found |= {self._known(layer): self._indices(layer, each) for layer, each in recipe.heads.items()}
+            taken |= {self._known(layer): self._indices(layer, indices) for layer, indices in recipe.heads.items()}
         else:
-            kept = {layer: self.of_heads - len(set(each)) for layer, each in recipe.heads.items()}
-            found |= {layer: self._first(layer, kept) for layer in self._layers(tuple(recipe.heads))}
-        found |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
-        for each in recipe.layers_at:
-            layers = [x for x in self.here if x not in found] if each.layers == "others" else self._layers(each.layers)
+            kept = {layer: self.of_heads - len(set(indices)) for layer, indices in recipe.heads.items()}
+            taken |= {layer: self._first(layer, kept) for layer in self._layers(tuple(recipe.heads))}
+        taken |= {layer: self._first(layer, recipe.kept_heads) for layer in self._layers(tuple(recipe.kept_heads))}
+        for group in recipe.layers_at:
+            layers = (
+                [x for x in self.here if x not in taken] if group.layers == "others" else self._layers(group.layers)
+            )
             for layer in layers:
                 going = self._at(layer)
-                found[layer] = going[: max(len(going) - each.extra, 0)]
-        return found
+                taken[layer] = going[: max(len(going) - group.extra, 0)]
+        return taken
 
     def mlps(self) -> list[int]:
         return self._layers(self.recipe.mlps, attending=False)
@@ -325,7 +327,7 @@ class _Plan:
         place = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
         if place not in kept:
             # a model so shallow that no layer lies at this depth has the nearest
-            place = min(kept, key=lambda each: abs(each - place))
+            place = min(kept, key=lambda depth: abs(depth - place))
         if not 0 <= kept[place] <= self.of_heads:
             raise InputError(f"layer {place} is to keep {kept[place]} heads, and it has {self.of_heads}")
         stay = round(kept[place] / self.of_heads * self.stack.n_heads)
@@ -344,10 +346,14 @@ class _Plan:
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:
     """Whether a recipe is written for this architecture and these sizes."""
-    own = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
+    architecture = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
     stack = lens.wiring.output_stack
     layers, heads = recipe.sizes
-    return recipe.architecture in ("", own) and layers in (None, stack.n_layers) and heads in (None, stack.n_heads)
+    return (
+        recipe.architecture in ("", architecture)
+        and layers in (None, stack.n_layers)
+        and heads in (None, stack.n_heads)
+    )
 
 
 def _misfit(recipe: Recipe, lens: Lens) -> str:

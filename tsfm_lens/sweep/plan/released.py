@@ -36,19 +36,19 @@ class Released:
 @cache
 def released_lists() -> dict[str, Released]:
     """Everything that was released, by architecture, in the order of the paper's figure 11."""
-    found = {}
+    lists = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
         text = (files("tsfm_lens.sweep.plan") / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
         row = yaml.safe_load(text)
         listed = row.pop("heads", None)
         # a layer without an entry loses no head
         heads = listed and {layer: tuple(listed.get(layer, ())) for layer in range(len(row["kept"]))}
-        found[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
-    return found
+        lists[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
+    return lists
 
 
 # kept heads by layer, counted in the lists that the paper's authors released
-RELEASED = {name: (each.n_heads, each.kept) for name, each in released_lists().items()}
+RELEASED = {name: (released.n_heads, released.kept) for name, released in released_lists().items()}
 SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
@@ -60,10 +60,10 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
         n_layers: of the model at hand; where it is so shallow that no middle lies there, the nearest layer counts.
     """
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
-    found = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
-    if found or not layers:
-        return found
-    return [min(range(n_layers), key=lambda layer: min(abs(middles[layer] - each - 0.5) for each in layers))]
+    matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
+    if matching or not layers:
+        return matching
+    return [min(range(n_layers), key=lambda layer: min(abs(middles[layer] - depth - 0.5) for depth in layers))]
 
 
 def middle_third(n_layers: int) -> list[int]:

@@ -21,12 +21,12 @@ def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
         InputError: a source cannot be read, or two sets have one name.
         UnknownNameError: no such dataset.
     """
-    found = [each for source in config.data for each in _read(source)]
-    names = [each.name for each in found]
+    sets = [dataset for source in config.data for dataset in _read(source)]
+    names = [dataset.name for dataset in sets]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InputError(f"dataset {repeated[0]!r} is in the configuration more than once")
-    return [each.sample(config.windows, config.seed) for each in found]
+    return [dataset.sample(config.windows, config.seed) for dataset in sets]
 
 
 def _read(source: Source) -> list[EvaluationSet]:

@@ -113,13 +113,15 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
     """
     named = list(patterns)
     wanted: set[Component] = set()
-    for each in lens.components(*named) if named else []:
-        rows = lens.wiring.stack(each.stack).rows(each.layer)
-        wanted |= {each} if each.kind else {Component(each.stack, each.layer, row.kind) for row in rows}
+    for component in lens.components(*named) if named else []:
+        rows = lens.wiring.stack(component.stack).rows(component.layer)
+        wanted |= (
+            {component} if component.kind else {Component(component.stack, component.layer, row.kind) for row in rows}
+        )
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to it
         wanted = {c for c in wanted if c.head is None or Component(c.stack, c.layer, c.kind) not in wanted}
-    return VariantSpec(tuple(str(each) for each in components(lens.wiring) if each in wanted), how, seed)
+    return VariantSpec(tuple(str(component) for component in components(lens.wiring) if component in wanted), how, seed)
 
 
 def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
@@ -131,16 +133,16 @@ def plan_frame(entries: Iterable[Entry]) -> pd.DataFrame:
     """
     rows = [
         {
-            "model": each.model,
-            "family": each.family,
-            "label": each.label,
-            "variant": each.spec.id,
-            "components": list(each.spec.components),
-            "how": each.spec.how,
-            "spec_seed": each.spec.seed,
-            **{tag: each.tags.get(tag) for tag in TAGS},
+            "model": entry.model,
+            "family": entry.family,
+            "label": entry.label,
+            "variant": entry.spec.id,
+            "components": list(entry.spec.components),
+            "how": entry.spec.how,
+            "spec_seed": entry.spec.seed,
+            **{tag: entry.tags.get(tag) for tag in TAGS},
         }
-        for each in entries
+        for entry in entries
     ]
     fixed = ("model", "family", "label", "variant", "components", "how", "spec_seed")
     return pd.DataFrame(rows, columns=[*fixed, *TAGS], dtype=object).astype({"spec_seed": int})

@@ -52,10 +52,10 @@ class Stage:
 
 def looks_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> tuple[Looks, list[tuple[str, str]]] | None:
     """How a sequential test deals the series of all sets out, and their (set, item); None for other searches."""
-    found = config.variants.heads_at
-    if found is None or found.search != "sequential":
+    heads_at = config.variants.heads_at
+    if heads_at is None or heads_at.search != "sequential":
         return None
-    units = list(dict.fromkeys((each.name, window.item) for each in sets for window in each.windows))
+    units = list(dict.fromkeys((dataset.name, window.item) for dataset in sets for window in dataset.windows))
     return plan_looks([name for name, _ in units], seed=config.seed), units
 
 
@@ -63,17 +63,21 @@ def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[E
     """Every chunk of a sweep: its set, the look that it belongs to, and the indices of its windows."""
     dealt = looks_of(config, sets)
     if dealt is None:
-        return [(each, 0, indices) for each in sets for indices in each.chunks(config.chunk)]
+        return [(dataset, 0, indices) for dataset in sets for indices in dataset.chunks(config.chunk)]
     looks, units = dealt
     look_of = {units[unit]: look for look, added in enumerate(looks.added) for unit in added}
-    found = []
-    for each in sets:
+    chunks = []
+    for dataset in sets:
         for look in range(len(looks.added)):
-            own = [i for i, window in enumerate(each.windows) if look_of[each.name, window.item] == look]
-            if own:
-                part = replace(each, windows=tuple(each.windows[i] for i in own))
-                found += [(each, look, tuple(own[i] for i in indices)) for indices in part.chunks(config.chunk)]
-    return found
+            indices_of_look = [
+                i for i, window in enumerate(dataset.windows) if look_of[dataset.name, window.item] == look
+            ]
+            if indices_of_look:
+                part = replace(dataset, windows=tuple(dataset.windows[i] for i in indices_of_look))
+                chunks += [
+                    (dataset, look, tuple(indices_of_look[i] for i in indices)) for indices in part.chunks(config.chunk)
+                ]
+    return chunks
 
 
 class ModelPlan:
@@ -134,12 +138,14 @@ class ModelPlan:
     def kept(self) -> dict[int, tuple[str, int]]:
         """Layer -> the best order, and the heads that it keeps."""
         layers = dict.fromkeys(layer for layer, _ in self._searches)
-        found = {}
+        best_orders = {}
         for layer in layers:
-            results = {o: s.result for (own, o), s in self._searches.items() if own == layer and s.result is not None}
+            results = {
+                o: s.result for (searched, o), s in self._searches.items() if searched == layer and s.result is not None
+            }
             order, best = better(results)
-            found[layer] = (order, best.kept)
-        return found
+            best_orders[layer] = (order, best.kept)
+        return best_orders
 
     def _measure(self, sets: Sequence[EvaluationSet]) -> dict[str, dict[int, list[int]]]:
         """Heads of every layer, by order."""
@@ -159,16 +165,16 @@ class ModelPlan:
         chosen = self.config.variants.heads_at
         if chosen is None:
             return {}
-        found: dict[tuple[int, str], Search] = {}
+        searches: dict[tuple[int, str], Search] = {}
         for order in map(str, parse_orders(chosen.orders)):
             for layer, heads in self._rankings[order].items():
                 if chosen.layers is None or layer in chosen.layers:
-                    found[layer, order] = self._search(chosen, len(heads))
-        missing = set(chosen.layers or ()) - {layer for layer, _ in found}
+                    searches[layer, order] = self._search(chosen, len(heads))
+        missing = set(chosen.layers or ()) - {layer for layer, _ in searches}
         if missing:
             known = sorted(next(iter(self._rankings.values())))
             raise InputError(f"heads_at.layers has layer {min(missing)}, and {self.name} has {known[0]} to {known[-1]}")
-        return found
+        return searches
 
     def _search(self, chosen: HeadsAt, of: int) -> Search:
         if chosen.search == "sequential":
@@ -177,31 +183,31 @@ class ModelPlan:
         return scan(of, chosen.tolerance) if chosen.search == "scan" else bisection(of, chosen.tolerance)
 
     def _static(self) -> list[Entry]:
-        chosen, lens, name, own = self.config.variants, self.lens, self.name, self._own
-        found: list[Entry] = []
+        chosen, lens, name, options = self.config.variants, self.lens, self.name, self._own
+        entries: list[Entry] = []
         if chosen.layers:
-            found += layer_entries(lens, name, parts=chosen.layers.parts, sizes=chosen.layers.sizes, **own)
+            entries += layer_entries(lens, name, parts=chosen.layers.parts, sizes=chosen.layers.sizes, **options)
         if chosen.ranges:
             for grow in chosen.ranges.grow:
-                found += range_entries(lens, name, parts=chosen.ranges.parts, grow=grow, **own)
+                entries += range_entries(lens, name, parts=chosen.ranges.parts, grow=grow, **options)
         if chosen.heads:
-            found += head_entries(lens, name, paired=chosen.heads.paired, kind=chosen.heads.kind, **own)
+            entries += head_entries(lens, name, paired=chosen.heads.paired, kind=chosen.heads.kind, **options)
         if chosen.heads_per_layer:
             for order in map(str, parse_orders(chosen.heads_per_layer.orders)):
                 counts = chosen.heads_per_layer.counts
-                found += heads_per_layer_entries(lens, name, order, self._rankings[order], counts=counts, **own)
-        return found + component_entries(lens, name, chosen.components, **own)
+                entries += heads_per_layer_entries(lens, name, order, self._rankings[order], counts=counts, **options)
+        return entries + component_entries(lens, name, chosen.components, **options)
 
     def _fitting(self) -> list[Recipe]:
         """The recipes that this model can run."""
-        found = []
+        fitting = []
         for source in self.config.variants.recipes:
             recipe = read_recipe(source)
             if is_for(recipe, self.lens) or self._scaled(recipe):
-                found.append(recipe)
+                fitting.append(recipe)
             else:
                 self.unfit.append(source)
-        return found
+        return fitting
 
     def _scaled(self, recipe: Recipe) -> bool:
         return recipe.scale or self.config.variants.scale_recipes
@@ -211,14 +217,14 @@ class ModelPlan:
         kept = self.kept() if measured else {}
         going = {layer: self._rankings[order][layer] for layer, (order, _) in kept.items()}
         taken = {layer: heads[: len(heads) - kept[layer][1]] for layer, heads in going.items()}
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for recipe in self._recipes:
             if recipe.measured != measured:
                 continue
             if measured and not self._takes(recipe, taken):
                 # every head of its layers is needed, so that it would be the plain model
                 continue
-            found += to_entries(
+            entries += to_entries(
                 recipe,
                 self.lens,
                 self.name,
@@ -227,7 +233,7 @@ class ModelPlan:
                 scale=self._scaled(recipe),
                 **self._own,
             )
-        return found
+        return entries
 
     def _takes(self, recipe: Recipe, taken: dict[int, list[int]]) -> bool:
         heads, mlps = heads_of(recipe, self.lens, measured=taken, scale=self._scaled(recipe))
@@ -266,8 +272,8 @@ class ModelPlan:
                 wanted.setdefault(look, []).append(entry)
         judged = {look: self._judge(entries, look, rows) for look, entries in wanted.items()}
         for (layer, order), requests in asked.items():
-            own = {(kept, look): judged[look](variant[layer, order, kept]) for kept, look in requests}
-            self._searches[layer, order].answer(own)
+            answers = {(kept, look): judged[look](variant[layer, order, kept]) for kept, look in requests}
+            self._searches[layer, order].answer(answers)
 
     def _judge(self, entries: Sequence[Entry], look: int, rows: Rows) -> Callable[[str], Answer]:
         """What a search is told of a variant."""
@@ -297,8 +303,8 @@ class ModelPlan:
     def _paired(self, errors: pd.DataFrame, variant: str, look: int) -> PairedErrors:
         assert self._dealt is not None
         looks, units = self._dealt
-        own = errors.loc[[units[unit] for unit in looks.added[look]]]
-        return PairedErrors(own[variant].to_numpy(), own[PLAIN].to_numpy())
+        errors_of_look = errors.loc[[units[unit] for unit in looks.added[look]]]
+        return PairedErrors(errors_of_look[variant].to_numpy(), errors_of_look[PLAIN].to_numpy())
 
     def _line(self, layer: int, order: str, search: Search) -> dict[str, Any]:
         result = search.result
@@ -320,16 +326,16 @@ def _windows_for_orders(lens: Lens, sets: Sequence[EvaluationSet], count: int, s
     """Some windows of all sets, for scores of heads that are measured on data, and a horizon of one pass."""
     share = max(1, count // len(sets))
     batches = []
-    for each in list(sets)[:count]:
-        some = each.sample(share, seed)
+    for dataset in list(sets)[:count]:
+        some = dataset.sample(share, seed)
         batch, _ = some.batch(range(len(some)), int(lens.adapter.context_length))
         # names are unique within a set only
         batches.append(
             replace(
                 batch,
-                ids=tuple(f"{each.name}:{name}" for name in batch.ids),
-                groups=tuple(f"{each.name}:{name}" for name in batch.groups),
+                ids=tuple(f"{dataset.name}:{name}" for name in batch.ids),
+                groups=tuple(f"{dataset.name}:{name}" for name in batch.groups),
             )
         )
-    horizon = min(min(each.horizon for each in sets), lens.adapter.longest_pass)
+    horizon = min(min(dataset.horizon for dataset in sets), lens.adapter.longest_pass)
     return SeriesBatch.concat(batches), horizon

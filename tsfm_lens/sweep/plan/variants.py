@@ -182,7 +182,7 @@ def head_entries(
     entries = []
     for layer in range(row.n_layers) if layers is None else layers:
         kinds = kinds_of(row, known_layer(row, layer), kind, paired=paired)
-        for group in [kinds] if paired and kinds else [[each] for each in kinds]:
+        for group in [kinds] if paired and kinds else [[kind_of_row] for kind_of_row in kinds]:
             words = "+".join(group)
             for head in range(row.n_heads):
                 label = f"head {head} of {layer_words(row, lens.wiring, layer, layer)} ({words})"

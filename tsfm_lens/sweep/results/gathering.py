@@ -75,7 +75,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` goes "
             f"on with {saved.name!r} and makes it"
         )
-    found = Results(
+    results = Results(
         _sums(store, chosen),
         plan,
         {title: model["layers"] for title, model in about["models"].items()},
@@ -85,7 +85,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     )
     notes = _notes(about, int((~finished).sum()), len(cells), store.unused(cells["key"]), left_out)
     notes += _without_choice(saved.entries)
-    return Gathered(config.name, _tables(found, config, about), _provenance(about, config), notes)
+    return Gathered(config.name, _tables(results, config, about), _provenance(about, config), notes)
 
 
 def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
@@ -98,20 +98,20 @@ def _comparable(cells: pd.DataFrame, finished: pd.Series) -> tuple[pd.DataFrame,
         Rows of the table of cells; and words on the datasets that each model lacks.
     """
     parts, words = [], []
-    for model, own in cells.groupby("model", sort=False):
-        done = finished[own.index]
+    for model, cells_of_model in cells.groupby("model", sort=False):
+        done = finished[cells_of_model.index]
         # a search may have run a variant on a part of the windows only
-        by_variant = done.groupby(own["variant"]).sum() == own["chunk"].nunique()
-        begun = own["variant"].map(done.groupby(own["variant"]).any())
-        by_dataset = done[begun].groupby(own.loc[begun, "dataset"]).all()
-        across = own["variant"].map(by_variant)
-        within = begun & own["dataset"].map(by_dataset).eq(True)
+        by_variant = done.groupby(cells_of_model["variant"]).sum() == cells_of_model["chunk"].nunique()
+        begun = cells_of_model["variant"].map(done.groupby(cells_of_model["variant"]).any())
+        by_dataset = done[begun].groupby(cells_of_model.loc[begun, "dataset"]).all()
+        across = cells_of_model["variant"].map(by_variant)
+        within = begun & cells_of_model["dataset"].map(by_dataset).eq(True)
         # every change is one from the plain model; the seasonal naive forecast has none
-        usable = [keep for keep in (across & done, within & done) if _has_plain(own, keep)]
+        usable = [keep for keep in (across & done, within & done) if _has_plain(cells_of_model, keep)]
         if not usable:
             continue
-        parts.append(own[max(usable, key=lambda keep: keep.sum())])
-        shown, all_of = parts[-1]["dataset"].nunique(), own["dataset"].nunique()
+        parts.append(cells_of_model[max(usable, key=lambda keep: keep.sum())])
+        shown, all_of = parts[-1]["dataset"].nunique(), cells_of_model["dataset"].nunique()
         if shown < all_of and len(parts[-1]):
             words.append(f"{model} is shown on the {shown} of {all_of} datasets that are finished")
     return pd.concat([*parts, cells[:0]]), words
@@ -132,8 +132,8 @@ def _without_choice(entries: pd.DataFrame) -> list[str]:
     """A note on every recipe whose random choices are all the chosen heads, so that there is nothing to compare."""
     notes = []
     heavy = entries[entries["family"].isin(["recipes", "random"])]
-    for (model, recipe), own in heavy.groupby(["model", "recipe"], sort=False):
-        if (own["family"] == "random").any() and own["variant"].nunique() == 1:
+    for (model, recipe), entries_of_recipe in heavy.groupby(["model", "recipe"], sort=False):
+        if (entries_of_recipe["family"] == "random").any() and entries_of_recipe["variant"].nunique() == 1:
             notes.append(f"{model}: {recipe} takes all heads of its layers, so that no random choice differs from it.")
     return notes
 
@@ -141,30 +141,33 @@ def _without_choice(entries: pd.DataFrame) -> list[str]:
 def _sums(store: Store, wanted: pd.DataFrame) -> pd.DataFrame:
     """Sums per series, models by the names that the configuration gives them."""
     measures = [*TABLE_METRICS, "spearman_distance"]
-    columns = [*KEY_COLUMNS, *dict.fromkeys(name for each in measures for name in formula(each)[0] if name in VALUES)]
+    columns = [
+        *KEY_COLUMNS,
+        *dict.fromkeys(name for measure in measures for name in formula(measure)[0] if name in VALUES),
+    ]
     columns += ["n", "n_invalid"]
     parts = []
     # few datasets at a time, so that few rows are held
     block = wanted["dataset"].map({name: i // _TOGETHER for i, name in enumerate(wanted["dataset"].unique())})
-    for _, own in wanted.groupby(["model", block], sort=False):
-        rows = store.read(own["key"], list(dict.fromkeys(columns))).to_pandas()
-        rows["model"] = own["model"].iloc[0]
+    for _, cells_of_block in wanted.groupby(["model", block], sort=False):
+        rows = store.read(cells_of_block["key"], list(dict.fromkeys(columns))).to_pandas()
+        rows["model"] = cells_of_block["model"].iloc[0]
         parts.append(per_series(rows, measures))
     return pd.concat(parts, ignore_index=True)
 
 
-def _tables(found: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def _tables(results: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     asked, kept = config.variants.heads_at, None
     tolerance = TOLERANCE if asked is None else asked.tolerance
     if asked is not None:
-        kept = heads_at(found, about["heads_at"], tolerance, asked.metric, asked.search)
+        kept = heads_at(results, about["heads_at"], tolerance, asked.metric, asked.search)
     made = {
-        "effects": effects(found),
-        "curves": curves(found, kept, tolerance),
+        "effects": effects(results),
+        "curves": curves(results, kept, tolerance),
         "heads_at": kept,
-        "datasets": None if kept is None else by_dataset(found, kept, tolerance),
-        "recipes": recipes(found),
-        "selection": selection(found),
+        "datasets": None if kept is None else by_dataset(results, kept, tolerance),
+        "recipes": recipes(results),
+        "selection": selection(results),
     }
     return {name: table for name, table in made.items() if table is not None}
 
@@ -174,7 +177,7 @@ def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int, left
     if not missing and not about["complete"]:
         notes.append("This sweep is not finished: what it will run next depends on results.")
     if missing:
-        words = "".join(f"; {each}" for each in left_out)
+        words = "".join(f"; {reason}" for reason in left_out)
         notes.append(
             f"This sweep is not finished: of {cells} cells planned so far {missing} {'is' if missing == 1 else 'are'} "
             f"missing. Variants are compared on the same windows only{words}."
@@ -182,7 +185,7 @@ def _notes(about: Mapping[str, Any], missing: int, cells: int, unused: int, left
     if unused:
         what = "a cell" if unused == 1 else f"{unused} cells"
         notes.append(f"The store holds {what} of other configurations, which is not used here.")
-    notes += [f"{each['name']}: {note}" for each in about["datasets"] for note in each["notes"]]
+    notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
     return notes
 
 
@@ -192,7 +195,7 @@ def _attrs(about: Mapping[str, Any], config: SweepConfig) -> dict[str, Any]:
         "how": config.how,
         "seed": config.seed,
         "n_datasets": len(about["datasets"]),
-        "n_windows": sum(each["windows"] for each in about["datasets"]),
+        "n_windows": sum(dataset["windows"] for dataset in about["datasets"]),
         "distance_steps": config.distance_steps,
     }
 

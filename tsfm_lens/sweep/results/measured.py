@@ -52,9 +52,9 @@ class Results:
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
         """Each model with its entries in some families, if it has any beside the plain model."""
         for model in self.models:
-            own = self.of(model, *families)
-            if set(own["variant"]) - {PLAIN}:
-                yield model, own
+            entries = self.of(model, *families)
+            if set(entries["variant"]) - {PLAIN}:
+                yield model, entries
 
     def rows(self, model: str, variants: Sequence[str]) -> pd.DataFrame:
         """Sums of some variants of a model and of the plain one."""
@@ -65,16 +65,16 @@ class Results:
         model, wanted = entries["model"].iloc[0], frozenset(entries["variant"])
         key = (model, metric, wanted)
         if key not in self._known:
-            found = changes(self.rows(model, sorted(wanted)), metric=metric, seed=self.seed, **self._resampling())
-            self._known[key] = found.set_index("variant")
+            computed = changes(self.rows(model, sorted(wanted)), metric=metric, seed=self.seed, **self._resampling())
+            self._known[key] = computed.set_index("variant")
         moved: pd.DataFrame = self._known[key]
         return moved
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """The entries of one family of tests with the columns of their change, and in words how it was tested."""
-        found, plain = self.changes(entries, metric), entries["variant"] == PLAIN
+        moved, plain = self.changes(entries, metric), entries["variant"] == PLAIN
         table = entries.assign(
-            metric=metric, **{name: entries["variant"].map(found[name]) for name in (*CHANGE, "method")}
+            metric=metric, **{name: entries["variant"].map(moved[name]) for name in (*CHANGE, "method")}
         )
         for name, value in _OF_PLAIN.items():
             # the plain model changes nothing, for certain

@@ -36,11 +36,11 @@ def effects(results: Results) -> pd.DataFrame | None:
     for model, entries in results.by_model(*EFFECTS):
         # one family of tests: the entries of one kind and part
         entries = entries.assign(part=entries["part"].fillna("both"), n_layers=results.layers[model])
-        for _, own in entries.groupby(["family", "part"], sort=False):
-            away = results.changes(own, "spearman_distance")
-            distance = {f"spearman_distance{end}": own["variant"].map(away[name]) for name, end in _DISTANCE.items()}
-            distance["distance_leads"] = own["variant"].map(away["leads"])
-            parts.append(results.with_mase(results.measured(own)).assign(**distance))
+        for _, tested in entries.groupby(["family", "part"], sort=False):
+            away = results.changes(tested, "spearman_distance")
+            distance = {f"spearman_distance{end}": tested["variant"].map(away[name]) for name, end in _DISTANCE.items()}
+            distance["distance_leads"] = tested["variant"].map(away["leads"])
+            parts.append(results.with_mase(results.measured(tested)).assign(**distance))
     names = ["model", "family", "label", "part", "first", "last", "n_layers", "distance_leads"]
     names += [f"spearman_distance{end}" for end in _DISTANCE.values()]
     return _table(results, "effects", "Ablated parts of the models", parts, [*names, "baseline_mase", "mase", *CHANGE])
@@ -54,7 +54,7 @@ def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.
         kept: of :func:`heads_at`, which says which order is the better one of each layer; None before that is known.
         tolerance: of the searches.
     """
-    parts = [results.with_mase(results.measured(own)) for _, own in results.by_model("head_counts")]
+    parts = [results.with_mase(results.measured(entries)) for _, entries in results.by_model("head_counts")]
     if not parts:
         return None
     table = pd.concat(parts, ignore_index=True)
@@ -92,14 +92,16 @@ def heads_at(
     table = pd.DataFrame(found).assign(judged_by=metric, order_stands=False, leads="")
     table["ablated"] = table["of"] - table["kept"]
     table["better"] = False
-    for model, own in table.groupby("model", sort=False):
-        for _, rows in own.groupby("layer"):
+    for model, rows_of_model in table.groupby("model", sort=False):
+        for _, rows in rows_of_model.groupby("layer"):
             searches = {row["order"]: _search(row, tolerance, search) for _, row in rows.iterrows()}
             table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
         counts = results.of(str(model), "head_counts")
-        chosen = table.loc[own.index][table.loc[own.index, "better"]]
+        chosen = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
         table.loc[chosen.index, "order_stands"] = _orders_that_stand(results, counts, chosen, metric)
-        table.loc[own.index, "leads"] = own["layer"].map(_layers_that_lead(results, counts)).fillna("")
+        table.loc[rows_of_model.index, "leads"] = (
+            rows_of_model["layer"].map(_layers_that_lead(results, counts)).fillna("")
+        )
     names = ["model", "layer", "order", "ablated", "of", "kept", "better", "change", "judged_by", "order_stands"]
     about = {"tolerance": tolerance, "metric": metric, "search": search}
     title = "Heads that each layer must keep"
@@ -115,11 +117,11 @@ def _orders_that_stand(results: Results, counts: pd.DataFrame, chosen: pd.DataFr
     p = np.full(len(chosen), np.nan)
     for place, row in enumerate(chosen.to_dict("records")):
         here = counts[(counts["layer"] == row["layer"]) & (counts["ablated"] == row["ablated"])]
-        own = here.loc[here["order"] == row["order"], "variant"]
+        in_order = here.loc[here["order"] == row["order"], "variant"]
         others = here.loc[(here["order"] != row["order"]) & ~here["order"].map(is_random), "variant"]
         # all heads of a layer are the same in any order
-        if len(own) and len(others) and not set(own) & set(others):
-            pairs = [results.beside(row["model"], own.iloc[0], [other], metric) for other in others]
+        if len(in_order) and len(others) and not set(in_order) & set(others):
+            pairs = [results.beside(row["model"], in_order.iloc[0], [other], metric) for other in others]
             p[place] = max(1.0 if pair["difference"] >= 0 else pair["p_value"] for pair in pairs)
     return holm(p) < 1 - results.statistics.confidence
 
@@ -137,14 +139,21 @@ def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: floa
     Kind "sweep_datasets". Of layers that keep as many, all heads ablated change the error most, or least.
     """
     parts: list[pd.DataFrame] = []
-    for model, own in results.by_model("head_counts"):
+    for model, entries in results.by_model("head_counts"):
         mine = kept[kept["better"] & (kept["model"] == model)]
-        complete = results.changes(own)["change"]
-        whole = own[own["ablated"] == own["of"]].drop_duplicates("layer").set_index("layer")["variant"].map(complete)
+        complete = results.changes(entries)["change"]
+        whole = (
+            entries[entries["ablated"] == entries["of"]]
+            .drop_duplicates("layer")
+            .set_index("layer")["variant"]
+            .map(complete)
+        )
         ranked = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
         # the two ends, or the only layer
         for row in ranked.iloc[[-1, 0][: len(ranked)]].to_dict("records"):
-            line = own[(own["layer"] == row["layer"]) & (own["order"] == row["order"])].sort_values("ablated")
+            line = entries[(entries["layer"] == row["layer"]) & (entries["order"] == row["order"])].sort_values(
+                "ablated"
+            )
             if len(line):
                 parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
     names = ["model", "layer", "kept", "order", "ablated", "of", "dataset", "mase", "change", "largest_within"]
@@ -168,15 +177,17 @@ def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFra
 def recipes(results: Results) -> pd.DataFrame | None:
     """What heavy ablations cost on every metric; kind "sweep_recipes"."""
     parts = []
-    for model, own in results.by_model("recipes", "random", "components"):
-        counts = resilience(results.rows(model, list(own["variant"]))).set_index("variant")
-        own = own.assign(recipe=own["recipe"].fillna(own["label"]), selection=own["selection"].fillna("listed"))
-        own = own.assign(
-            **{name: own["variant"].map(counts[name]) for name in ("n_resilient", "n_improved", "n_datasets")}
+    for model, entries in results.by_model("recipes", "random", "components"):
+        counts = resilience(results.rows(model, list(entries["variant"]))).set_index("variant")
+        entries = entries.assign(
+            recipe=entries["recipe"].fillna(entries["label"]), selection=entries["selection"].fillna("listed")
         )
-        each = pd.concat([results.measured(own, metric) for metric in TABLE_METRICS])
+        entries = entries.assign(
+            **{name: entries["variant"].map(counts[name]) for name in ("n_resilient", "n_improved", "n_datasets")}
+        )
+        by_metric = pd.concat([results.measured(entries, metric) for metric in TABLE_METRICS])
         # the metrics of an entry stand together
-        parts.append(each.sort_index(kind="stable").rename(columns=_SIZES))
+        parts.append(by_metric.sort_index(kind="stable").rename(columns=_SIZES))
     names = ["model", "recipe", "selection", "seed", "label", *_SIZES.values(), "metric", *CHANGE]
     return _table(results, "recipes", "Heavy ablations", parts, [*names, "n_resilient", "n_improved", "n_datasets"])
 
@@ -192,18 +203,18 @@ def selection(results: Results) -> pd.DataFrame | None:
     Holm over the model's recipes.
     """
     parts: list[pd.DataFrame] = []
-    for model, own in results.by_model("recipes", "random"):
+    for model, entries in results.by_model("recipes", "random"):
         first = len(parts)
-        for _, lines in own.groupby("recipe", sort=False):
+        for _, lines in entries.groupby("recipe", sort=False):
             drawn, chosen = lines[lines["family"] == "random"], lines[lines["family"] == "recipes"]
             # a draw of the very heads that were chosen is no other choice
             drawn = drawn[~drawn["variant"].isin(chosen["variant"])]
             if drawn.empty or chosen.empty:
                 continue
             table = results.measured(pd.concat([chosen, drawn]))
-            found = results.beside(model, chosen["variant"].iloc[0], list(dict.fromkeys(drawn["variant"])))
+            compared = results.beside(model, chosen["variant"].iloc[0], list(dict.fromkeys(drawn["variant"])))
             for name, column in _DIFFERENCE.items():
-                table[name] = np.where(table["family"] == "recipes", found[column], np.nan)
+                table[name] = np.where(table["family"] == "recipes", compared[column], np.nan)
             parts.append(table)
         corrected = holm(np.array([part["diff_p"].iloc[0] for part in parts[first:]]))
         for part, p in zip(parts[first:], corrected, strict=True):

@@ -200,11 +200,13 @@ def _settings(lens: Lens) -> str:
     adapter = lens.adapter
     holders = [adapter.model, adapter.native, adapter]
     names = ("config", "generation_config", "settings", "forecast_config")
-    found = {
-        f"{index}.{name}": _values(getattr(each, name, None)) for index, each in enumerate(holders) for name in names
+    configured = {
+        f"{index}.{name}": _values(getattr(holder, name, None))
+        for index, holder in enumerate(holders)
+        for name in names
     }
-    found["levels"] = list(getattr(adapter, "levels", ()))
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    configured["levels"] = list(getattr(adapter, "levels", ()))
+    return hashlib.sha256(json.dumps(configured, sort_keys=True).encode()).hexdigest()
 
 
 def _values(thing: Any) -> Any:
@@ -212,7 +214,7 @@ def _values(thing: Any) -> Any:
     if isinstance(thing, str | int | float | bool | None):
         return thing
     if isinstance(thing, list | tuple):
-        return [_values(each) for each in thing]
+        return [_values(item) for item in thing]
     if hasattr(thing, "to_dict"):
         thing = thing.to_dict()
     elif not isinstance(thing, dict):
@@ -222,8 +224,8 @@ def _values(thing: Any) -> Any:
 
 def shown_steps(lens: Lens, config: ModelConfig) -> int:
     """Steps of context that a model is shown."""
-    own = int(lens.adapter.context_length)
-    return own if config.context_length is None else min(own, config.context_length)
+    longest = int(lens.adapter.context_length)
+    return longest if config.context_length is None else min(longest, config.context_length)
 
 
 def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
@@ -244,7 +246,7 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
     horizon = chunk.truth.shape[1]
     variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in group.specs)]
     settings = group.settings
-    found = forecast_variants(
+    forecasts = forecast_variants(
         lens,
         chunk.batch,
         horizon,
@@ -258,16 +260,17 @@ def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]
     )
     count = len(group.specs)
     # all variants are scored at once: series of every variant stand one below the other
-    quantiles, samples = _stacked(found.quantiles[1:]), None if found.samples is None else _stacked(found.samples[1:])
+    quantiles = _stacked(forecasts.quantiles[1:])
+    samples = None if forecasts.samples is None else _stacked(forecasts.samples[1:])
     scores = window_scores(
         np.tile(chunk.truth, (count, 1)),
         quantiles,
         LEVELS,
         np.tile(chunk.scale, count),
         samples=samples,
-        mean=_stacked(found.mean[1:]),
+        mean=_stacked(forecasts.mean[1:]),
     )
-    middle = found.quantiles[:, :, LEVELS.index(0.5)]
+    middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
     scores |= forecast_distances(_stacked(middle[1:]), plain, steps=settings.distance_steps)
     return _table(chunk, cells, group.model.title, [spec.id for spec in group.specs], scores)
@@ -341,18 +344,18 @@ def _table(
 ) -> pa.Table:
     count, series = len(cells), len(chunk.batch)
 
-    def words(values: Sequence[str], *, each: bool) -> pa.DictionaryArray:
+    def words(values: Sequence[str], *, in_blocks: bool) -> pa.DictionaryArray:
         known = {value: code for code, value in enumerate(dict.fromkeys(values))}
         codes = np.array([known[value] for value in values], dtype=np.int32)
-        codes = np.repeat(codes, series) if each else np.tile(codes, count)
+        codes = np.repeat(codes, series) if in_blocks else np.tile(codes, count)
         return pa.DictionaryArray.from_arrays(codes, list(known))
 
     columns: dict[str, Any] = {
-        "cell": words(cells, each=True),
-        "model": words([model] * count, each=True),
-        "variant": words(variants, each=True),
-        "dataset": words([chunk.dataset] * series, each=False),
-        "item": words(chunk.items, each=False),
+        "cell": words(cells, in_blocks=True),
+        "model": words([model] * count, in_blocks=True),
+        "variant": words(variants, in_blocks=True),
+        "dataset": words([chunk.dataset] * series, in_blocks=False),
+        "item": words(chunk.items, in_blocks=False),
         "window": np.tile(np.array(chunk.windows, dtype=np.int32), count),
         "variate": np.tile(np.array(chunk.variates, dtype=np.int32), count),
     }

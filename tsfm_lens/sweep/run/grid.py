@@ -65,12 +65,17 @@ class ModelCells:
         self.settings = Settings(model.num_samples, config.seed, config.distance_steps, config.memory)
         uses_reference = config.how in ("mean", "resample")
         references = {}
-        for each in sets if uses_reference else ():
-            some = each.sample(config.reference_windows, config.seed)
-            references[each.name] = ChunkSource(some, range(len(some)), shown, apart)
+        for dataset in sets if uses_reference else ():
+            some = dataset.sample(config.reference_windows, config.seed)
+            references[dataset.name] = ChunkSource(some, range(len(some)), shown, apart)
         self.places = [
-            Place(each, number, look, Shared(ChunkSource(each, indices, shown, apart), references.get(each.name)))
-            for number, (each, look, indices) in enumerate(parts_of(config, sets))
+            Place(
+                dataset,
+                number,
+                look,
+                Shared(ChunkSource(dataset, indices, shown, apart), references.get(dataset.name)),
+            )
+            for number, (dataset, look, indices) in enumerate(parts_of(config, sets))
         ]
         self._parameters = float(sum(parameter.numel() for parameter in lens.parameters()))
         self.cost = sum(self._work(place) for place in self.places)
@@ -82,7 +87,7 @@ class ModelCells:
 
     def tasks(self, specs: Sequence[VariantSpec], done: set[str], looks: int | None = None) -> list[GroupTask]:
         """What computes the cells that are not done, a block of variants per task."""
-        found = []
+        tasks = []
         for place in self._within(looks):
             missing = [(spec, cell) for spec in specs if (cell := self._cell(spec, place)).key not in done]
             for first in range(0, len(missing), self.config.block):
@@ -92,8 +97,8 @@ class ModelCells:
                 # the plain model runs beside every group
                 cost = self._work(place) * (len(block) + 1)
                 label = f"{self.model.title} on {place.dataset.name}, chunk {place.number}, {len(block)} variants"
-                found.append(GroupTask(keys, group, place.shared, cost, label))
-        return found
+                tasks.append(GroupTask(keys, group, place.shared, cost, label))
+        return tasks
 
     def _work(self, place: Place) -> float:
         """Work of one variant, for the time left: parameters times tokens that pass through them, roughly."""

@@ -220,7 +220,7 @@ def _end_all(mark: str, session: int) -> None:
         with suppress(psutil.Error, OSError):
             # processes that Ray renames lose their environment, and some leave the session
             if os.getsid(process.pid) == session or process.environ().get(_MARK) == mark:
-                left |= {each.pid: each for each in (process, *process.children(recursive=True))}
+                left |= {member.pid: member for member in (process, *process.children(recursive=True))}
     for process in left.values():
         with suppress(psutil.Error):
             process.kill()

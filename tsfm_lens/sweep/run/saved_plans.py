@@ -39,8 +39,8 @@ class SavedPlan:
 def plan_name(config: SweepConfig) -> str:
     """Name of a sweep's plan: its own, as far as a file can have it, and a hash of all that decides its results."""
     text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
-    own = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
-    return f"{own}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def save_plan(
@@ -79,17 +79,17 @@ def read_saved(store: Store, name: str | None = None) -> SavedPlan:
         StoreError: it is damaged.
         UnknownNameError: none of that name.
     """
-    known = sorted(each.removesuffix(".about") for each in store.plans() if each.endswith(".about"))
+    known = sorted(plan.removesuffix(".about") for plan in store.plans() if plan.endswith(".about"))
     if not known:
         raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
-    fitting = [each for each in known if name in (None, each, each.rpartition("-")[0])]
+    fitting = [plan for plan in known if name in (None, plan, plan.rpartition("-")[0])]
     if not fitting:
         raise unknown_name("sweep", name, known)
     if len(fitting) > 1:
         raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(fitting)}")
-    found = _stored(store, fitting[0])
-    assert found is not None
-    return found
+    saved = _stored(store, fitting[0])
+    assert saved is not None
+    return saved
 
 
 def _whole(store: Store, name: str) -> SavedPlan | None:

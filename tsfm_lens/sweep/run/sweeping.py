@@ -102,18 +102,18 @@ class Sweep:
     def naive(self) -> list[tuple[Cell, ChunkSource]]:
         """Cells of the seasonal naive forecast."""
         made = []
-        for each in self.sets:
-            for number, indices in enumerate(each.chunks(self.config.chunk)):
-                chunk = ChunkSource(each, indices, None)
+        for dataset in self.sets:
+            for number, indices in enumerate(dataset.chunks(self.config.chunk)):
+                chunk = ChunkSource(dataset, indices, None)
                 key = cell_key(
                     variant=SEASONAL_NAIVE,
                     numerics=NUMERICS,
                     levels=list(LEVELS),
                     versions={"gluonts": version("gluonts")},
-                    dataset=each.name,
+                    dataset=dataset.name,
                     windows=chunk.fingerprint,
                 )
-                made.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, each.name, number, chunk.series), chunk))
+                made.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series), chunk))
         return made
 
     def standing(self) -> Standing:
@@ -125,10 +125,10 @@ class Sweep:
             for entry in plan.first:
                 families.setdefault(entry.family, []).append(entry.spec)
             for family, specs in families.items():
-                own = {cell.key for cell in self.models[title].cells(_unique(specs))}
-                keys |= own
+                keys_of_family = {cell.key for cell in self.models[title].cells(_unique(specs))}
+                keys |= keys_of_family
                 row = {"model": title, "family": family, "variants": len(_unique(specs))}
-                parts.append({**row, "cells": len(own), "finished": len(own & done)})
+                parts.append({**row, "cells": len(keys_of_family), "finished": len(keys_of_family & done)})
         later = sum(plan.later for plan in self.plans.values())
         words = f"; up to {later} further variants depend on results" if later else ""
         return Standing(len(keys), len(keys & done), parts, words)
@@ -141,17 +141,17 @@ class Sweep:
             "models": {title: self._about(title) for title in self.models},
             "datasets": [
                 {
-                    "name": each.name,
-                    "domain": each.domain,
-                    "source": each.source,
-                    "horizon": each.horizon,
-                    "seasonality": each.seasonality,
-                    "freq": each.freq,
-                    "windows": len(each),
-                    "series": each.n_series,
-                    "notes": list(each.notes),
+                    "name": dataset.name,
+                    "domain": dataset.domain,
+                    "source": dataset.source,
+                    "horizon": dataset.horizon,
+                    "seasonality": dataset.seasonality,
+                    "freq": dataset.freq,
+                    "windows": len(dataset),
+                    "series": dataset.n_series,
+                    "notes": list(dataset.notes),
                 }
-                for each in self.sets
+                for dataset in self.sets
             ],
             "heads_at": self.found,
         }
@@ -159,8 +159,8 @@ class Sweep:
 
     def _about(self, title: str) -> dict[str, Any]:
         stack = self.lenses[title].wiring.output_stack
-        own = self.lenses[title].provenance()
-        return {**self.models[title].fingerprint, **own, "layers": stack.n_layers, "heads": stack.n_heads}
+        provenance = self.lenses[title].provenance()
+        return {**self.models[title].fingerprint, **provenance, "layers": stack.n_layers, "heads": stack.n_heads}
 
 
 def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
@@ -217,11 +217,11 @@ def run_sweep(
     # one process is one worker, so that it takes the first device
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
-    outcome = Outcome(notes=[f"damaged: {each}" for each in store.damaged(move=True)])
+    outcome = Outcome(notes=[f"damaged: {damage}" for damage in store.damaged(move=True)])
     before = store.done()
-    own = workers or (1 if engine == "single" else len(config.devices) or cores())
+    n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
-    runner = _Runner(sweep, store, options, Ledger(progress, own), outcome)
+    runner = _Runner(sweep, store, options, Ledger(progress, n_workers), outcome)
     try:
         runner.run()
     except KeyboardInterrupt:
@@ -250,10 +250,10 @@ class _Runner:
         self.sweep.cells |= {cell.key: cell for cell, _ in naive}
         done = self.store.done()
         for title, plan in self.sweep.plans.items():
-            own, specs = self.sweep.models[title], _unique([entry.spec for entry in plan.first])
+            cells_of_model, specs = self.sweep.models[title], _unique([entry.spec for entry in plan.first])
             self.sweep.entries += plan.first
-            self.sweep.cells |= {cell.key: cell for cell in own.cells(specs)}
-            self._expect(title, plan.later, own.tasks(specs, done))
+            self.sweep.cells |= {cell.key: cell for cell in cells_of_model.cells(specs)}
+            self._expect(title, plan.later, cells_of_model.tasks(specs, done))
         # a report of a run that is killed knows what was to come
         self.sweep.save(self.store, complete=False)
         self._naive(naive)
@@ -272,16 +272,16 @@ class _Runner:
                 self.store.write(run_naive(chunk, cell.key), [cell.key])
 
     def _model(self, title: str) -> None:
-        plan, own = self.sweep.plans[title], self.sweep.models[title]
+        plan, cells_of_model = self.sweep.plans[title], self.sweep.models[title]
         seen: set[str] = set()
         later = plan.later
-        for stage in plan.stages(lambda entries, looks: self._rows(own, entries, looks)):
+        for stage in plan.stages(lambda entries, looks: self._rows(cells_of_model, entries, looks)):
             specs = _unique([entry.spec for entry in stage.entries])
-            cells = own.cells(specs, stage.looks)
+            cells = cells_of_model.cells(specs, stage.looks)
             # the first stage is in the plan from the beginning
             self.sweep.entries += stage.entries if seen else []
             self.sweep.cells |= {cell.key: cell for cell in cells}
-            tasks = own.tasks(specs, self.store.done(), stage.looks)
+            tasks = cells_of_model.tasks(specs, self.store.done(), stage.looks)
             later -= len(specs) if seen else 0
             self._expect(title, max(0, later), [])
             pending = {key for task in tasks for key in task.cells}
@@ -293,9 +293,9 @@ class _Runner:
         self.sweep.found += plan.found
 
     def _expect(self, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
-        own = self.sweep.models[title]
-        cells = variants * len(own.places) + sum(len(task.cells) for task in tasks)
-        self.ledger.expect(title, cells, variants * own.cost + sum(task.cost for task in tasks))
+        cells_of_model = self.sweep.models[title]
+        cells = variants * len(cells_of_model.places) + sum(len(task.cells) for task in tasks)
+        self.ledger.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
 
     def _groups(self, tasks: Sequence[GroupTask]) -> None:
         opened = Opened(self.sweep.lenses if self.options["engine"] == "single" else {})
@@ -308,18 +308,18 @@ class _Runner:
 
         run_groups(tasks, CellWorker, opened, self.store, devices=devices, on_done=on_done, **self.options)
 
-    def _rows(self, own: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
+    def _rows(self, cells_of_model: ModelCells, entries: Sequence[Entry], looks: int | None) -> pd.DataFrame:
         """Rows of some variants, for what a plan decides on.
 
         Raises:
             _WaitingError: cells are missing because their group failed.
         """
-        cells = [cell.key for cell in own.cells(_unique([entry.spec for entry in entries]), looks)]
+        cells = [cell.key for cell in cells_of_model.cells(_unique([entry.spec for entry in entries]), looks)]
         if self.outcome.failed and not self.store.done().issuperset(cells):
             raise _WaitingError
         rows = self.store.read(cells).to_pandas()
         # a cell that another configuration left has the model's name there
-        rows["model"] = own.model.title
+        rows["model"] = cells_of_model.model.title
         return rows
 
 

@@ -76,16 +76,16 @@ def replicates_of(
         owner = np.repeat(np.arange(replicates), copies[:, number])
         rng = np.random.default_rng(of_series[number])
         for rows, weights in _weights(len(owner), part.stop - part.start, width, rng):
-            found = _measured(variants, measure, part, weights)
+            measured = _measured(variants, measure, part, weights)
             if plain is not None:
-                found -= _measured(plain, measure, part, weights)
+                measured -= _measured(plain, measure, part, weights)
             who = owner[rows]
             belongs = csr_matrix((np.ones(len(who)), (who, np.arange(len(who)))), shape=(replicates, len(who)))
-            if not np.isfinite(found.sum()):
-                undefined = ~np.isfinite(found)
+            if not np.isfinite(measured.sum()):
+                undefined = ~np.isfinite(measured)
                 missing = missing + belongs @ undefined.astype(float)
-                found = np.where(undefined, 0.0, found)
-            total += belongs @ found
+                measured = np.where(undefined, 0.0, measured)
+            total += belongs @ measured
     count = n - missing
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
     # equal forecasts differ by rounding, both sides being added up in different order

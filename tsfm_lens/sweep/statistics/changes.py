@@ -100,9 +100,9 @@ def changes(
         of = {variant: families.get(variant, "") for variant in pairs.variants}
         sizes = Counter(of.values())
         for group in pairs.groups():
-            own = [of[variant] for variant in group.variants]
-            drawn = _enough(group, replicates, max(sizes[name] for name in own), confidence)
-            for row in _compare(group, own, sizes, metric, confidence, drawn, seed, datasets):
+            names = [of[variant] for variant in group.variants]
+            drawn = _enough(group, replicates, max(sizes[name] for name in names), confidence)
+            for row in _compare(group, names, sizes, metric, confidence, drawn, seed, datasets):
                 rows.append({"model": pairs.model, **row})
     if not rows:
         raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
@@ -172,14 +172,14 @@ def _compare(
     ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
     leads = [""] * len(value)
     if units >= 2:
-        found = _distribution(group, metric, replicates, seed, datasets)
-        ends, p = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
+        distribution = _distribution(group, metric, replicates, seed, datasets)
+        ends, p = bootstrap.interval(distribution, confidence, units), bootstrap.two_sided(distribution, units)
         for name in dict.fromkeys(families):
-            own = [v for v, family in enumerate(families) if family == name]
+            members = [v for v, family in enumerate(families) if family == name]
             # one that is measured on other series cannot be compared
-            if len(own) == sizes[name]:
-                for place, side in _leading(found[:, own], value[own], units, confidence).items():
-                    leads[own[place]] = side
+            if len(members) == sizes[name]:
+                for place, side in _leading(distribution[:, members], value[members], units, confidence).items():
+                    leads[members[place]] = side
     ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
     shared = {
         "metric": metric,
@@ -210,17 +210,17 @@ def _compare(
 
 def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> dict[int, str]:
     """Place -> "highest" or "lowest" of the variants that differ from every other one."""
-    found: dict[int, str] = {}
+    leaders: dict[int, str] = {}
     known = np.flatnonzero(np.isfinite(value) & np.isfinite(distribution).all(axis=0))
     if len(known) < 2:
-        return found
+        return leaders
     for side, best in (("highest", np.argmax), ("lowest", np.argmin)):
         first = known[best(value[known])]
         others = known[known != first]
         p = bootstrap.two_sided(distribution[:, others] - distribution[:, [first]], units)
         if holm(p).max() < 1 - confidence:
-            found[int(first)] = side
-    return found
+            leaders[int(first)] = side
+    return leaders
 
 
 def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -322,9 +322,9 @@ def difference(
         n = len(chosen)
         drawn = (np.exp(_distribution(group, metric, replicates, seed, datasets)) - 1)[:, order]
         picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
-        found = (drawn[:, 0] - np.take_along_axis(drawn[:, 1:], picks, axis=1).mean(axis=1))[:, None]
+        differences = (drawn[:, 0] - np.take_along_axis(drawn[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
-        ends, p = bootstrap.interval(found, confidence, units), bootstrap.two_sided(found, units)
+        ends, p = bootstrap.interval(differences, confidence, units), bootstrap.two_sided(differences, units)
         words = _words(group, metric, confidence, datasets, units)
         words += f"; {n} random variants drawn too" if n > 1 else "; one random variant, taken as it is"
     return pd.Series(

@@ -71,10 +71,10 @@ def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METR
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
         chosen = {name: formula(name) for name in metrics}
         values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in chosen.items()}
-        found = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
+        defined = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
     if isinstance(sums, pd.DataFrame):
-        return {name: pd.Series(value, index=sums.index, name=name) for name, value in found.items()}
-    return {name: value[()] for name, value in found.items()}
+        return {name: pd.Series(value, index=sums.index, name=name) for name, value in defined.items()}
+    return {name: value[()] for name, value in defined.items()}
 
 
 def _mix(window: np.ndarray, variate: np.ndarray) -> np.ndarray:
@@ -115,17 +115,17 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     _refuse_twice(frame, group, window, variate)
     which = np.zeros(len(out), dtype=np.uint64)
     np.add.at(which, group, _mix(window, variate))
-    found: dict[str, Any] = {**{str(name): out[name] for name in out}, "windows": which}
+    columns: dict[str, Any] = {**{str(name): out[name] for name in out}, "windows": which}
     # column by column and without a copy of all: a report should hold the rows once
     for name in sums:
-        found[name] = np.bincount(group, frame[name].to_numpy(), len(out))
+        columns[name] = np.bincount(group, frame[name].to_numpy(), len(out))
     for name in distances:
         values = frame[name].to_numpy()
         defined = ~np.isnan(values)
-        found[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
-        found[f"n_{name}"] = np.bincount(group, defined, len(out))
+        columns[name] = np.bincount(group, np.where(defined, values, 0.0), len(out))
+        columns[f"n_{name}"] = np.bincount(group, defined, len(out))
     # categories, as stores give them, sort by their codes; series are compared by their names
-    named = found | {key: found[key].astype(str) for key in KEYS}
+    named = columns | {key: columns[key].astype(str) for key in KEYS}
     return pd.DataFrame(named, copy=False).sort_values(list(KEYS), ignore_index=True)
 
 
@@ -169,8 +169,8 @@ def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> 
             name: total[name] / total[f"n_{name}"].replace(0, np.nan) for name in measures if name in DISTANCES
         }
     metrics = pooled(total, [name for name in measures if name in METRICS])
-    found = pd.DataFrame({**metrics, **distances}, index=total.index)
-    return found.assign(n_series=by.size(), n_rows=total["n_rows"], n_invalid=total["n_invalid"])
+    table = pd.DataFrame({**metrics, **distances}, index=total.index)
+    return table.assign(n_series=by.size(), n_rows=total["n_rows"], n_invalid=total["n_invalid"])
 
 
 def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -205,12 +205,12 @@ def forecast_distances(
     point, plain = point[:, :steps], plain[:, :steps]
     with np.errstate(all="ignore"):
         if point.shape[1] < 2:
-            found = {name: np.full(len(point), np.nan) for name in DISTANCES}
+            distances = {name: np.full(len(point), np.nan) for name in DISTANCES}
         else:
-            found = {name: getattr(metrics, name)(point, plain) for name in DISTANCES if name != "mean_shift"}
+            distances = {name: getattr(metrics, name)(point, plain) for name in DISTANCES if name != "mean_shift"}
         shift = np.abs(point - plain).mean(axis=1)
         if scale is not None:
             scale = np.asarray(scale, dtype=float)
             shift = shift / np.where(scale > 0, scale, np.nan)
-        found["mean_shift"] = np.where(np.isfinite(shift), shift, np.nan)
-    return {name: found[name] for name in DISTANCES}
+        distances["mean_shift"] = np.where(np.isfinite(shift), shift, np.nan)
+    return {name: distances[name] for name in DISTANCES}

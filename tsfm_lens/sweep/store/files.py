@@ -108,13 +108,13 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         if other := [key for key in value if not isinstance(key, str)]:
             raise TypeError(f"names must be texts, not {other[0]!r}")
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -181,7 +181,9 @@ def trouble(error: OSError, path: Path) -> StoreError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         named = Path(error.filename) if error.filename else path
-        blocking = next((each for each in (named, path, *path.parents) if each.is_file() or each.is_symlink()), path)
+        blocking = next(
+            (place for place in (named, path, *path.parents) if place.is_file() or place.is_symlink()), path
+        )
         return StoreError(
             f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
@@ -305,11 +307,11 @@ def read_footer(path: Path) -> Footer:
             _refuse_older(path)
             raise
         # Parquet's reader wants a file that begins like one
-        found = pq.read_metadata(pa.BufferReader(b"PAR1" + tail))
-        footer = json.loads(found.metadata[_FOOTER.encode()])
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail))
+        footer = json.loads(metadata.metadata[_FOOTER.encode()])
         check_schema(footer["schema"], path)
         cells, counts = tuple(footer["cells"]), tuple(footer["counts"])
-        return Footer(path, cells, counts, tuple(found.schema.names))
+        return Footer(path, cells, counts, tuple(metadata.schema.names))
     except PermissionError as error:
         raise trouble(error, path) from error
     except StoreError:
@@ -340,20 +342,20 @@ def refuse_older_store(marker: Path) -> None:
         check_schema(about["schema"], marker.parent)
 
 
-def check_schema(found: object, where: Path) -> None:
+def check_schema(schema_version: object, where: Path) -> None:
     """Raise a StoreError where a store or file is not of this version's schema."""
-    if not isinstance(found, int):
-        raise StoreError(f"{where} names the schema version {found!r}, which is none")
-    if found > SCHEMA_VERSION:
+    if not isinstance(schema_version, int):
+        raise StoreError(f"{where} names the schema version {schema_version!r}, which is none")
+    if schema_version > SCHEMA_VERSION:
         raise StoreError(
-            f"{where} has schema version {found}, and this tsfm-lens reads version {SCHEMA_VERSION}: update tsfm-lens, "
-            "or choose another folder."
+            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: update "
+            "tsfm-lens, or choose another folder."
         )
-    if found < SCHEMA_VERSION:
+    if schema_version < SCHEMA_VERSION:
         raise StoreError(
-            f"{where} has schema version {found}, and this tsfm-lens reads version {SCHEMA_VERSION}: the numbers of "
-            "older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it (its version "
-            "is in store.json), or choose another folder and run the sweep again."
+            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: the "
+            "numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it "
+            "(its version is in store.json), or choose another folder and run the sweep again."
         )
 
 

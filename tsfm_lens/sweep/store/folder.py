@@ -141,7 +141,7 @@ class Store:
     def _has_cells(self) -> bool:
         """Whether there are cells of a sweep, or room for them, whatever else there is."""
         cells = self.path / "cells"
-        folders = [each.name for each in cells.iterdir() if each.is_dir()] if cells.is_dir() else ["none"]
+        folders = [entry.name for entry in cells.iterdir() if entry.is_dir()] if cells.is_dir() else ["none"]
         return not folders or any(re.fullmatch("[0-9a-f]{2}", name) for name in folders)
 
     def _advice(self, path: Path, why: object) -> StoreError:
@@ -262,15 +262,16 @@ class Store:
             finished.
         """
         whole = (
-            each if isinstance(each, Damage) else _broken(each.path, partial(_all_rows, each)) for each in self._scan()
+            footer if isinstance(footer, Damage) else _broken(footer.path, partial(_all_rows, footer))
+            for footer in self._scan()
         )
         plans = (_broken(path, partial(read_plan_file, path)) for path in self._plans())
-        damages = [each for each in (*whole, *self._blocked(), *plans) if each is not None]
-        found = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
+        damages = [damage for damage in (*whole, *self._blocked(), *plans) if damage is not None]
+        reported = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
             self.repaired = []
             self._sweep_leftovers()
-        return found
+        return reported
 
     def _set_aside(self, damage: Damage) -> Damage:
         target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
@@ -286,8 +287,8 @@ class Store:
 
     def _blocked(self) -> list[Damage]:
         """Files that stand where a folder of results belongs."""
-        found = (each for each in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if each.is_file())
-        return [Damage(each, "a file stands in the way of a folder") for each in sorted(found)]
+        files = (place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
+        return [Damage(place, "a file stands in the way of a folder") for place in sorted(files)]
 
     def _sweep_leftovers(self) -> None:
         oldest = time.time() - _LEFTOVER_SECONDS
@@ -300,13 +301,13 @@ class Store:
                 continue
 
     def _whole(self) -> list[Footer]:
-        return [each for each in self._scan() if isinstance(each, Footer)]
+        return [footer for footer in self._scan() if isinstance(footer, Footer)]
 
     def _scan(self) -> list[Footer | Damage]:
         """Footers of all files by file name, from memory where the file has not changed."""
         fresh: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
         try:
-            folders = [each for each in os.scandir(self.path / "cells") if each.is_dir()]
+            folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
             files = [file for folder in folders for file in os.scandir(folder) if file.name.endswith(".parquet")]
             for file in files:
                 if file.name.startswith("."):
@@ -362,8 +363,8 @@ class Store:
         return sorted({path.stem for path in self._plans()})
 
     def _plans(self) -> list[Path]:
-        found = (self.path / "plans").glob("[!.]*")
-        return sorted(path for path in found if path.suffix in (".parquet", ".json"))
+        paths = (self.path / "plans").glob("[!.]*")
+        return sorted(path for path in paths if path.suffix in (".parquet", ".json"))
 
     def _plan(self, name: str, suffix: str) -> Path:
         if not re.fullmatch(r"[\w-][\w.-]*", name):

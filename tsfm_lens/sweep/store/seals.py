@@ -49,9 +49,9 @@ def sealed_parquet(content: Any, name: str) -> bytes:
 
 
 def _filled(content: bytes, place: re.Pattern[bytes], digest: str) -> bytes:
-    found = place.search(content)
-    assert found is not None, "there is no room for the digest"
-    return content[: found.start(1)] + digest.encode() + content[found.end(1) :]
+    room = place.search(content)
+    assert room is not None, "there is no room for the digest"
+    return content[: room.start(1)] + digest.encode() + content[room.end(1) :]
 
 
 def parquet_tail(path: Path) -> bytes:
