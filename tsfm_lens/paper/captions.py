@@ -40,7 +40,7 @@ def caption(entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[s
     if recipes:
         lines += ["", "Ablated", *dict.fromkeys(recipes)]
     cited = list(dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source")))
-    lines += ["", "Definitions", *(f"  {each}" for each in cited)]
+    lines += ["", "Definitions", *(f"  {source}" for source in cited)]
     lines += ["", "Provenance", *_provenance(run)]
     lines += ["", "Data", *_data(run, sources)]
     return "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
@@ -66,7 +66,7 @@ def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
 
 def _plain(value: object) -> str:
     if isinstance(value, list | tuple | np.ndarray):
-        return " ".join(str(each) for each in value)
+        return " ".join(str(item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -41,11 +41,11 @@ def _rollouts(run: Run) -> list[Plate]:
     _, diffuse = _counts(maps)
     wide = one if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
     recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
-    found = probes.ablation_recipes(long_run(wide, seen.horizon).rolled_out(), recipes)
+    forecasts = probes.ablation_recipes(long_run(wide, seen.horizon).rolled_out(), recipes)
     return [
         Plate("A", viz.rollout_panels(maps, heads="sharp"), (maps,), "The heads of lowest attention entropy."),
         Plate("B", viz.rollout_panels(maps, heads="diffuse"), (maps,), "The heads of highest attention entropy."),
-        Plate("CD", viz.recipe_forecasts(found), (found,), "Diffuse heads as in panel B."),
+        Plate("CD", viz.recipe_forecasts(forecasts), (forecasts,), "Diffuse heads as in panel B."),
     ]
 
 
@@ -73,8 +73,8 @@ def _sharp(run: Run) -> list[Plate]:
 def _selected(run: Run) -> list[Plate]:
     one = first_item(run)
     # a token model has a row of the matrix for every step, the others one for every pass
-    each = 1 if one.lens.adapter.readout == "token" else one.lens.adapter.longest_pass
-    ds = probes.patch_attention(_attention_run(one, ROWS * each))
+    steps_of_row = 1 if one.lens.adapter.readout == "token" else one.lens.adapter.longest_pass
+    ds = probes.patch_attention(_attention_run(one, ROWS * steps_of_row))
     layer = min(3, ds.sizes["layer"] - 1)
     return [
         Plate("A", viz.selected_patch(ds, layer=str(ds["layer"].values[layer])), (ds,)),

@@ -53,12 +53,14 @@ def _drawing(name: str, *, original: bool, informed: bool, random: bool) -> Call
     def draw(run: Run) -> list[Plate]:
         few, lens = _first(run), run.lens
         wanted = {CHOSEN: informed, RANDOM: random}
-        recipes = {key: each for key, each in recipe_components(lens, name, few.seed).items() if wanted[key]}
+        recipes = {
+            key: components for key, components in recipe_components(lens, name, few.seed).items() if wanted[key]
+        }
         if not recipes:
             raise InputError(f"this figure draws heads at random, and recipe {name} takes none from {lens.model_id}")
         ds = probes.ablation_recipes(long_run(few, HORIZON).rolled_out(), recipes)
         ds.attrs["recipe"] = name
-        names = [str(each) for each in ds["recipe"].values]
+        names = [str(recipe) for recipe in ds["recipe"].values]
         chosen = names if original else names[1:]
         tail = min(TAIL, 2 * ds.sizes["step"])
         return [Plate("", viz.recipe_forecasts(ds, recipes=chosen, context_steps=tail), (ds,), _source(lens, name))]
@@ -81,7 +83,7 @@ def _first(run: Run) -> Run:
     groups = list(dict.fromkeys(run.batch.groups))
     kept: list[int] = []
     for group in groups:
-        members = [i for i, each in enumerate(run.batch.groups) if each == group]
+        members = [i for i, group_of_series in enumerate(run.batch.groups) if group_of_series == group]
         if kept and len(kept) + len(members) > SHOWN:
             break
         kept += members

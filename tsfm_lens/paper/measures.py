@@ -106,7 +106,9 @@ def _logit_entropy(asked: Asked) -> Found:
     sheet = Sheet(asked)
     sheet.means("mean entropy", entropy)
     units = dict.fromkeys(sheet.values, "nats")
-    medians = {f"median entropy, layer {layer}": float(np.median(own)) for layer, own in enumerate(entropy)}
+    medians = {
+        f"median entropy, layer {layer}": float(np.median(of_windows)) for layer, of_windows in enumerate(entropy)
+    }
     units |= dict.fromkeys(medians, "nats")
     claims = {RAISE_ENTROPY: rises, CONSOLIDATES: falls}
     return Found({**medians, **sheet.values}, asked.settings(), units, sheet.intervals, claims)
@@ -130,13 +132,13 @@ def _entropic_rank(asked: Asked) -> Found:
         Part(f"than in {_layers(after)}", inside - rank[after].mean(0), "entropic rank"),
     )
     values, intervals = {}, {}
-    for layer, own in enumerate(entropy):
+    for layer, of_windows in enumerate(entropy):
         name = f"entropic rank, layer {layer}"
-        values[name] = float(np.exp(np.average(own, weights=tokens)))
-        found = asked.over(own)
+        values[name] = float(np.exp(np.average(of_windows, weights=tokens)))
+        mean = asked.over(of_windows)
         # the mean over tokens is that over windows where all have as many
-        if np.isfinite(found.low) and len(set(tokens.tolist())) == 1:
-            intervals[name] = (float(np.exp(found.low)), float(np.exp(found.high)))
+        if np.isfinite(mean.low) and len(set(tokens.tolist())) == 1:
+            intervals[name] = (float(np.exp(mean.low)), float(np.exp(mean.high)))
     return Found(values, asked.settings(), intervals=intervals, claims={HIGHER_RANK: verdict})
 
 
@@ -199,11 +201,11 @@ def released_share(name: str) -> tuple[float, int]:
     recipe = read_recipe(name)
     lists = recipe.lists
     assert lists is not None
-    listed = {layer for each in recipe.layers_at if isinstance(each.layers, tuple) for layer in each.layers}
+    listed = {layer for group in recipe.layers_at if isinstance(group.layers, tuple) for layer in group.layers}
     going = 0
-    for each in recipe.layers_at:
-        layers = each.layers if isinstance(each.layers, tuple) else set(range(len(lists.kept))) - listed
-        going += sum(max(lists.n_heads - lists.kept[layer] - each.extra, 0) for layer in layers)
+    for group in recipe.layers_at:
+        layers = group.layers if isinstance(group.layers, tuple) else set(range(len(lists.kept))) - listed
+        going += sum(max(lists.n_heads - lists.kept[layer] - group.extra, 0) for layer in layers)
     return 100 * going / (lists.n_heads * len(lists.kept)), len(recipe.mlps)
 
 
@@ -241,8 +243,10 @@ def _patches(asked: Asked) -> Found:
         last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
         claims[ABLATED_LAST] = exactly("", true=last, of="stable rank of the weights")
     for row in dict.fromkeys((0, layer)):
-        each = ranks.sel(layer=str(row)).values
-        values |= {f"stable rank of layer {row}, head {index}": float(rank) for index, rank in enumerate(each)}
+        ranks_of_heads = ranks.sel(layer=str(row)).values
+        values |= {
+            f"stable rank of layer {row}, head {index}": float(rank) for index, rank in enumerate(ranks_of_heads)
+        }
     settings = {**asked.settings(), "windows": "1", "head": f"layer {layer}, head {head}"}
     settings.pop("intervals over")
     return Found(values, settings, claims=claims)
@@ -254,11 +258,11 @@ def _gains(asked: Asked) -> Found:
     parts, medians, intervals = [], {}, {}
     for metric in gain["metric"].values:
         values = _numbered(gain.sel(metric=metric))
-        for layer, own in enumerate(values):
-            found = asked.median(own)
-            medians[f"median gain, {metric}, layer {layer}"] = found.estimate
-            if np.isfinite(found.low):
-                intervals[f"median gain, {metric}, layer {layer}"] = (found.low, found.high)
+        for layer, of_windows in enumerate(values):
+            median = asked.median(of_windows)
+            medians[f"median gain, {metric}, layer {layer}"] = median.estimate
+            if np.isfinite(median.low):
+                intervals[f"median gain, {metric}, layer {layer}"] = (median.low, median.high)
         parts += [
             Part(
                 f"no improvement by layer {layer}: {metric}",

@@ -46,7 +46,7 @@ def forecasts_without(
     runs = [run if steps is None else run.shortened(steps) for run in asked.seeded()]
     if runs[0].horizon < 2:
         raise InputError("the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more")
-    found = []
+    tables = []
     for number, run in enumerate(runs):
         before = done + number * len(recipes)
 
@@ -54,12 +54,12 @@ def forecasts_without(
             asked.tell(what, before + count, done + len(runs) * len(recipes))
 
         result = ablation_recipes(run, recipes, progress=forecast_done)
-        own = result[["spearman_distance"]]
+        distances = result[["spearman_distance"]]
         if "mae" in result:
             error = result["mae"].where(result["mae"] > 0)
-            own = own.assign(error_ratio=np.log(error / error.sel(recipe=ORIGINAL, drop=True)))
-        found.append(own.sel(recipe=list(recipes)))
-    return xr.concat(found, dim="seed").transpose("recipe", "seed", "series")
+            distances = distances.assign(error_ratio=np.log(error / error.sel(recipe=ORIGINAL, drop=True)))
+        tables.append(distances.sel(recipe=list(recipes)))
+    return xr.concat(tables, dim="seed").transpose("recipe", "seed", "series")
 
 
 def without_sharp_heads(asked: Asked) -> Found:
@@ -105,12 +105,12 @@ def without_sharp_heads(asked: Asked) -> Found:
 
 def sharp_share(asked: Asked) -> Found:
     """Sharp heads (S3-HENT)."""
-    found = head_entropy(asked.run, progress=partial(asked.tell, "attention of every window"))
+    entropies = head_entropy(asked.run, progress=partial(asked.tell, "attention of every window"))
     values = {
-        "normalised entropy below which a head is sharp": float(found.attrs["sharp_below"]),
-        "sharp heads of all": 100 * float(found["sharp"].mean()),
-        "heads of the decoder's cross-attention": float(found["sharp"].size),
-        "sharp heads": float(found["sharp"].sum()),
+        "normalised entropy below which a head is sharp": float(entropies.attrs["sharp_below"]),
+        "sharp heads of all": 100 * float(entropies["sharp"].mean()),
+        "heads of the decoder's cross-attention": float(entropies["sharp"].size),
+        "sharp heads": float(entropies["sharp"].sum()),
     }
     return Found(values, _without_intervals(asked.settings()))
 

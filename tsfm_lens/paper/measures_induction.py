@@ -26,17 +26,17 @@ DRAWS = 1000
 def induction_share(asked: Asked) -> Found:
     """Induction heads (S3-PREF)."""
     blocks = _blocks(asked)
-    found = _together(blocks)
+    scores_of_heads = _together(blocks)
     scores = Scores.of(blocks, [], asked.seed)
     low, high = scores.span(lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1), sequences_only=True)
     values = {
-        "prefix-matching score from which a head matches": float(found.attrs["prefix_from"]),
-        "copy score from which a head copies": float(found.attrs["copy_from"]),
-        "induction heads of all": 100 * float(found["induction"].mean()),
-        "induction heads": float(found["induction"].sum()),
-        "tokens copied rightly": 100 * float(found["copy_accuracy"]),
+        "prefix-matching score from which a head matches": float(scores_of_heads.attrs["prefix_from"]),
+        "copy score from which a head copies": float(scores_of_heads.attrs["copy_from"]),
+        "induction heads of all": 100 * float(scores_of_heads["induction"].mean()),
+        "induction heads": float(scores_of_heads["induction"].sum()),
+        "tokens copied rightly": 100 * float(scores_of_heads["copy_accuracy"]),
     }
-    settings = {**_repeated_settings(found), "intervals over": _parts_of_sequences(blocks)}
+    settings = {**_repeated_settings(scores_of_heads), "intervals over": _parts_of_sequences(blocks)}
     intervals = {"induction heads of all": (low, high)} if np.isfinite(low) else {}
     return Found(values, settings, {"tokens copied rightly": "%"}, intervals)
 
@@ -45,12 +45,12 @@ def _parts_of_sequences(blocks: Sequence[xr.Dataset]) -> str:
     return f"{len(blocks)} parts of the sequences, drawn with replacement {DRAWS} times"
 
 
-def _repeated_settings(found: xr.Dataset) -> dict[str, str]:
+def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
     words = {"motif": "motif", "repeats": "repeats", "decoding": "decoding", "n_sequences": "sequences"}
-    target = "the token after it" if found.attrs["offset"] else "the instance itself"
+    target = "the token after it" if scores.attrs["offset"] else "the instance itself"
     read = {"last": "the last decoder position", "first": "the position after the prompt", "all": "all positions"}
-    chosen = {"prefix matching looks at": target, "scores are read at": read[found.attrs["positions"]]}
-    return {**{word: str(found.attrs[key]) for key, word in words.items()}, **chosen}
+    chosen = {"prefix matching looks at": target, "scores are read at": read[scores.attrs["positions"]]}
+    return {**{word: str(scores.attrs[key]) for key, word in words.items()}, **chosen}
 
 
 def _blocks(asked: Asked) -> list[xr.Dataset]:
@@ -79,9 +79,9 @@ def _together(blocks: Sequence[xr.Dataset]) -> xr.Dataset:
     """Parts of the sequences as one result."""
     sizes = xr.DataArray([block.attrs["n_sequences"] for block in blocks], dims="block")
     scores = [block.drop_vars("induction") for block in blocks]
-    found = xr.concat(scores, dim="block").weighted(sizes).mean("block")
-    found["induction"] = (found["prefix_matching"] >= PREFIX_FROM) & (found["copy_score"] >= COPY_FROM)
-    return found.assign_attrs({**blocks[0].attrs, "n_sequences": int(sizes.sum())})
+    joined = xr.concat(scores, dim="block").weighted(sizes).mean("block")
+    joined["induction"] = (joined["prefix_matching"] >= PREFIX_FROM) & (joined["copy_score"] >= COPY_FROM)
+    return joined.assign_attrs({**blocks[0].attrs, "n_sequences": int(sizes.sum())})
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Scores:
         """Those of results of the repeated tokens, and of head entropies, if there are any."""
 
         def stacked(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
-            return np.stack([each[name].values.ravel() for each in results])
+            return np.stack([result[name].values.ravel() for result in results])
 
         prefix, copy = (stacked(blocks, name) for name in ("prefix_matching", "copy_score"))
         return cls(prefix, copy, stacked(entropies, "entropy") if entropies else np.zeros((1, prefix.shape[1])), seed)
@@ -133,8 +133,8 @@ class Scores:
 
     def span(self, measure: Callable[..., np.ndarray], *, sequences_only: bool = False) -> tuple[float, float]:
         """The 95 % interval of a quantity; NaN where there are too few parts for one."""
-        found, _ = percentiles(self.part("", "", measure, sequences_only=sequences_only))
-        return found.low, found.high
+        interval, _ = percentiles(self.part("", "", measure, sequences_only=sequences_only))
+        return interval.low, interval.high
 
 
 def inducing(prefix: np.ndarray, copy: np.ndarray) -> np.ndarray:
@@ -192,16 +192,16 @@ def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.
 def _overlap(asked: Asked) -> tuple[xr.Dataset, Scores, dict[str, str]]:
     """The overlap of induction and sharp heads, the scores behind it, and the settings."""
     blocks = _blocks(asked)
-    found = _together(blocks)
+    scores = _together(blocks)
     labels = asked.series_of(len(asked.run.batch))
     parts, windows = [], []
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
-        rows = [row for row, own in enumerate(labels) if own == name]
+        rows = [row for row, label in enumerate(labels) if label == name]
         parts.append(head_entropy(asked.run.select(rows)))
         windows.append(len(rows))
         asked.tell("attention of every series", number + 1, len(names))
-    overlap = induction_overlap(found, _mean_entropy(parts, windows))
-    settings = {**_repeated_settings(found), **asked.settings()}
+    overlap = induction_overlap(scores, _mean_entropy(parts, windows))
+    settings = {**_repeated_settings(scores), **asked.settings()}
     settings["intervals over"] += f" and {_parts_of_sequences(blocks)}"
     return overlap, Scores.of(blocks, parts, asked.seed), settings
 

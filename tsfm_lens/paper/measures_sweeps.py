@@ -57,8 +57,8 @@ class Subject:
     @property
     def published(self) -> bool:
         """Whether it has architecture and sizes of one of the paper's models."""
-        own = self.settings
-        return own is not None and (own.layers, own.heads) == (self.layers, self.heads)
+        printed = self.settings
+        return printed is not None and (printed.layers, printed.heads) == (self.layers, self.heads)
 
     @property
     def words(self) -> str:
@@ -122,22 +122,22 @@ def rows_of(subjects: Sequence[Subject]) -> dict[str, Subject]:
     """
     known = {row.name: _recipe(row).architecture for row in HEAVY if not _recipe(row).unknown}
     left_open = {row.name: _recipe(row) for row in HEAVY if _recipe(row).unknown}
-    found: dict[str, Subject] = {}
+    subject_of_row: dict[str, Subject] = {}
     for subject in subjects:
-        own = [name for name, architecture in known.items() if architecture == subject.architecture]
-        if not own and not (subject.published and _is_open(subject, left_open)):
-            own = list(known)
-        for name in own:
-            if name in found:
+        names = [name for name, architecture in known.items() if architecture == subject.architecture]
+        if not names and not (subject.published and _is_open(subject, left_open)):
+            names = list(known)
+        for name in names:
+            if name in subject_of_row:
                 raise InputError(
-                    f"{found[name].source} and {subject.source} both stand for the row {name!r}; give one --model of "
-                    "each architecture, or one alone"
+                    f"{subject_of_row[name].source} and {subject.source} both stand for the row {name!r}; give one "
+                    "--model of each architecture, or one alone"
                 )
-            found[name] = subject
-    if not found:
+            subject_of_row[name] = subject
+    if not subject_of_row:
         rows = "; ".join(f"{name}: {recipe.unknown}" for name, recipe in left_open.items())
         raise InputError(f"no row of the table can be run on {', '.join(s.source for s in subjects)}: {rows}")
-    return found
+    return subject_of_row
 
 
 def _is_open(subject: Subject, left_open: Mapping[str, Recipe]) -> bool:
@@ -152,8 +152,10 @@ def _heavy_variants(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 def _scaled(rows: Mapping[str, Subject]) -> list[str]:
     """Rows whose recipe is written for a model of another architecture or size."""
-    own = {row.name: _recipe(row).architecture for row in HEAVY}
-    return [name for name, subject in rows.items() if not subject.published or subject.architecture != own[name]]
+    architectures = {row.name: _recipe(row).architecture for row in HEAVY}
+    return [
+        name for name, subject in rows.items() if not subject.published or subject.architecture != architectures[name]
+    ]
 
 
 def _heavy_models(subjects: Sequence[Subject]) -> Sequence[Subject]:
@@ -170,14 +172,14 @@ def _read_heavy(metrics: tuple[str, ...], *, counts: bool) -> Callable[[Gathered
                 continue
             here = (table["model"] == rows[row.name].source) & (table["recipe"] == row.recipe)
             # the informed choice comes before those at random
-            own = {str(each["metric"]): each for each in _rows(table[here].drop_duplicates("metric"))}
-            whole = own["MASE"]
+            by_metric = {str(change["metric"]): change for change in _rows(table[here].drop_duplicates("metric"))}
+            whole = by_metric["MASE"]
             # what is scaled to another model is no row of the paper, whose numbers are not put beside it
             name = f"{row.recipe} scaled to {rows[row.name].source}" if row.name in scaled else row.name
             sheet.add(f"{name}: heads ablated", 100 * whole["heads_ablated"] / whole["heads_total"], "%")
             sheet.add(f"{name}: MLPs ablated", whole["n_mlps"])
             for metric in metrics:
-                sheet.mase(f"{name}: change of {TITLES.get(metric, metric)}", own[metric])
+                sheet.mase(f"{name}: change of {TITLES.get(metric, metric)}", by_metric[metric])
             if counts:
                 sheet.add(f"{name}: resilient datasets", whole["n_resilient"])
                 sheet.add(f"{name}: improved datasets", whole["n_improved"])
@@ -211,12 +213,12 @@ def _read_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     table, sheet = gathered.results["effects"], _Sheet()
     table = table[table["family"] == "layers"]
     for subject in subjects:
-        own = table[table["model"] == subject.source]
-        whole = own[own["part"] == "both"]
+        effects = table[table["model"] == subject.source]
+        whole = effects[effects["part"] == "both"]
         layer = int(whole.sort_values("change")["first"].iloc[0])
         sheet.add(f"{subject.words}: most ablatable layer", layer)
         sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
-        for row in _rows(own[own["first"] == layer]):
+        for row in _rows(effects[effects["first"] == layer]):
             part = PARTS[str(row["part"])]
             sheet.add(f"{subject.words}: {RELATIVE_MASE}, without {part} of that layer", float(row["mase"]))
             sheet.mase(f"{subject.words}: change of MASE without {part} of that layer", row)
@@ -228,9 +230,9 @@ def _read_ranges(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     table = table[table["family"] == "ranges"]
     half: dict[str, Estimated] = {}
     for subject in subjects:
-        own = table[table["model"] == subject.source]
+        effects = table[table["model"] == subject.source]
         sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "effects", subject))
-        for row in _rows(own):
+        for row in _rows(effects):
             sheet.mase(f"{subject.words}: change of MASE without {row['label']}", row)
             if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
                 change, lower, upper = (100 * float(row[name]) for name in ("change", "lower", "upper"))
@@ -281,8 +283,8 @@ def _read_all_layers(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     table, sheet = gathered.results["curves"], _Sheet()
     for subject in subjects:
         sheet.add(f"{subject.words}: {RELATIVE_MASE}, whole model", _baseline(gathered, "curves", subject))
-        own = table[(table["model"] == subject.source) & table["ablated"].isin([subject.heads // 2, subject.heads])]
-        for row in _rows(own.sort_values(["layer", "ablated", "order"])):
+        curve = table[(table["model"] == subject.source) & table["ablated"].isin([subject.heads // 2, subject.heads])]
+        for row in _rows(curve.sort_values(["layer", "ablated", "order"])):
             words = f"{subject.words}, layer {row['layer']}, {order_words(str(row['order']))}"
             every = row["ablated"] == row["of"]
             words = f"{subject.words}, layer {row['layer']}" if every else words
@@ -296,12 +298,12 @@ def _read_kept(gathered: Gathered, subjects: Sequence[Subject]) -> Found:
     kept, sheet = gathered.results["heads_at"], _Sheet()
     notes = []
     for subject in subjects:
-        own = kept[kept["better"] & (kept["model"] == subject.source)]
+        kept_by_model = kept[kept["better"] & (kept["model"] == subject.source)]
         # counts of other sizes stand for other layers and shares: they are not put beside the paper's
         name = subject.architecture if subject.published else subject.source
-        for layer, count in zip(own["layer"], own["kept"], strict=True):
+        for layer, count in zip(kept_by_model["layer"], kept_by_model["kept"], strict=True):
             sheet.add(f"{name}: heads kept in layer {layer}", count)
-        share = 100 * float(own["ablated"].sum() / own["of"].sum())
+        share = 100 * float(kept_by_model["ablated"].sum() / kept_by_model["of"].sum())
         sheet.add(f"{name}: heads ablated of all, every layer at heads@1pp by itself", share, "%")
         if not subject.published:
             notes.append(

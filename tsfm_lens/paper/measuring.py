@@ -111,8 +111,8 @@ class Asked:
         }
         adapter = self.model.adapter
         if self.draws and (seeded or adapter.readout == "token"):
-            own = getattr(adapter, "samples", 0) or getattr(getattr(adapter, "settings", None), "num_samples", 0)
-            words["samples"] = str(self.run.num_samples or own)
+            default = getattr(adapter, "samples", 0) or getattr(getattr(adapter, "settings", None), "num_samples", 0)
+            words["samples"] = str(self.run.num_samples or default)
         drawn = seeded and self.draws
         count = len(set(self.series_of(len(batch))))
         over = f"{count} windows" if count == len(batch) else f"{count} series"
@@ -155,12 +155,12 @@ class Sheet:
 
     def mean(self, quantity: str, values: np.ndarray) -> None:
         """The mean of (window,) or (seed, window) values."""
-        found = self.asked.over(values)
-        self.values[quantity] = found.estimate
-        if np.isfinite(found.low):
-            self.intervals[quantity] = (found.low, found.high)
+        estimated = self.asked.over(values)
+        self.values[quantity] = estimated.estimate
+        if np.isfinite(estimated.low):
+            self.intervals[quantity] = (estimated.low, estimated.high)
 
     def means(self, what: str, values: np.ndarray) -> None:
         """One mean per layer, of (layer, window) or (layer, seed, window) values."""
-        for layer, own in enumerate(values):
-            self.mean(f"{what}, layer {layer}", own)
+        for layer, of_windows in enumerate(values):
+            self.mean(f"{what}, layer {layer}", of_windows)

@@ -11,15 +11,19 @@ from tsfm_lens.paper.registry import Entry, Plate
 
 def entries() -> list[Entry]:
     """One entry per renderer that draws the result of a run; what several measurements have is drawn of the first."""
-    found: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     for measurement, figure in figures():
-        if measurement.compute is not None and figure.name not in found:
-            found[figure.name] = _entry(measurement, figure)
-    return list(found.values())
+        if measurement.compute is not None and figure.name not in by_name:
+            by_name[figure.name] = _entry(measurement, figure)
+    return list(by_name.values())
 
 
 def _entry(measurement: Measurement, figure: Figure) -> Entry:
-    words = [each.words for each in (measurement.compute, *(find(kind).compute for kind in figure.beside)) if each]
+    words = [
+        computing.words
+        for computing in (measurement.compute, *(find(kind).compute for kind in figure.beside))
+        if computing
+    ]
     return Entry(figure.name, figure.title, "; ".join(words), (figure.name,), partial(_draw, measurement, figure))
 
 

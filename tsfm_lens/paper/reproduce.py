@@ -149,13 +149,13 @@ def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
     return _beside(item, found, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
 
 
-def _beside(item: Item, found: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
+def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
     """The paper's numbers beside found ones, of models by name."""
     other = _other_models(item, models)
     printed = {**item.settings, "model": item.model}
-    here = {**({"model": ", ".join(models)} if other else {}), **found.settings}
+    here = {**({"model": ", ".join(models)} if other else {}), **measured.settings}
     differ = {key: value for key, value in here.items() if value != printed.get(key)}
-    data = table_of(item, found).assign_coords(setting=list(differ))
+    data = table_of(item, measured).assign_coords(setting=list(differ))
     data["paper_setting"] = ("setting", [printed.get(key, "not given") for key in differ])
     data["our_setting"] = ("setting", list(differ.values()))
     data.attrs = {
@@ -164,7 +164,7 @@ def _beside(item: Item, found: Found, models: Sequence[str], attrs: Mapping[str,
         "source": "tsfm-lens paper",
         "paper_model": item.model,
         **attrs,
-        "note": "; ".join(part for part in (other, item.note, *found.notes) if part),
+        "note": "; ".join(part for part in (other, item.note, *measured.notes) if part),
     }
     return data
 
@@ -194,8 +194,8 @@ def _run_of(
     """The run of the windows that an item is measured on, and the series that each window is from."""
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
-    own = lens.adapter.prediction_length
-    steps = int(horizon if horizon is not None else item.settings.get("horizon", own))
+    default_horizon = lens.adapter.prediction_length
+    steps = int(horizon if horizon is not None else item.settings.get("horizon", default_horizon))
     if getattr(lens.adapter, "integers", False):
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
     if data is None:
@@ -234,7 +234,7 @@ def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBa
     for back in range(count):
         shown = batch if not back else batch.split(back * horizon)[0]
         if back:
-            names, groups = ([f"{name} -{back * horizon}" for name in own] for own in (batch.ids, batch.groups))
+            names, groups = ([f"{name} -{back * horizon}" for name in labels] for labels in (batch.ids, batch.groups))
             shown = replace(shown, ids=tuple(names), groups=tuple(groups))
         cut.append(shown)
     return SeriesBatch.concat(cut), batch.groups * count
@@ -254,12 +254,12 @@ def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
     values: dict[int, np.ndarray] = {}
     for turn, (_, flow, dt) in enumerate(_FLOWS):
-        own = range(turn, count, len(_FLOWS))
-        if not own:
+        turns = range(turn, count, len(_FLOWS))
+        if not turns:
             continue
         # all windows of a system side by side, four steps of the integration to one of the series
-        settled = rk4(flow, starts[own.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
+        settled = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
         path = rk4(flow, settled, dt / 4, 4 * length)[::4, :, 0]
-        values.update(zip(own, path.T, strict=True))
+        values.update(zip(turns, path.T, strict=True))
     names = tuple(f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count))
     return SeriesBatch(tuple(values[index] for index in range(count)), names)

@@ -225,14 +225,14 @@ def _settings(item: Item, gathered: Gathered, subjects: Sequence[Subject], confi
 def _attributes(gathered: Gathered, subjects: Sequence[Subject], folder: Path) -> dict[str, Any]:
     about = [gathered.provenance["models"][subject.source] for subject in subjects]
 
-    def each(name: str) -> str:
+    def joined(name: str) -> str:
         return ", ".join(dict.fromkeys(str(model.get(name, "")) for model in about))
 
     return {
         "model": ", ".join(subject.source for subject in subjects),
-        "revision": each("revision"),
-        "architecture": each("architecture"),
-        "versions": each("versions"),
+        "revision": joined("revision"),
+        "architecture": joined("architecture"),
+        "versions": joined("versions"),
         "store": str(folder),
         "confidence": gathered.provenance["config"]["statistics"]["confidence"],
     }

@@ -39,8 +39,8 @@ def field_of(what: str) -> str:
     """The field that a mutant changes, without the value that it takes."""
     *place, value = what.split(": ")
     part = value.split(" ")[0]
-    own = {each.name for each in (*fields(Site), *fields(Projection))}
-    return ": ".join([*place, part] if part in own or not place else place)
+    fields_of_parts = {field.name for field in (*fields(Site), *fields(Projection))}
+    return ": ".join([*place, part] if part in fields_of_parts or not place else place)
 
 
 class _Paths:
@@ -52,9 +52,9 @@ class _Paths:
 
     def others(self, path: str) -> list[str]:
         """Paths of other modules of the same class, nearest names first, four at most."""
-        own = self.inside.get(path)
-        found = [other for other, module in self.inside.items() if other != path and type(module) is type(own)]
-        return sorted(found, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
+        given = self.inside.get(path)
+        twins = [other for other, module in self.inside.items() if other != path and type(module) is type(given)]
+        return sorted(twins, key=lambda other: (abs(other.count(".") - path.count(".")), other))[:4]
 
 
 def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
@@ -86,8 +86,8 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
 
 def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
     def double(*args: Any) -> Any:
-        found = function(*args)
-        return tuple(2 * part for part in found) if isinstance(found, tuple) else 2 * found + 1
+        output = function(*args)
+        return tuple(2 * part for part in output) if isinstance(output, tuple) else 2 * output + 1
 
     return double
 
@@ -141,11 +141,11 @@ def _stacks(model: nn.Module, stack: Stack, everything: _Paths) -> Iterator[tupl
         rows = (*stack.writers[:index], row, *stack.writers[index + 1 :])
         yield f"{stack.writers[index].kind}.{what}", replace(stack, writers=rows)
     if stack.exceptions:
-        layer, own = next(iter(stack.exceptions.items()))
-        for index, (what, row) in _rows(own, _Paths(model, stack.block(layer))):
-            rows = (*own[:index], row, *own[index + 1 :])
+        layer, rows_of_layer = next(iter(stack.exceptions.items()))
+        for index, (what, row) in _rows(rows_of_layer, _Paths(model, stack.block(layer))):
+            rows = (*rows_of_layer[:index], row, *rows_of_layer[index + 1 :])
             changed = replace(stack, exceptions={**stack.exceptions, layer: rows})
-            yield f"{layer}.{own[index].kind}.{what}", changed
+            yield f"{layer}.{rows_of_layer[index].kind}.{what}", changed
 
 
 def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[str, Writer]]]:

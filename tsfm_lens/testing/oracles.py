@@ -101,9 +101,9 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     """
     rng = np.random.default_rng(0)
     longest = min(longest, lens.adapter.context_length)
-    own = getattr(lens.adapter, "example", None)
-    if own is not None:
-        return Case(lens, own(n_series, longest), horizon=min(6, lens.adapter.prediction_length))
+    example = getattr(lens.adapter, "example", None)
+    if example is not None:
+        return Case(lens, example(n_series, longest), horizon=min(6, lens.adapter.prediction_length))
     values = []
     for index in range(n_series):
         steps = np.arange(longest - 7 * index)
@@ -128,9 +128,9 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) / scale
 
 
-def _worst(oracle: str, bound: float, found: dict[str, float]) -> OracleResult:
-    where = max(found, key=lambda key: found[key] if found[key] == found[key] else float("inf"))
-    return OracleResult(oracle, found[where], bound, where)
+def _worst(oracle: str, bound: float, deviations: dict[str, float]) -> OracleResult:
+    where = max(deviations, key=lambda key: deviations[key] if deviations[key] == deviations[key] else float("inf"))
+    return OracleResult(oracle, deviations[where], bound, where)
 
 
 def same_forecast(case: Case) -> OracleResult:
@@ -159,8 +159,8 @@ def reading_changes_nothing(case: Case) -> OracleResult:
         projected, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(TAPPED[:3]))
     if not (torch.equal(fused, plain) and torch.equal(projected, plain)):
         return OracleResult("2 reading hooks", float("inf"), ONE_BLOCK, "fused kernel: not bit for bit")
-    found = {"attention recomputed": relative(case.captured[0], plain), "torch's fast path": relative(fast, plain)}
-    return _worst("2 reading hooks", ONE_BLOCK, found)
+    deviations = {"attention recomputed": relative(case.captured[0], plain), "torch's fast path": relative(fast, plain)}
+    return _worst("2 reading hooks", ONE_BLOCK, deviations)
 
 
 @contextmanager
@@ -176,12 +176,12 @@ def _no_fast_path() -> Iterator[None]:
 def accounting(case: Case) -> OracleResult:
     """3. Embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
-    found: dict[str, float] = {}
+    deviations: dict[str, float] = {}
     for stack in case.lens.wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
         carried = carry_factors(case.lens.adapter.model, stack)
         total = acts[f"{dot}hook_embed"] * carried["embed"]
-        found |= _branch_by_branch(case.lens, stack, acts)
+        deviations |= _branch_by_branch(case.lens, stack, acts)
         for layer in range(stack.n_layers):
             for writer in stack.rows(layer):
                 at = f"{stack.prefix}.{layer}.{writer.kind}"
@@ -190,32 +190,32 @@ def accounting(case: Case) -> OracleResult:
                     weights, place = case.lens.weights, (layer, writer.kind, stack.name)
                     bias = weights.b_O(*place) * weights.scale(*place)
                     heads = acts[f"{at}.hook_result"].sum(dim=-2) + bias
-                    found[f"{at}: heads"] = relative(heads, acts[f"{at}.hook_out"])
+                    deviations[f"{at}: heads"] = relative(heads, acts[f"{at}.hook_out"])
                 elif isinstance(writer, Attention):
-                    found[f"{at}: heads"] = relative(acts[f"{at}.hook_result"].sum(dim=-2), acts[f"{at}.hook_out"])
+                    deviations[f"{at}: heads"] = relative(acts[f"{at}.hook_result"].sum(dim=-2), acts[f"{at}.hook_out"])
         last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
-        found[f"{stack.name} stream"] = relative(total, last)
+        deviations[f"{stack.name} stream"] = relative(total, last)
     with torch.no_grad():
         out = case.lens.readout(acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"], case.encoded)
-    found["head"] = relative(out, output)
-    return _worst("3 accounting", ONE_BLOCK, found)
+    deviations["head"] = relative(out, output)
+    return _worst("3 accounting", ONE_BLOCK, deviations)
 
 
 def _branch_by_branch(lens: Lens, stack: Stack, acts: Activations) -> dict[str, float]:
     """Every stream is the one before and what the branch between them writes."""
-    found: dict[str, float] = {}
+    deviations: dict[str, float] = {}
     for layer in range(stack.n_layers):
         at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
         block = lens.adapter.model.get_submodule(stack.block(layer))
         if layer > 0:
             before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
-            found[f"{at}.hook_resid_pre"] = relative(acts[f"{at}.hook_resid_pre"], before)
+            deviations[f"{at}.hook_resid_pre"] = relative(acts[f"{at}.hook_resid_pre"], before)
         after = (*STREAMS[1 : len(rows)], "hook_resid_post")
         for name, row, following in zip(STREAMS, rows, after, strict=False):
             keep = 1.0 if row.mix is None else row.mix(block)[1]
             total = acts[f"{at}.{name}"] * keep + acts[f"{at}.{row.kind}.hook_out"]
-            found[f"{at}.{following}"] = relative(acts[f"{at}.{following}"], total)
-    return found
+            deviations[f"{at}.{following}"] = relative(acts[f"{at}.{following}"], total)
+    return deviations
 
 
 def layers_to_check(stack: Stack) -> list[int]:
@@ -231,7 +231,7 @@ def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
         most: check this many components, evenly spread; all if None.
     """
     lens = case.lens
-    found = {}
+    deviations = {}
     with torch.no_grad():
         plain = lens.forward(case.encoded)
         for stack in lens.wiring.stacks:
@@ -245,8 +245,8 @@ def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
                     theirs = lens.adapter.run(case.encoded.inputs)
                 moved = relative(theirs, plain)
                 # a component that does nothing would let any check pass
-                found[str(component)] = relative(ours, theirs) if moved > 1e-7 else float("inf")
-    return _worst("4 zero-ablation", TWO_BLOCKS, found)
+                deviations[str(component)] = relative(ours, theirs) if moved > 1e-7 else float("inf")
+    return _worst("4 zero-ablation", TWO_BLOCKS, deviations)
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 def patching(case: Case) -> OracleResult:
     """6. Patching a run into itself changes nothing; A's stream put into B gives A's later streams and output."""
     lens = case.lens
-    found = {}
+    deviations = {}
     raw = "unembed.hook_out"
     shuffled = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
     with torch.no_grad():
@@ -287,12 +287,12 @@ def patching(case: Case) -> OracleResult:
             at = f"{lens.wiring.output_stack.prefix}.0.{name}"
             with lens.patch(acts, at):
                 patched = lens.forward(case.encoded)
-            found[f"self: {at}"] = relative(patched, lens.forward(case.encoded))
+            deviations[f"self: {at}"] = relative(patched, lens.forward(case.encoded))
         other = Case(lens, shuffled, case.horizon, case.decoder_steps).encoded
         other.inputs.update(_masks(case.encoded, other))
-        _, own = lens.run_with_cache(other, names_filter=raw)
-        if relative(own[raw], acts[raw]) < 1e-3:
-            found["A and B differ"] = float("inf")
+        _, of_other = lens.run_with_cache(other, names_filter=raw)
+        if relative(of_other[raw], acts[raw]) < 1e-3:
+            deviations["A and B differ"] = float("inf")
         before: list[str] = []
         for stack in lens.wiring.stacks:
             # a decoder may start from a constant: no stream of B may be A's before it is put there
@@ -303,9 +303,9 @@ def patching(case: Case) -> OracleResult:
                 for stream in STREAMS[: len(stack.rows(layer))]:
                     with lens.hooks(apart), lens.patch(acts, *before, f"{stack.prefix}.{layer}.{stream}"):
                         _, swapped = lens.run_with_cache(other, names_filter=after)
-                    found[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(swapped[after], acts[after])
+                    deviations[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(swapped[after], acts[after])
             before.append(f"{stack.prefix}.0.hook_resid_pre")
-    return _worst("6 patching", ONE_BLOCK, found)
+    return _worst("6 patching", ONE_BLOCK, deviations)
 
 
 def _other_stream(value: Tensor, hook: object) -> Tensor:

@@ -23,7 +23,7 @@ from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, lay
 def patterns(case: Case) -> OracleResult:
     """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z."""
     _, acts = case.captured
-    found = {}
+    deviations = {}
     for name in acts:
         if not name.endswith("hook_pattern"):
             continue
@@ -31,18 +31,18 @@ def patterns(case: Case) -> OracleResult:
         pattern, v, z = acts[name], acts[f"{at}.hook_v"], acts[f"{at}.hook_z"]
         point = case.lens.registry.points[name]
         row = case.lens.wiring.stack(point.stack).attention(point.kind, point.layer)
-        found[f"{at}: over={row.over!r}"] = _asked_by(case, row, point.stack, pattern)
+        deviations[f"{at}: over={row.over!r}"] = _asked_by(case, row, point.stack, pattern)
         rows = pattern.sum(dim=-1)
         empty = pattern.abs().sum(dim=-1) == 0
-        found[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
-        found[f"{at}: z"] = relative(_attend(case.lens, row, pattern, for_every_head(v, z.shape[-2])), z)
+        deviations[f"{at}: rows"] = float((rows - 1).masked_fill(empty, 0).abs().max())
+        deviations[f"{at}: z"] = relative(_attend(case.lens, row, pattern, for_every_head(v, z.shape[-2])), z)
         scores = acts[f"{at}.hook_attn_scores"]
         blocked = scores <= torch.finfo(scores.dtype).min / 2
         blocked &= ~blocked.all(dim=-1, keepdim=True)
-        found[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
+        deviations[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
         if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
-            found[f"{at}: causal"] = float(pattern.triu(1).abs().max())
-    return _worst("5 patterns", ONE_BLOCK, found)
+            deviations[f"{at}: causal"] = float(pattern.triu(1).abs().max())
+    return _worst("5 patterns", ONE_BLOCK, deviations)
 
 
 def _asked_by(case: Case, row: Attention, stack: str, pattern: Tensor) -> float:
@@ -72,7 +72,7 @@ def head_order(case: Case) -> OracleResult:
     """10. A head rebuilt from its pattern and its W_V rows is its z; without W_Q, W_K or W_V it has no q, k or v."""
     lens = case.lens
     _, acts = case.captured
-    found = {}
+    deviations = {}
     for stack in lens.wiring.stacks:
         places = [(layer, row) for layer in range(stack.n_layers) for row in stack.attentions(layer)]
         paths = {(layer, row.kind): f"{stack.block(layer)}.{row.v.module}" for layer, row in places}
@@ -81,11 +81,11 @@ def head_order(case: Case) -> OracleResult:
         for layer, row in places:
             # an attention that holds the matrices itself takes query, key and value
             x = calls[paths[layer, row.kind]][-1].given(0 if row.v.weight == "weight" else 2)
-            found[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row, acts, x)
+            deviations[f"{stack.prefix}.{layer}.{row.kind}"] = _rebuilt(lens, stack, layer, row, acts, x)
         for layer, row in places:
             if layer in layers_to_check(stack):
-                found |= _owners(case, stack, layer, row)
-    return _worst("10 head order", ONE_BLOCK, found)
+                deviations |= _owners(case, stack, layer, row)
+    return _worst("10 head order", ONE_BLOCK, deviations)
 
 
 def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, float]:
@@ -97,7 +97,7 @@ def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, f
     at = f"{stack.prefix}.{layer}.{row.kind}"
     points = {letter: f"{at}.hook_{letter}" for letter in "qkv"}
     _, acts = case.captured
-    found = {}
+    deviations = {}
     for letter, projection in (("q", row.q), ("k", row.k), ("v", row.v)):
         n_heads = row.heads_of(letter, stack.n_heads)
         head = min(1, n_heads - 1)
@@ -107,8 +107,8 @@ def _owners(case: Case, stack: Stack, layer: int, row: Attention) -> dict[str, f
             expected = acts[point].clone()
             if other == letter:
                 expected[:, :, head] = 0.0
-            found[f"{at}: {other} without W_{letter.upper()}"] = relative(without[point], expected)
-    return found
+            deviations[f"{at}: {other} without W_{letter.upper()}"] = relative(without[point], expected)
+    return deviations
 
 
 @contextmanager

@@ -27,8 +27,8 @@ _SAME = 1e-4
 def ends(case: Case) -> OracleResult:
     """13. The stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
     with torch.no_grad():
-        found = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_labels(case), **_steps(case)}
-    return _worst("13 ends", 2e-5, found)
+        deviations = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_labels(case), **_steps(case)}
+    return _worst("13 ends", 2e-5, deviations)
 
 
 def _embedding(case: Case) -> dict[str, float]:
@@ -57,22 +57,24 @@ def _embedding(case: Case) -> dict[str, float]:
             for stack in lens.wiring.stacks
         ]
     )
-    found, moved = {}, False
+    deviations, moved = {}, False
     for stack in lens.wiring.stacks:
         rows = _moved((acts[names[stack.name]] - others[names[stack.name]]).flatten(0, -2))
         moved |= len(rows) > 0
-        found[f"embed {path!r} of stack {stack.name!r}"] = _distance(rows, source)
-    return found if moved else {"two series have two embeddings": math.inf}
+        deviations[f"embed {path!r} of stack {stack.name!r}"] = _distance(rows, source)
+    return deviations if moved else {"two series have two embeddings": math.inf}
 
 
 def _sharing(model: nn.Module, path: str) -> list[str]:
     """A module's path, and those of modules of its kind that hold the very same parameters (T5 ties embeddings)."""
-    own = model.get_submodule(path)
-    held = [parameter.data_ptr() for parameter in own.parameters()]
+    embedding = model.get_submodule(path)
+    held = [parameter.data_ptr() for parameter in embedding.parameters()]
     same = [
         name
         for name, module in model.named_modules()
-        if type(module) is type(own) and held and [parameter.data_ptr() for parameter in module.parameters()] == held
+        if type(module) is type(embedding)
+        and held
+        and [parameter.data_ptr() for parameter in module.parameters()] == held
     ]
     return same or [path]
 
@@ -151,7 +153,7 @@ def _labels(case: Case) -> dict[str, float]:
     axes = lens.registry.points[raw].axes
     _, acts = case.captured
     plain, stream = acts[raw], acts[last]
-    found = {f"{raw} has as many rows as the stream": float(abs(plain.shape[0] - stream.shape[0]))}
+    deviations = {f"{raw} has as many rows as the stream": float(abs(plain.shape[0] - stream.shape[0]))}
     for axis, place in (("batch", 1), ("pos", stream.shape[1] - 1)):
         if axis not in axes:
             continue
@@ -162,8 +164,8 @@ def _labels(case: Case) -> dict[str, float]:
         apart = (moved[raw] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
         places = torch.nonzero(apart > _SAME * apart.max()).flatten().tolist()
         right = places == [place] if axis == "batch" else len(places) == 1
-        found[f"{raw} ({' '.join(axes)}): {axis} {place} moves {axis} {places}"] = 0.0 if right else math.inf
-    return found
+        deviations[f"{raw} ({' '.join(axes)}): {axis} {place} moves {axis} {places}"] = 0.0 if right else math.inf
+    return deviations
 
 
 def _steps(case: Case) -> dict[str, float]:
@@ -178,12 +180,12 @@ def _steps(case: Case) -> dict[str, float]:
         return {f"steps_per_readout={given}, one pass gives {emitted}": float(abs(given - emitted))}
     if not isinstance(steps, int) or steps < 1:
         return {f"steps_per_readout={steps!r} is a number of steps": math.inf}
-    found = {}
+    deviations = {}
     for horizon, expected in ((steps, 1), (steps + 1, 2)):
         calls_made = _readouts(case, horizon)
         what = f"steps_per_readout={steps}, and {horizon} steps take {calls_made} readouts"
-        found[what] = float(abs(calls_made - expected))
-    return found
+        deviations[what] = float(abs(calls_made - expected))
+    return deviations
 
 
 def _readouts(case: Case, horizon: int) -> int:
@@ -212,24 +214,26 @@ def rows_are_series(case: Case) -> OracleResult:
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
         axis = getattr(lens.adapter, "draw_axis", None)
         # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
-        own = BlockDraws(len(batch), 1, axis=axis, outer=outer) if draws and axis is not None else nullcontext()
-        with own:
-            found = lens.forecast(batch, horizon, **draws)
-        return torch.as_tensor(found.quantiles if found.samples is None else found.samples)
+        separate_draws = (
+            BlockDraws(len(batch), 1, axis=axis, outer=outer) if draws and axis is not None else nullcontext()
+        )
+        with separate_draws:
+            result = lens.forecast(batch, horizon, **draws)
+        return torch.as_tensor(result.quantiles if result.samples is None else result.samples)
 
     with torch.no_grad():
         plain = forecast()
-        found = {}
+        deviations = {}
         for row in (0, len(batch) - 1):
             with lens.ablate(target, rows=[row]):
                 changed = forecast()
             others = [index for index in range(len(batch)) if index != row]
-            found[f"rows=[{row}] moves other series"] = relative(changed[others], plain[others])
+            deviations[f"rows=[{row}] moves other series"] = relative(changed[others], plain[others])
             paths = (changed[row] - plain[row]).abs().amax(dim=-1)
             # a token is drawn anew only where a probability moves past the draw
             moved = paths.max() if lens.adapter.readout == "token" else paths.min()
-            found[f"rows=[{row}] moves its series"] = 0.0 if float(moved) > 0 else math.inf
-    return _worst("14 rows are series", 2e-5, found)
+            deviations[f"rows=[{row}] moves its series"] = 0.0 if float(moved) > 0 else math.inf
+    return _worst("14 rows are series", 2e-5, deviations)
 
 
 def gradients(case: Case) -> OracleResult:

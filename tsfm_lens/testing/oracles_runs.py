@@ -25,8 +25,8 @@ from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
 def rollout_equals_forward(case: Case) -> OracleResult:
     """7. A rollout with its cache = the full forward without one, hook by hook."""
     with torch.no_grad():
-        found = _ROLLOUTS[case.lens.adapter.rollout](case)
-    return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, found)
+        deviations = _ROLLOUTS[case.lens.adapter.rollout](case)
+    return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, deviations)
 
 
 def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
@@ -47,25 +47,25 @@ def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
     embeds = torch.cat([call.value for call in steps.calls(f"{dot}hook_embed")], dim=1)
     with lens.edit(_replace_embeds(f"{dot}hook_embed", embeds)):
         _, whole = lens.run_with_cache(encoded, names_filter=wanted)
-    found = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
+    deviations = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
     for name in wanted:
         if name.endswith("hook_pattern"):
             joined = _join_patterns([call.value for call in steps.calls(name)])
         else:
             joined = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        found[name] = relative(joined, whole[name])
-    return found
+        deviations[name] = relative(joined, whole[name])
+    return deviations
 
 
 def _offsets(steps: Activations, names: list[str]) -> dict[str, float]:
     """With a cache, the first position of a call follows the last one of the call before (``cached``)."""
-    found = {}
+    deviations = {}
     for name in names:
         seen = 0
         for index, call in enumerate(steps.calls(name)):
-            found[f"{name}: positions held before call {index}"] = float(abs(call.offset - seen))
+            deviations[f"{name}: positions held before call {index}"] = float(abs(call.offset - seen))
             seen += call.value.shape[1]
-    return found
+    return deviations
 
 
 def _replace_embeds(name: str, embeds: Tensor) -> Steer:
@@ -107,15 +107,15 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     )
     _, second = lens.run_with_cache(batch, names_filter=wanted, horizon=1)
     _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=first)
-    found = {}
+    deviations = {}
     for name in wanted:
         calls = steps.calls(name)
         rows = calls[1].value.unflatten(0, (len(case.batch), len(levels))).transpose(0, 1).flatten(0, 1)
         # a longer horizon may have further masked tokens at the end, which no earlier one sees
         n_tokens = whole[name].shape[1]
-        found[f"{name} step 0"] = relative(calls[0].value[:, :n_tokens], whole[name])
-        found[f"{name} step {calls[1].step}"] = relative(rows, second[name])
-    return found
+        deviations[f"{name} step 0"] = relative(calls[0].value[:, :n_tokens], whole[name])
+        deviations[f"{name} step {calls[1].step}"] = relative(rows, second[name])
+    return deviations
 
 
 def _cache_rollout(case: Case) -> dict[str, float]:
@@ -137,11 +137,11 @@ def _cache_rollout(case: Case) -> dict[str, float]:
     acts = Activations(lens.registry.points, False, case.batch.ids)
     with record(lens.registry, wanted, acts), lens.registry.attach():
         entry(*joined[0], **joined[1])
-    found = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
+    deviations = _offsets(steps, [name for name in wanted if name.endswith("hook_resid_post")])
     for name in wanted:
         parts = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        found[name] = relative(parts, acts[name])
-    return found
+        deviations[name] = relative(parts, acts[name])
+    return deviations
 
 
 def _single_rollout(case: Case) -> dict[str, float]:
@@ -150,9 +150,9 @@ def _single_rollout(case: Case) -> dict[str, float]:
     wanted = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
     _, steps = lens.run_with_cache(case.batch, names_filter=wanted, rollout=True, horizon=case.horizon)
     _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=case.horizon)
-    found = {name: relative(steps.calls(name)[0].value, whole[name]) for name in wanted}
-    found["one pass"] = float(max(len(steps.calls(name)) for name in wanted) - 1)
-    return found
+    deviations = {name: relative(steps.calls(name)[0].value, whole[name]) for name in wanted}
+    deviations["one pass"] = float(max(len(steps.calls(name)) for name in wanted) - 1)
+    return deviations
 
 
 _STREAM = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
@@ -230,10 +230,10 @@ def native_traces(lens: Lens) -> int:
         >>> testing.native_traces(lens)
         0
     """
-    found = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points())
+    count = sum(len(point.fwd_hooks) + len(point.bwd_hooks) for point in lens.hook_points())
     for module in lens.adapter.model.modules():
-        found += _torch_hooks(module) + ("forward" in module.__dict__)
-    return found
+        count += _torch_hooks(module) + ("forward" in module.__dict__)
+    return count
 
 
 def _torch_hooks(module: nn.Module) -> int:
@@ -267,11 +267,11 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
     variants.append(Variant("nothing", ()))
     together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows))
     unreplayed = run_variants(lens, case.encoded, variants, replay=False)
-    found = {}
+    deviations = {}
     with torch.no_grad():
         for index, variant in enumerate(variants):
             with lens.edit(*variant.interventions):
                 alone = lens.forward(case.encoded)
-            found[f"replayed {variant.name}"] = relative(together[index], alone)
-            found[f"fanned out {variant.name}"] = relative(unreplayed[index], alone)
-    return _worst("9 fan-out and replay", 2e-5, found)
+            deviations[f"replayed {variant.name}"] = relative(together[index], alone)
+            deviations[f"fanned out {variant.name}"] = relative(unreplayed[index], alone)
+    return _worst("9 fan-out and replay", 2e-5, deviations)

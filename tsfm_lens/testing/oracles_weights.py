@@ -28,7 +28,7 @@ def weights(case: Case) -> OracleResult:
     """
     lens = case.lens
     _, acts = case.captured
-    found: dict[str, float] = {}
+    deviations: dict[str, float] = {}
     with torch.no_grad():
         for stack in lens.wiring.stacks:
             places = [(layer, *place) for layer in range(stack.n_layers) for place in enumerate(stack.rows(layer))]
@@ -38,13 +38,15 @@ def weights(case: Case) -> OracleResult:
             for layer, index, row in places:
                 stream = acts[f"{stack.prefix}.{layer}.{STREAMS[index]}"]
                 work = _Branch(lens, stack, layer, row, acts, calls, stream)
-                found |= work.attention(row) if isinstance(row, Attention) else work.mlp(row)
+                deviations |= work.attention(row) if isinstance(row, Attention) else work.mlp(row)
             if stack.ln_final:
                 last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
                 dot = f"{stack.name}." if stack.name else ""
                 rebuilt = lens.adapter.model.get_submodule(stack.ln_final).forward(last)
-                found[f"ln_final of stack {stack.name!r}"] = relative(rebuilt, acts[f"{dot}ln_final.hook_normalized"])
-    return _worst("11 weights", TWO_BLOCKS, found)
+                deviations[f"ln_final of stack {stack.name!r}"] = relative(
+                    rebuilt, acts[f"{dot}ln_final.hook_normalized"]
+                )
+    return _worst("11 weights", TWO_BLOCKS, deviations)
 
 
 def _layers(stack: Stack, layer: int, row: Writer) -> list[str]:
@@ -72,42 +74,46 @@ class _Branch:
 
     def attention(self, row: Attention) -> dict[str, float]:
         """Deviations of what enters q, k and v, of what leaves them, and of the write."""
-        found = {}
+        deviations = {}
         keys = self.read if not row.keys_from else _last(self.lens, row.keys_from, self.acts)
         x_layout = row.x_layout or row.stream_layout
         for letter, part, x in (("q", row.q, self.read), ("k", row.k, keys), ("v", row.v, keys)):
             call = self._call(part)
-            own = part.weight == "weight"
+            holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value
-            entered = call.given(0 if own else "qkv".index(letter))
-            found[f"{self.at}: what {letter} reads (norm, reads)"] = relative(x, self._vocabulary(entered, x_layout))
+            entered = call.given(0 if holds_matrix else "qkv".index(letter))
+            deviations[f"{self.at}: what {letter} reads (norm, reads)"] = relative(
+                x, self._vocabulary(entered, x_layout)
+            )
             weight, bias = self.lens.weights.projection(self.layer, row.kind, letter, self.stack.name)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
-            if own:
+            if holds_matrix:
                 left = self._part(self._vocabulary(call.gave(), x_layout), part, head=len(weight))
             else:
                 left = self.acts[f"{self.at}.hook_{letter}"]
-            found[f"{self.at}: W_{letter.upper()}"] = relative(rebuilt, left)
+            deviations[f"{self.at}: W_{letter.upper()}"] = relative(rebuilt, left)
         heads = self.lens.weights.heads(self.layer, row.kind, self.stack.name)
         out = torch.einsum("bphc,hcd->bpd", self.acts[f"{self.at}.hook_z"], heads.W_O) + heads.b_O
-        found[f"{self.at}: W_O"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
-        return found
+        deviations[f"{self.at}: W_O"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
+        return deviations
 
     def mlp(self, row: Mlp) -> dict[str, float]:
         """Deviations of what enters the input matrices, of what leaves them, and of the write."""
         mlp: Any = self.lens.weights.mlp(self.layer, row.kind, self.stack.name)
         layout = row.pre.layout.replace("d_mlp", "d_model")
-        found = {}
+        deviations = {}
         x, pre = self.read, self.acts[f"{self.at}.hook_pre"]
         entered = self._call(row.i).given()
-        found[f"{self.at}: what i reads (norm, reads)"] = relative(x, self._vocabulary(entered, layout))
-        found[f"{self.at}: W_in (i, pre)"] = relative(x @ mlp.W_in + mlp.b_in, _own_half(pre, row, self.stack.d_mlp))
+        deviations[f"{self.at}: what i reads (norm, reads)"] = relative(x, self._vocabulary(entered, layout))
+        deviations[f"{self.at}: W_in (i, pre)"] = relative(
+            x @ mlp.W_in + mlp.b_in, _own_half(pre, row, self.stack.d_mlp)
+        )
         if row.gate is not None:
             left = self._part(self._vocabulary(self._call(row.gate).gave(), layout), row.gate)
-            found[f"{self.at}: W_gate"] = relative(x @ mlp.W_gate + mlp.b_gate, left)
+            deviations[f"{self.at}: W_gate"] = relative(x @ mlp.W_gate + mlp.b_gate, left)
         out = self.acts[f"{self.at}.hook_post"] @ mlp.W_out + mlp.b_out
-        found[f"{self.at}: W_out (o, post)"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
-        return found
+        deviations[f"{self.at}: W_out (o, post)"] = relative(self._written(row, out), self.acts[f"{self.at}.hook_out"])
+        return deviations
 
     def _norm(self, path: str, stream: Tensor) -> Tensor:
         return self.lens.adapter.model.get_submodule(f"{self.block}.{path}").forward(stream) if path else stream
@@ -173,14 +179,14 @@ def activation(case: Case) -> OracleResult:
         wanted = [f"{at}.hook_post" for _, _, _, at, _ in places]
         with lens.hooks(hooks):
             _, shifted = lens.run_with_cache(case.encoded, names_filter=wanted)
-        found = {}
+        deviations = {}
         for stack, layer, row, at, stream in places:
             gate = _gate(lens, stack, layer, row, acts[stream])
             post = acts[f"{at}.hook_post"]
-            found[f"{at}: gate, pre, post"] = relative(
+            deviations[f"{at}: gate, pre, post"] = relative(
                 shifted[f"{at}.hook_post"] * gate.roll(1, dims=-1), post.roll(1, dims=-1) * gate
             )
-    return _worst("12 activation function", TWO_BLOCKS, found)
+    return _worst("12 activation function", TWO_BLOCKS, deviations)
 
 
 def _put(value: Tensor) -> Callable[..., Tensor]:

@@ -93,8 +93,8 @@ def _epsilon(dtype: Any) -> float:
 
 
 def _less_precise(*arrays: Any) -> torch.dtype:
-    found = [_torch_dtype(array) for array in arrays]
-    return next(dtype for dtype in _WORST_FIRST if dtype in found or dtype is torch.float64)
+    dtypes = [_torch_dtype(array) for array in arrays]
+    return next(dtype for dtype in _WORST_FIRST if dtype in dtypes or dtype is torch.float64)
 
 
 def _torch_dtype(array: Any) -> torch.dtype:
