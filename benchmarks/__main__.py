@@ -97,8 +97,8 @@ def idle(lens: Lens, rounds: int) -> Row:
 
     shown = as_series(batch)
     with torch.no_grad():
-        found = ratios([lambda: lens.forecast(shown, horizon, num_samples=samples)], native, rounds=rounds)
-    return _row(f"(a) {lens.wiring.architecture}: forecast, idle lens / native", found[0], 1.02)
+        ratios_to_native = ratios([lambda: lens.forecast(shown, horizon, num_samples=samples)], native, rounds=rounds)
+    return _row(f"(a) {lens.wiring.architecture}: forecast, idle lens / native", ratios_to_native[0], 1.02)
 
 
 def capture(lens: Lens, rounds: int) -> list[Row]:
@@ -113,11 +113,13 @@ def capture(lens: Lens, rounds: int) -> list[Row]:
     }
     there = {name: way for name, way in ways.items() if way is not None}
     with torch.no_grad():
-        found = ratios(list(there.values()), lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+        ratios_to_plain = ratios(list(there.values()), lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
     target = 1.15 if lens.wiring.architecture in ("chronos", "chronos-bolt") else 1.2
     return [
         _row(
-            f"(b) {lens.wiring.architecture}: capture by {name} / native", found[index], target if index == 0 else None
+            f"(b) {lens.wiring.architecture}: capture by {name} / native",
+            ratios_to_plain[index],
+            target if index == 0 else None,
         )
         for index, name in enumerate(there)
     ]
@@ -148,7 +150,7 @@ def linked_view(rounds: int) -> list[Row]:
     """(e) From a click or toggle in ``run.explore`` to the changed traces, without the browser's drawing."""
     rows: list[Row] = []
     for name, *times in latencies(rounds):
-        median, low, high = (1000 * each for each in times)
+        median, low, high = (1000 * seconds for seconds in times)
         met = median <= 1000 * LIMIT
         rows.append((f"(e) {name}", f"{median:.0f} ms", f"{low:.0f}–{high:.0f}", f"≤ {1000 * LIMIT:.0f} ms", met))
     return rows
@@ -168,15 +170,15 @@ def sweep_engine(sample: int | None) -> list[Row]:
 def heads_at_rows() -> list[Row]:
     """(g) What heads@k of one layer of 12 heads takes: every method on both orders of stable rank."""
     rows: list[Row] = []
-    for each in heads_at.measure():
-        name = f"heads@k, {each.order}, {each.tolerance:.0%}: {each.method}"
-        note = f"keeps {each.kept}, saves {each.saved:.1f} of {heads_at.HEADS}; as the scan in {each.agrees:.0%}"
-        rows.append((name, f"{each.evaluations:.1f} evaluations", note, "", None))
+    for search in heads_at.measure():
+        name = f"heads@k, {search.order}, {search.tolerance:.0%}: {search.method}"
+        note = f"keeps {search.kept}, saves {search.saved:.1f} of {heads_at.HEADS}; as the scan in {search.agrees:.0%}"
+        rows.append((name, f"{search.evaluations:.1f} evaluations", note, "", None))
     return rows
 
 
-def _row(name: str, found: tuple[float, float, float], target: float | None) -> Row:
-    median, low, high = found
+def _row(name: str, ratio: tuple[float, float, float], target: float | None) -> Row:
+    median, low, high = ratio
     met = None if target is None else median <= target
     return name, f"{median:.3f}", f"{low:.3f}–{high:.3f}", "" if target is None else f"≤ {target}", met
 

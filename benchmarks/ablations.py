@@ -109,9 +109,9 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
         kinds = [row.kind for row in rows]
         place = kinds.index(component.kind or "")
         block = stack.block(component.layer)
-        own = rows[place]
-        assert isinstance(own, Attention)
-        here = counts.get(f"{block}.{own.o.module}", 0)
+        attention = rows[place]
+        assert isinstance(attention, Attention)
+        here = counts.get(f"{block}.{attention.o.module}", 0)
         for row in rows[place + 1 :]:
             if isinstance(row, Attention):
                 cross = (row.k.module, row.v.module) if row.keys_from else ()
@@ -125,16 +125,16 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
 
 def _by_path(lens: Lens, counts: dict[str, int]) -> dict[str, int]:
     """Operations by path below the native model; the counter names modules from the outermost one that was called."""
-    found = {}
+    operations = {}
     for path, _ in lens.adapter.model.named_modules():
         parts = path.split(".")
         for cut in range(len(parts)):
             outer = lens.adapter.model.get_submodule(".".join(parts[:cut]))
             name = ".".join([type(outer).__name__, *parts[cut:]])
             if name in counts:
-                found[path] = counts[name]
+                operations[path] = counts[name]
                 break
-    return found
+    return operations
 
 
 def _matrices(row: Mlp) -> set[str]:

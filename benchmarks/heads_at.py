@@ -86,12 +86,12 @@ def _windows(context: int, horizon: int) -> tuple[SeriesBatch, np.ndarray, np.nd
         count = (len(bundled(name).values[0]) - context) // horizon
         if count < 1:
             continue
-        (own,) = holdout_sets([name], horizon, min(count, MOST))
-        everything = range(len(own.windows))
-        batch, after = own.batch(everything, context)
+        (dataset,) = holdout_sets([name], horizon, min(count, MOST))
+        everything = range(len(dataset.windows))
+        batch, after = dataset.batch(everything, context)
         parts.append(batch)
         truth.append(after)
-        scales.append(own.scales(everything))
+        scales.append(dataset.scales(everything))
         names += [name] * len(batch)
     return SeriesBatch.concat(parts), np.concatenate(truth), np.concatenate(scales), names
 
@@ -124,18 +124,18 @@ def _compare(
     rows = []
     plain = (scan(of, tolerance), scan(of, tolerance, abreast=1), bisection(of, tolerance))
     for method, search in zip(METHODS, plain, strict=False):
-        found, rounds = _counted(search, whole.change)
-        agrees = float(found.kept == exact.kept)
-        spent, saved = found.evaluations, found.saved
-        rows.append(Row(order, tolerance, method, found.kept, found.change, spent, saved, rounds, agrees))
+        result, rounds = _counted(search, whole.change)
+        agrees = float(result.kept == exact.kept)
+        spent, saved = result.evaluations, result.saved
+        rows.append(Row(order, tolerance, method, result.kept, result.change, spent, saved, rounds, agrees))
     made = []
     for seed in range(deals):
         looks = plan_looks(groups, seed=seed)
         made.append(_counted(sequential(of, looks, tolerance, alpha=alpha), _Table(errors, looks).paired))
-    kept = np.bincount([found.kept for found, _ in made]).argmax()
-    spent = float(np.mean([found.evaluations for found, _ in made]))
+    kept = np.bincount([result.kept for result, _ in made]).argmax()
+    spent = float(np.mean([result.evaluations for result, _ in made]))
     waited = float(np.mean([rounds for _, rounds in made]))
-    agrees = float(np.mean([found.kept == exact.kept for found, _ in made]))
+    agrees = float(np.mean([result.kept == exact.kept for result, _ in made]))
     change = whole.change(int(kept), 0)
     return [*rows, Row(order, tolerance, METHODS[3], int(kept), change, spent, of - spent, waited, agrees)]
 

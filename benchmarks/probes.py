@@ -112,10 +112,12 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
         "whole set": lambda: _together(list(usable.values()), lens),
     }
     # gradients are left on: some probes differentiate, and the others turn them off themselves
-    found = ratios(list(works.values()), torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)), rounds=rounds)
+    ratios_to_forward = ratios(
+        list(works.values()), torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)), rounds=rounds
+    )
     note = f"{CONTEXT} steps, {HORIZON} ahead" + (f", {SAMPLES} samples" if lens.adapter.readout == "token" else "")
     rows = []
-    for work, (median, low, high) in zip(works, found, strict=True):
+    for work, (median, low, high) in zip(works, ratios_to_forward, strict=True):
         what = f"(d) {name}: {work} / forward"
         most = MOST_FORWARDS[name] if work == "whole set" else None
         target, met = ("", None) if most is None else (f"≤ {most}", median <= most)
@@ -145,7 +147,7 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
         for decoding in ("forced", "rollout")
     ]
     with torch.no_grad():
-        found = ratios(ways, lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+        ratios_to_forward = ratios(ways, lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
     return [
         (
             f"(d) chronos base: repeated_tokens, {way} / forward",
@@ -154,7 +156,7 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
             "",
             None,
         )
-        for way, (median, low, high) in zip(("forced", "rolled out"), found, strict=True)
+        for way, (median, low, high) in zip(("forced", "rolled out"), ratios_to_forward, strict=True)
     ]
 
 
@@ -167,17 +169,17 @@ def stable_rank_cost(rounds: int) -> list[Row]:
     def dense() -> torch.Tensor:
         return torch.linalg.svdvals(q.double() @ k.double())
 
-    found = ratios([dense], lambda: core_singular_values(q, k), rounds=rounds)[0]
+    speedup = ratios([dense], lambda: core_singular_values(q, k), rounds=rounds)[0]
     ours, theirs = (probes.stable_rank(values.numpy()) for values in (core_singular_values(q, k), dense()))
     error = float(np.abs(ours / theirs - 1).max())
     size = f"{q.shape[0]} heads, {q.shape[1]} × {q.shape[1]}, float64"
     return [
         (
             "(d) stable rank: dense SVD / core",
-            f"{found[0]:.0f} ×",
-            f"{found[1]:.0f}–{found[2]:.0f}; {size}",
+            f"{speedup[0]:.0f} ×",
+            f"{speedup[1]:.0f}–{speedup[2]:.0f}; {size}",
             "≥ 10",
-            found[0] >= 10,
+            speedup[0] >= 10,
         ),
         ("(d) stable rank: largest relative difference", f"{error:.1e}", size, "≤ 1e-9", error <= 1e-9),
     ]
@@ -226,8 +228,8 @@ def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
         lens.forward(context, future=future[:, :64])
     options: dict[str, Any] = {"along": future} if along else {"num_samples": 1}
     before = restart_peak()
-    found = probes.rollout_maps(lens.run(context, 512, **options), keys=keys)
-    return status("VmHWM") - before, found["attention"].nbytes
+    maps = probes.rollout_maps(lens.run(context, 512, **options), keys=keys)
+    return status("VmHWM") - before, maps["attention"].nbytes
 
 
 def _entropic_peak(count: int) -> int:

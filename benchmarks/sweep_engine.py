@@ -44,13 +44,13 @@ def single_passes(lens: Lens, encoded: Encoded, *, sample: int | None, heads: in
         sample: heads whose full forward is timed; all if None.
         heads: ablate so many heads of every attention; all if None.
     """
-    found = compare(lens, encoded, sample=sample, heads_per_layer=heads)
+    comparison = compare(lens, encoded, sample=sample, heads_per_layer=heads)
     stack = lens.wiring.output_stack.name
     some = [part for part in lens.components() if part.stack == stack and part.head is not None][:16]
     with torch.no_grad():
         _, ours = measured(lambda: run_variants(lens, encoded, [Variant.zero(head) for head in some]), lens.device)
         _, plain = measured(lambda: lens.forward(encoded), lens.device)
-    return found, Peaks(ours, plain)
+    return comparison, Peaks(ours, plain)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def rollouts(
     differing = [(np.abs(ours.samples[index] - loop.samples[0]) > bound).mean() for index, loop in plain.items()]
     unablated = run([Variant("plain", ())], True).samples
     assert unablated is not None
-    moved = [(np.abs(each - unablated[0]) > bound).mean() for each in ours.samples]
+    moved = [(np.abs(samples_of_variant - unablated[0]) > bound).mean() for samples_of_variant in ours.samples]
     return Rollouts(
         loops / len(plain) * len(variants) / spent,
         len(plain),
@@ -140,15 +140,15 @@ def table(
 ) -> list[tuple[str, str, str, str, bool | None]]:
     """Rows of ``python -m benchmarks``."""
     if isinstance(batch, Encoded):
-        found, peaks = single_passes(lens, batch, sample=sample, heads=heads)
-        speed, limit = found.speed, found.limit
-        what = f"{found.heads} heads, {found.timed} full forwards timed"
+        comparison, peaks = single_passes(lens, batch, sample=sample, heads=heads)
+        speed, limit = comparison.speed, comparison.limit
+        what = f"{comparison.heads} heads, {comparison.timed} full forwards timed"
         error = (
             "largest deviation of the results",
-            f"{found.error:.1e}",
-            f"a head moves them by {found.effect:.1e}",
+            f"{comparison.error:.1e}",
+            f"a head moves them by {comparison.effect:.1e}",
             "≤ 1e-5",
-            found.error <= 1e-5,
+            comparison.error <= 1e-5,
         )
     else:
         variants = decoder_variants(lens)

@@ -41,9 +41,9 @@ def group_rows(cells: list[str], variants: list[str], dataset: str, series: int)
     count = len(cells)
     rng = np.random.default_rng(int(cells[0], 16))
 
-    def words(values: list[str], each: bool) -> pa.DictionaryArray:
+    def words(values: list[str], in_blocks: bool) -> pa.DictionaryArray:
         codes = np.arange(len(values), dtype=np.int32)
-        return pa.DictionaryArray.from_arrays(np.repeat(codes, series) if each else np.tile(codes, count), values)
+        return pa.DictionaryArray.from_arrays(np.repeat(codes, series) if in_blocks else np.tile(codes, count), values)
 
     zero = np.zeros(count * series, dtype=np.int32)
     return pa.table(
@@ -76,14 +76,14 @@ def write_million(path: Path) -> list[str]:
 def store_once() -> dict[str, float]:
     """Write, find, read and pool a million rows, and test every variant's change; seconds, and peak memory in bytes."""
     before = _peak()
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store"
         start = time.perf_counter()
         cells = write_million(path)
-        found["write"] = time.perf_counter() - start
+        measured["write"] = time.perf_counter() - start
         store = Store(path, create=False)
-        found["done"] = _seconds(store.done)
+        measured["done"] = _seconds(store.done)
         start = time.perf_counter()
         # some datasets at a time, so that never all rows are held
         batch = VARIANTS * 10
@@ -91,26 +91,26 @@ def store_once() -> dict[str, float]:
         for first in range(0, len(cells), batch):
             rows = store.read(cells[first : first + batch], [*KEY_COLUMNS, *SUMS, "spearman_distance"]).to_pandas()
             parts.append(per_series(rows, REPORTED))
-        found["read"] = time.perf_counter() - start
+        measured["read"] = time.perf_counter() - start
         series = pd.concat(parts, ignore_index=True)
         assert len(series) == VARIANTS * DATASETS * SERIES
-        found["changes"] = _seconds(lambda: changes(series, metric="MASE"))
-        found["disk"] = float(sum(file.stat().st_size for file in path.rglob("*.parquet")))
-    found["peak"], found["before"] = _peak(), before
-    return found
+        measured["changes"] = _seconds(lambda: changes(series, metric="MASE"))
+        measured["disk"] = float(sum(file.stat().st_size for file in path.rglob("*.parquet")))
+    measured["peak"], measured["before"] = _peak(), before
+    return measured
 
 
 def store_rows() -> list[Row]:
     """A million result rows written and reported on, in a fresh process so that the peak memory is its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply(store_once)
+        measured = pool.apply(store_once)
     parts = ("write", "done", "read", "changes")
-    total = sum(found[part] for part in parts)
-    span = ", ".join(f"{part} {found[part]:.1f} s" for part in parts)
-    memory = f"{found['before'] / 1e6:.0f} MB of it the imported libraries; {found['disk'] / 1e6:.0f} MB on disk"
+    total = sum(measured[part] for part in parts)
+    span = ", ".join(f"{part} {measured[part]:.1f} s" for part in parts)
+    memory = f"{measured['before'] / 1e6:.0f} MB of it the imported libraries; {measured['disk'] / 1e6:.0f} MB on disk"
     return [
         ("store: a million rows written and reported on", f"{total:.1f} s", span, f"< {SECONDS:g} s", total < SECONDS),
-        ("store: peak memory of that", f"{found['peak'] / 1e6:.0f} MB", memory, "< 1 GB", found["peak"] < MEMORY),
+        ("store: peak memory of that", f"{measured['peak'] / 1e6:.0f} MB", memory, "< 1 GB", measured["peak"] < MEMORY),
     ]
 
 

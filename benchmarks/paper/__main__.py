@@ -107,7 +107,7 @@ def main() -> None:
             if item.sweep:
                 more["store"] = Path(scratch) / "store" if options.embedded else asked["store"]
                 more["data"] = EMBEDDED_SERIES if options.embedded else None
-                chosen = chosen or [folders.get(each, each) for each in item.model.split(", ")]
+                chosen = chosen or [folders.get(source, source) for source in item.model.split(", ")]
             try:
                 with console.status(f"{name} {label}"):
                     result = reproduce(name, chosen, **more)

@@ -44,7 +44,7 @@ def report(
     from tsfm_lens.pipeline import CHAPTERS, checked_chapters, steps_of
     from tsfm_lens.pipeline import report as write_report
 
-    kinds = CHAPTERS if chapters is None else tuple(each.strip() for each in chapters.split(",") if each.strip())
+    kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
     # what can be wrong in the words is said before a model is opened
     checked_chapters(kinds)
     series = read_data(data, reading)

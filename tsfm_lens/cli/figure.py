@@ -44,7 +44,7 @@ def figure(
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
     if column is not None and column not in COLUMNS:
         raise typer.BadParameter(f"{column!r} is not {' or '.join(COLUMNS)}", param_hint="--column")
-    wanted = [each.strip().lower() for each in formats.split(",") if each.strip()]
+    wanted = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
     if not wanted:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
     # what can be wrong in the words is said before a model is opened
@@ -79,7 +79,7 @@ def _list() -> None:
     from tsfm_lens.paper.figures import figures
 
     rows: list[list[object]] = [
-        [each.name, each.title, each.computes, "paper" if each.paper else ""] for each in figures().values()
+        [entry.name, entry.title, entry.computes, "paper" if entry.paper else ""] for entry in figures().values()
     ]
     show_rows(["figure", "what it shows", "computed by", "of the"], rows)
     typer.echo(

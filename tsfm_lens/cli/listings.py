@@ -22,22 +22,27 @@ def models(as_json: AsJson = False) -> None:
     if as_json:
         listed = [
             {
-                "name": each.name,
-                "title": each.title,
-                "readout": each.readout,
-                "published": dict(each.published),
-                "extra": each.extra,
-                "notes": each.notes,
+                "name": architecture.name,
+                "title": architecture.title,
+                "readout": architecture.readout,
+                "published": dict(architecture.published),
+                "extra": architecture.extra,
+                "notes": architecture.notes,
             }
-            for each in known
+            for architecture in known
         ]
         typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
         return
     there = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name, "", ""] for name in checkpoint_names()]
-    for each in known:
-        needs = each.extra and f"[{each.extra}]" + ("" if there[each.extra] else " (not installed)")
-        rows += [[each.title, size, hub_id, needs, each.notes] for size, hub_id in each.published.items()]
+    for architecture in known:
+        needs = architecture.extra and f"[{architecture.extra}]" + (
+            "" if there[architecture.extra] else " (not installed)"
+        )
+        rows += [
+            [architecture.title, size, hub_id, needs, architecture.notes]
+            for size, hub_id in architecture.published.items()
+        ]
     show_rows(["model", "size", "load(…)", "extra", "note"], rows)
     typer.echo(
         "load() also takes a local folder, a pipeline or model of these libraries, and a model with a wiring of your "
@@ -68,12 +73,12 @@ def data(as_json: AsJson = False) -> None:
 
     from tsfm_lens.data import bundled_info, bundled_names
 
-    found = [bundled_info(name) for name in bundled_names()]
+    infos = [bundled_info(name) for name in bundled_names()]
     if as_json:
-        typer.echo(json.dumps([asdict(info) for info in found]))
+        typer.echo(json.dumps([asdict(info) for info in infos]))
         return
     rows: list[list[object]] = [
-        [info.name, info.title, info.field, info.freq, info.length, info.unit, info.licence] for info in found
+        [info.name, info.title, info.field, info.freq, info.length, info.unit, info.licence] for info in infos
     ]
     show_rows(["name", "title", "field", "freq", "steps", "unit", "licence"], rows)
 
@@ -88,8 +93,14 @@ def measurements(as_json: AsJson = False) -> None:
         typer.echo(json.dumps(listed))
         return
     rows: list[list[object]] = [
-        [each["kind"], each["about"], " ".join(each["probes"]), " ".join(each["figures"]), each["models"]]
-        for each in listed
+        [
+            measurement["kind"],
+            measurement["about"],
+            " ".join(measurement["probes"]),
+            " ".join(measurement["figures"]),
+            measurement["models"],
+        ]
+        for measurement in listed
     ]
     show_rows(["kind", "what is measured", "probe", "figure", "models"], rows)
 

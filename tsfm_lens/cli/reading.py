@@ -85,7 +85,7 @@ class Reading:
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; it receives them as one keyword argument ``reading``."""
     signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.name != "reading"]
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "reading"]
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in OPTIONS.items()
@@ -96,9 +96,9 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
         reading = Reading(**{name: given.pop(name) for name in OPTIONS})
         command(**given, reading=reading)
 
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *options)}
     return run
 
 
@@ -115,8 +115,8 @@ def read_data(sources: Sequence[str], reading: Reading) -> SeriesBatch:
 def in_option_words(message: str) -> str:
     """A message of the library with its keyword arguments as options: ``freq='h'`` is ``--freq h``."""
 
-    def option(found: re.Match[str]) -> str:
-        name, value = found[1], found[2]
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
         if name == "header":
             return "--no-header" if value == "False" else "--header"
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")

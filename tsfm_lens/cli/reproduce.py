@@ -123,7 +123,7 @@ def _list(as_json: bool) -> None:
                 "title": item.title,
                 "model": item.model,
                 "needs_sweep": item.sweep,
-                "measurements": [each.kind for each in measured_by(item.id)],
+                "measurements": [measurement.kind for measurement in measured_by(item.id)],
                 "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
                 "settings": dict(item.settings),
                 "note": item.note,
@@ -140,7 +140,7 @@ def _list(as_json: bool) -> None:
                 item.title,
                 str(len(item.values)),
                 item.model,
-                " ".join(each.kind for each in measured_by(item.id)),
+                " ".join(measurement.kind for measurement in measured_by(item.id)),
                 "benchmark sweep" if item.sweep else "",
             ]
             for item in ITEMS
@@ -158,7 +158,7 @@ def _render(result: xr.Dataset) -> None:
     reasons: dict[str, None] = {}
     numbers = result.drop_dims("setting")
     for index in range(result.sizes["quantity"]):
-        row = {str(name): each.values.item() for name, each in numbers.isel(quantity=index).reset_coords().items()}
+        row = {str(name): value.values.item() for name, value in numbers.isel(quantity=index).reset_coords().items()}
         table.add_row(*_cells(row))
         if row["why"]:
             reasons[f"{row['verdict']}: {row['why']}"] = None

@@ -95,10 +95,12 @@ def report(
 
         # the results of this configuration, not of what it said when the store was made
         name = plan_name(read_config(store))
-    found = gather(folder, name)
-    page = build_sweep_report(found.results, out, title=found.title, provenance=found.provenance, notes=found.notes)
+    gathered = gather(folder, name)
+    page = build_sweep_report(
+        gathered.results, out, title=gathered.title, provenance=gathered.provenance, notes=gathered.notes
+    )
     if as_json:
-        typer.echo(json.dumps({"report": str(page), "results": sorted(found.results)}))
+        typer.echo(json.dumps({"report": str(page), "results": sorted(gathered.results)}))
     else:
         typer.echo(str(page))
 

@@ -110,14 +110,14 @@ def _arrays(target: pa.Array, ids: list[str], file: Path) -> list[np.ndarray]:
         return [flat[end - length : end][None] for end, length in zip(ends, lengths, strict=True)]
     steps, flat = _lengths(inner), _floats(inner.flatten(), file)
     ends, last = np.cumsum(steps), np.cumsum(lengths)
-    found = []
+    arrays = []
     for name, stop, count in zip(ids, last, lengths, strict=True):
-        own = steps[stop - count : stop]
-        if not count or (own != own[0]).any():
-            raise InputError(f"{file}: series {name!r} has variates of {sorted(set(own.tolist()))} steps")
+        lengths_of_row = steps[stop - count : stop]
+        if not count or (lengths_of_row != lengths_of_row[0]).any():
+            raise InputError(f"{file}: series {name!r} has variates of {sorted(set(lengths_of_row.tolist()))} steps")
         end = ends[stop - 1]
-        found.append(flat[end - count * own[0] : end].reshape(count, own[0]))
-    return found
+        arrays.append(flat[end - count * lengths_of_row[0] : end].reshape(count, lengths_of_row[0]))
+    return arrays
 
 
 def _is_list(kind: pa.DataType) -> bool:

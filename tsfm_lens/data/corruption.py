@@ -118,7 +118,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         season = seasonal_part(values, length, name)
         # phases counted from the end, so that the forecast starts at the same phase as before
         phase = (np.arange(len(values)) - len(values)) % length
-        profile = np.array([season[phase == each].mean() for each in range(length)])
+        profile = np.array([season[phase == step].mean() for step in range(length)])
         place = (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
         return values - season + np.interp(place, np.arange(length + 1), np.append(profile, profile[0]))
 
@@ -148,7 +148,7 @@ def _seasonal(
     batch = as_series(series)
     if period is not None:
         _steps("period", period, least=2)
-    periods = dict(zip(batch.ids, [period or own for own in batch.seasonalities], strict=True))
+    periods = dict(zip(batch.ids, [period or season for season in batch.seasonalities], strict=True))
     return _corrupted(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
 
 

@@ -94,13 +94,13 @@ def dysts_sets(
         stored = _stored(local_path(path))
         source = f"trajectories of {Path(path).name}"
         names = _chosen(systems, tuple(stored))
-        found = ((name, list(stored[name])) for name in names)
+        paths_of_systems = ((name, list(stored[name])) for name in names)
     else:
         _check(points, periods, instances, integrator)
         names = _chosen(systems, dysts_systems())
         source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
-        found = ((name, _trajectories(name, points, periods, instances, seed, integrator)) for name in names)
-    return [_set(name, paths, horizon, windows, stride, multivariate, source) for name, paths in found]
+        paths_of_systems = ((name, _trajectories(name, points, periods, instances, seed, integrator)) for name in names)
+    return [_set(name, paths, horizon, windows, stride, multivariate, source) for name, paths in paths_of_systems]
 
 
 def _check(points: int, periods: float, instances: int, integrator: str) -> None:

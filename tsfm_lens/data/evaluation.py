@@ -71,13 +71,13 @@ class Window:
     @cached_property
     def digest(self) -> bytes:
         """sha256 of names, start and values; the same on every machine and for every float type of equal values."""
-        found = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
+        hashed = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
         for array in (self.context, self.label):
             values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
             values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
-            found.update(repr(array.shape).encode())
-            found.update(np.ascontiguousarray(values, dtype="<f8").data)
-        return found.digest()
+            hashed.update(repr(array.shape).encode())
+            hashed.update(np.ascontiguousarray(values, dtype="<f8").data)
+        return hashed.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,10 +288,10 @@ class EvaluationSet:
         """
         wanted = range(len(self)) if indices is None else sorted({self._checked(index) for index in indices})
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
-        found = hashlib.sha256(header.encode())
+        hashed = hashlib.sha256(header.encode())
         for digest in sorted(self.windows[index].digest for index in wanted):
-            found.update(digest)
-        return found.hexdigest()
+            hashed.update(digest)
+        return hashed.hexdigest()
 
     @cached_property
     def _scales(self) -> dict[int, list[float]]:

@@ -54,7 +54,7 @@ def holdout_sets(
     """
     names = _bundled_among(series)
     if names:
-        return [_bundled_set(each, horizon, windows, stride) for each in names]
+        return [_bundled_set(bundled_name, horizon, windows, stride) for bundled_name in names]
     batch = as_series(series, **reading)
     path = isinstance(series, str | Path)
     name = name or (Path(series).name.split(".")[0] if path else "series")
@@ -66,18 +66,18 @@ def _bundled_among(series: Any) -> tuple[str, ...]:
     """The names, if they are those of bundled series."""
     if isinstance(series, str):
         return (series,) if series in bundled_names() else ()
-    if isinstance(series, list | tuple) and series and all(isinstance(each, str) for each in series):
-        for each in series:
-            if each not in bundled_names():
-                raise unknown_name("bundled series", each, bundled_names(), hint="`tsfm-lens data` lists them all.")
+    if isinstance(series, list | tuple) and series and all(isinstance(item, str) for item in series):
+        for item in series:
+            if item not in bundled_names():
+                raise unknown_name("bundled series", item, bundled_names(), hint="`tsfm-lens data` lists them all.")
         return tuple(series)
     return ()
 
 
 def _bundled_set(name: str, horizon: int, windows: int, stride: int | None) -> EvaluationSet:
     info = bundled_info(name)
-    (found,) = _sets(bundled(name), f"bundled/{name}", horizon, windows, stride, info.source, info.field)
-    return found
+    (bundled_set,) = _sets(bundled(name), f"bundled/{name}", horizon, windows, stride, info.source, info.field)
+    return bundled_set
 
 
 def _sets(
@@ -87,16 +87,18 @@ def _sets(
     rows: dict[str, list[int]] = {}
     for row, group in enumerate(batch.groups):
         rows.setdefault(group, []).append(row)
-    found: dict[tuple[str | None, int], list[Window]] = {}
+    windows_of_kind: dict[tuple[str | None, int], list[Window]] = {}
     for group, members in rows.items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
         kind = (batch.freqs[first], batch.seasonalities[first])
-        found.setdefault(kind, []).extend(rolling_windows(group, values, horizon, windows, stride, batch.starts[first]))
-    labels = _labels(name, list(found))
+        windows_of_kind.setdefault(kind, []).extend(
+            rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
+        )
+    labels = _labels(name, list(windows_of_kind))
     return [
         EvaluationSet(label, tuple(cut), horizon, freq, season, domain, source, batch.notes)
-        for label, ((freq, season), cut) in zip(labels, found.items(), strict=True)
+        for label, ((freq, season), cut) in zip(labels, windows_of_kind.items(), strict=True)
     ]
 
 
@@ -200,10 +202,10 @@ def gluonts_file(
     entries = [entry for file in _gluonts_files(place) for entry in _gluonts_entries(file, freq)]
     name = name or place.name.split(".")[0]
     try:
-        found = gluonts_set(entries, horizon, windows, stride, name, freq=freq, seasonality=seasonality, domain=domain)
+        sets = gluonts_set(entries, horizon, windows, stride, name, freq=freq, seasonality=seasonality, domain=domain)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return [replace(each, source=f"gluonts dataset {place.name}") for each in found]
+    return [replace(dataset, source=f"gluonts dataset {place.name}") for dataset in sets]
 
 
 def _gluonts_files(place: Path) -> list[Path]:
@@ -218,10 +220,10 @@ def _gluonts_files(place: Path) -> list[Path]:
         raise InputError(f"there is no file or folder {str(place)!r}")
     if (place / "state.json").is_file():
         raise InputError(f"{str(place)!r} is a dataset of save_to_disk; gift_eval_folder (source: folder) reads it")
-    splits = sorted(each.name for each in place.iterdir() if each.is_dir() and each.name in ("train", "test"))
+    splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and entry.name in ("train", "test"))
     if splits:
         raise InputError(f"{str(place)!r} holds {' and '.join(splits)}; give the folder of one")
-    files = sorted(each for each in place.rglob("*") if each.is_file() and not each.name.startswith("."))
+    files = sorted(file for file in place.rglob("*") if file.is_file() and not file.name.startswith("."))
     if not files:
         raise InputError(f"{str(place)!r} holds no file")
     return files

@@ -61,5 +61,5 @@ def to_csv(frame: pd.DataFrame, **options: Any) -> str:
             continue
         texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
         safe.isetitem(place, pd.array(texts, dtype=object))
-    found: str = safe.to_csv(index=False, lineterminator="\n", **options)
-    return found
+    text: str = safe.to_csv(index=False, lineterminator="\n", **options)
+    return text

@@ -85,8 +85,8 @@ def from_frame(
     for place, (group, rows) in enumerate(groups):
         for column in columns:
             names.append(f"{group}/{column}" if together else _name(group, column, len(columns)))
-            own = numbers[column][rows]
-            values.append(own if grids is None else grids[place].filled(own))
+            series = numbers[column][rows]
+            values.append(series if grids is None else grids[place].filled(series))
     return SeriesBatch(
         tuple(values),
         tuple(names),
@@ -139,8 +139,8 @@ def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: 
         InputError: an offset is wrong.
     """
     assert times.utc is not None
-    for (group, own), grid in zip(groups, grids, strict=True):
-        ordered = own[grid.order]
+    for (group, rows_of_group), grid in zip(groups, grids, strict=True):
+        ordered = rows_of_group[grid.order]
         back = np.flatnonzero(np.diff(times.utc[ordered]) <= np.timedelta64(0))
         if len(back):
             pair = ordered[back[0] : back[0] + 2]
@@ -157,24 +157,24 @@ def _all_grids(
     # series of one panel mostly share their times
     known: dict[bytes, Grid] = {}
 
-    def grid(group: str, own: np.ndarray, step: str | None) -> Grid:
-        times = stamps[own]
-        found = known.get(times.tobytes())
-        if found is None or (step is not None and found.freq != step):
-            found = known[times.tobytes()] = grid_of(times, rows[own], group, step)
-        return found
+    def grid(group: str, rows_of_group: np.ndarray, step: str | None) -> Grid:
+        times = stamps[rows_of_group]
+        shared = known.get(times.tobytes())
+        if shared is None or (step is not None and shared.freq != step):
+            shared = known[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step)
+        return shared
 
-    grids = [grid(group, own, freq) for group, own in groups]
-    found = sorted({each.freq for each in grids if each.freq is not None})
-    if len(found) > 1:
+    grids = [grid(group, rows_of_group, freq) for group, rows_of_group in groups]
+    freqs = sorted({made.freq for made in grids if made.freq is not None})
+    if len(freqs) > 1:
         raise InputError(
-            f"the series have different frequencies ({', '.join(found)}); read them in batches of one frequency each"
+            f"the series have different frequencies ({', '.join(freqs)}); read them in batches of one frequency each"
         )
-    if found and freq is None:
+    if freqs and freq is None:
         # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
         grids = [
-            each if each.freq is not None else grid(group, own, found[0])
-            for each, (group, own) in zip(grids, groups, strict=True)
+            made if made.freq is not None else grid(group, rows_of_group, freqs[0])
+            for made, (group, rows_of_group) in zip(grids, groups, strict=True)
         ]
     return grids
 

@@ -39,19 +39,19 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     Raises:
         InputError: it is none that benchmarks use.
     """
-    found = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
-    if found is None or found[2] not in BASES or found[1] == "0" or not _anchored(BASES[found[2]], found[3]):
+    parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
+    if parts is None or parts[2] not in BASES or parts[1] == "0" or not _anchored(BASES[parts[2]], parts[3]):
         raise InputError(
             f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'D', 'W-SUN', 'M', 'Q-DEC', 'A-DEC'"
         )
-    letter, anchor = BASES[found[2]], found[3] or ""
+    letter, anchor = BASES[parts[2]], parts[3] or ""
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
-        begins = found[2].endswith("S")
+        begins = parts[2].endswith("S")
         anchor = _shifted(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
     elif letter == "W":
         anchor = anchor or "SUN"
-    return int(found[1] or 1), letter, anchor
+    return int(parts[1] or 1), letter, anchor
 
 
 def _anchored(letter: str, anchor: str | None) -> bool:

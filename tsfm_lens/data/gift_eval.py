@@ -93,13 +93,13 @@ def _table() -> tuple[dict[str, str], ...]:
 @cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """The 97 configurations, in the order of the benchmark."""
-    found = []
+    configs = []
     for row in _table():
         key, folder = row["key"], row["folder"]
         _, freq, term = key.split("/")
         horizon, season = gift_eval_horizon(folder, freq, term), season_of(stamp_frequency(freq))
-        found.append(GiftEvalConfig(key, folder, term, freq, horizon, season, int(row["variates"]), row["domain"]))
-    return tuple(found)
+        configs.append(GiftEvalConfig(key, folder, term, freq, horizon, season, int(row["variates"]), row["domain"]))
+    return tuple(configs)
 
 
 def published_seasonal_naive() -> pd.DataFrame:
@@ -257,7 +257,7 @@ def _set(
     """Windows of all rows."""
     stored = {row.freq for row in rows if row.freq}
     # weeks may begin on different days
-    if len({parse_frequency(each)[:2] for each in stored}) > 1:
+    if len({parse_frequency(frequency)[:2] for frequency in stored}) > 1:
         raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(stored))}")
     windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
     needed = steps_needed(horizon, windows, horizon)
@@ -290,8 +290,8 @@ def window_count(folder: str, shortest: int, horizon: int) -> int:
 def _distinct(items: list[str]) -> list[str]:
     """Names that do not repeat: a second "a" becomes "a#2"."""
     times: dict[str, int] = {}
-    found = []
+    distinct = []
     for item in items:
         times[item] = times.get(item, 0) + 1
-        found.append(item if times[item] == 1 else f"{item}#{times[item]}")
-    return found
+        distinct.append(item if times[item] == 1 else f"{item}#{times[item]}")
+    return distinct

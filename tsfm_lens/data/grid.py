@@ -187,8 +187,8 @@ def _with_gaps(index: pd.DatetimeIndex, steps: np.ndarray) -> str | None:
     common = sizes[np.argmax(counts)]
     pairs = np.flatnonzero((steps[:-1] == common) & (steps[1:] == common))[:_LOOKED_AT]
     for first in pairs:
-        found = pd.infer_freq(index[first : first + 3])
-        if found:
-            return str(found)
+        regular = pd.infer_freq(index[first : first + 3])
+        if regular:
+            return str(regular)
     stretches = (pd.infer_freq(index[a : a + 12]) for a in range(min(len(index) - 11, _LOOKED_AT)))
-    return next((str(found) for found in stretches if found), None)
+    return next((str(regular) for regular in stretches if regular), None)

@@ -170,11 +170,11 @@ def _counted(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
     dates = _calendar_digits(numbers, column, name)
     if dates is not None:
         return dates
-    for unit, (least, most, each) in _EPOCHS.items():
+    for unit, (least, most, nanoseconds) in _EPOCHS.items():
         if least <= low and high < most:
-            if high > pd.Timestamp.max.value // each:
+            if high > pd.Timestamp.max.value // nanoseconds:
                 raise InputError(f"column {name!r}: {high} {unit} since 1970 are beyond the dates from {RANGE}")
-            since = (numbers * each).astype("datetime64[ns]")
+            since = (numbers * nanoseconds).astype("datetime64[ns]")
             return Times(since, note=f"the whole numbers of column {name!r} are read as {unit} since 1970")
     if low > -(10**8) and high < 10**8:
         return Times(numbers, note=f"the whole numbers of column {name!r} are read as step numbers, without a date")
@@ -214,17 +214,17 @@ def _written(texts: list[str], column: pd.Series, name: str) -> Times:
         return _counted(_array([_exact(text) for text in texts], column, name), column, name)
     unique = list(dict.fromkeys(texts))
     zoned = {text: _ZONED.fullmatch(text) for text in unique}
-    with_zone = sum(found is not None for found in zoned.values())
+    with_zone = sum(match is not None for match in zoned.values())
     if 0 < with_zone < len(unique):
         odd = next(text for text in unique if zoned[text] is None)
         raise InputError(f"column {name!r} has times with an offset and times without, such as {odd!r}")
-    plain = {text: found[1].strip() if found else text for text, found in zoned.items()}
+    plain = {text: match[1].strip() if match else text for text, match in zoned.items()}
     bare = list(dict.fromkeys(plain.values()))
     stamps, note = _parsed(bare, name, lambda wrong: column.index[texts.index(_first(plain, wrong))])
     clock = pd.Series(stamps, index=bare).reindex([plain[text] for text in texts]).to_numpy()
     if not with_zone:
         return Times(clock, note=note)
-    offsets = {text: _offset(found[2]) for text, found in zoned.items() if found}
+    offsets = {text: _offset(match[2]) for text, match in zoned.items() if match}
     utc = clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
     return Times(clock, utc, note)
 
@@ -273,8 +273,8 @@ def _parsed(texts: list[str], name: str, row_of: Any) -> tuple[np.ndarray, str]:
             "them as 2020-01-31 or 2020-01-31 12:00"
         )
     first, *others = fits.items()
-    for form, found in others:
-        if (found != first[1]).any():
+    for form, other_stamps in others:
+        if (other_stamps != first[1]).any():
             raise InputError(
                 f"column {name!r} holds dates such as {texts[0]!r}, which may be {first[0]} or {form} "
                 "throughout; write them as 2020-01-31"

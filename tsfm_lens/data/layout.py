@@ -145,12 +145,12 @@ def key_and_time(
 
 def dated_column(frame: pd.DataFrame, taken: Collection[Hashable | None]) -> Hashable | None:
     """The one column with timestamps, where no name says which; None if there is none, or several."""
-    found = [
+    dated = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
         if column not in taken and (kind.kind == "M" or (_is_text(kind) and looks_like_dates(frame[column])))
     ]
-    return found[0] if len(found) == 1 else None
+    return dated[0] if len(dated) == 1 else None
 
 
 def _is_text(kind: Any) -> bool:

@@ -118,12 +118,12 @@ class Numerals:
 
 def numeric_columns(columns: dict[str, pa.Array]) -> set[str]:
     """Names of the text columns that hold nothing but numbers, with either decimal sign."""
-    found: set[str] = set()
+    numeric: set[str] = set()
     for block in _blocks(columns):
         _, point, comma = _matches(list(block.values()))
         whole = point.reshape(len(block), -1).all(axis=1) | comma.reshape(len(block), -1).all(axis=1)
-        found |= {name for name, all_numbers in zip(block, np.atleast_1d(whole), strict=True) if all_numbers}
-    return found
+        numeric |= {name for name, all_numbers in zip(block, np.atleast_1d(whole), strict=True) if all_numbers}
+    return numeric
 
 
 def _matches(columns: list[pa.Array]) -> tuple[pa.Array, np.ndarray, np.ndarray]:

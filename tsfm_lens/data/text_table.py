@@ -59,9 +59,9 @@ def read_table(
             header cannot be told; the message names the row.
     """
     text = _decoded(_content(file), encoding)
-    found = re.match(r"sep=(.)\r?\n", text)
-    if found:
-        delimiter, text = delimiter or found[1], text[found.end() :]
+    declared = re.match(r"sep=(.)\r?\n", text)
+    if declared:
+        delimiter, text = delimiter or declared[1], text[declared.end() :]
     if text.count('"') % 2:
         raise InputError("a quotation mark opens a cell that is never closed; the rows after it cannot be told apart")
     plain = file.name.lower().removesuffix(".gz")
@@ -140,13 +140,13 @@ def _delimiter(text: str, name: str) -> str:
     for sign in DELIMITERS:
         if sign not in lines[0]:
             continue
-        found = [row for row in _split(lines, sign) if row]
+        split = [row for row in _split(lines, sign) if row]
         if len(lines) == _SAMPLE and "".join(lines).count('"') % 2:
-            found = found[:-1]  # cut inside a cell
-        if len({len(row) for row in found}) == 1 and len(found[0]) > 1:
-            rows[sign] = found
+            split = split[:-1]  # cut inside a cell
+        if len({len(row) for row in split}) == 1 and len(split[0]) > 1:
+            rows[sign] = split
     if len(rows) > 1:
-        rows = {sign: found for sign, found in rows.items() if _clean(found, set(rows) - {sign})}
+        rows = {sign: split for sign, split in rows.items() if _clean(split, set(rows) - {sign})}
         if len(rows) != 1:
             raise InputError("more than one sign may part the columns; give delimiter=',', ';', '|' or 'tab'")
     if rows:

@@ -59,11 +59,11 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
 def _numbered(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of each name in order of first appearance, and the names in that order."""
-    numbers, found = pd.factorize(names.values)
+    numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
         where = int(np.flatnonzero(numbers < 0)[0])
         raise InputError(f"coordinate {names.name!r} has no value at position {where} of dim 'series'")
-    return numbers, np.asarray(found, dtype=names.dtype)
+    return numbers, np.asarray(unique, dtype=names.dtype)
 
 
 def _parted(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:

@@ -122,11 +122,11 @@ def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
     """
     name = wiring.output_stack.name if stack is None else stack
     row = wiring.stack(name)
-    found = []
+    chosen = []
     for component in components(wiring):
         if component.stack != name or component.kind is None:
             continue
         is_attention = isinstance(row.writer(component.kind, component.layer), Attention)
         if (component.head is not None) == is_attention:
-            found.append(component)
-    return found
+            chosen.append(component)
+    return chosen

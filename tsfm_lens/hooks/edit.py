@@ -30,13 +30,13 @@ def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[st
     if isinstance(target, str) and "hook_" in target:
         return [(name, None) for name in select(registry.points, target)]
     try:
-        found = select_components(registry.wiring, target)
+        meant = select_components(registry.wiring, target)
     except UnknownNameError as error:
         known = [str(component) for component in components(registry.wiring)]
         hint = "A target is a component (decoder.3.cross_attn.5) or a hook point."
         raise unknown_name("component", target, known, hint=hint) from error
     spots: list[tuple[str, int | None]] = []
-    for component in found:
+    for component in meant:
         spots += _spots(registry.wiring.stack(component.stack), component, intervention)
     return spots
 
@@ -94,8 +94,8 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
 
 def acts_by_place(intervention: Intervention, point: Point) -> bool:
     """Whether an intervention does to each row what it does in the whole batch, once it knows which rows run."""
-    own = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
-    return acts_by_row(intervention, point) or (own and intervention.rows is None and not point.row_axis)
+    knows_place = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
+    return acts_by_row(intervention, point) or (knows_place and intervention.rows is None and not point.row_axis)
 
 
 def _accept(hook: partial[Tensor]) -> partial[Tensor]:
@@ -160,11 +160,11 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     chosen = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
     if tokens:
         chosen = torch.unique(chosen // variates)
-    each = n_rows // units
+    rows_of_unit = n_rows // units
     if not registry.wiring.sample_major or not state.sizes:
-        return (chosen[:, None] * each + torch.arange(each)[None]).reshape(-1)
+        return (chosen[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]).reshape(-1)
     copies = max(1, state.sizes["series"] * variates // series)
-    inner = each // copies
+    inner = rows_of_unit // copies
     starts = torch.arange(copies)[:, None, None] * units * inner + chosen[None, :, None] * inner
     return (starts + torch.arange(inner)[None, None]).reshape(-1)
 

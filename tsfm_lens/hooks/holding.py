@@ -61,13 +61,13 @@ def resolved(
     Raises:
         UnknownNameError: a name matches no hook point, or a predicate is true of none.
     """
-    found: list[tuple[str, Callable[..., Any], Direction]] = []
+    by_name: list[tuple[str, Callable[..., Any], Direction]] = []
     for name, hook in hooks:
         names = list(filter(name, registry.points)) if callable(name) else select(registry.points, name)
         if not names:
             raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
-        found += [(each, hook, direction) for each in names]
-    return found
+        by_name += [(exact, hook, direction) for exact in names]
+    return by_name
 
 
 @contextmanager

@@ -120,10 +120,10 @@ def select(names: Iterable[str], pattern: str, *, what: str = "hook point", hint
     known = list(names)
     if pattern in known:
         return [pattern]
-    found = [name for name in known if _matches(name.split("."), pattern.split("."))]
-    if not found:
+    matching = [name for name in known if _matches(name.split("."), pattern.split("."))]
+    if not matching:
         raise unknown_name(what, pattern, known, hint=hint)
-    return found
+    return matching
 
 
 def _matches(parts: list[str], globs: list[str]) -> bool:

@@ -59,8 +59,8 @@ class Passing:
 
     def acting(self, handles: Iterable[LensHandle]) -> list[Any]:
         """The hooks that act in this thread: those of its own blocks, and those that belong to the lens."""
-        own = self._session
-        return [hook for handle in handles if getattr(hook := handle.user_hook, "session", own) is own]
+        here = self._session
+        return [hook for handle in handles if getattr(hook := handle.user_hook, "session", here) is here]
 
     def in_use(self, name: str) -> bool:
         """Whether a hook acts at a hook point."""
@@ -105,9 +105,9 @@ class Passing:
                 return None
             write_gain, keep = (1.0, 1.0) if row.mix is None else row.mix(native)
             sizes = {**self._state.sizes, "head": column.n_heads}
-            own = to_native(change * (keep / write_gain), write.site.layout, RESIDUAL, sizes)
+            edit = to_native(change * (keep / write_gain), write.site.layout, RESIDUAL, sizes)
             written = get_output(output, write.site.arg)
-            return put_output(output, write.site.arg, written + own.reshape(written.shape))
+            return put_output(output, write.site.arg, written + edit.reshape(written.shape))
 
         stack.callback(self._edits.pop, point.name, None)
         # after the hook point of the write itself

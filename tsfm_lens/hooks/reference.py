@@ -100,14 +100,14 @@ def drawn_rows(reference: Activations, n_source: int, n_rows: int, state: RunSta
     generator = torch.Generator().manual_seed(seed)
     # drawn in the order of the series, so that a choice of rows draws as all rows do
     drawn = torch.randint(known, (max(n_rows, state.block_rows or series),), generator=generator)[place]
-    paths, own = n_rows // len(place), n_source // known
-    path = torch.arange(paths) % own
+    paths, rows_of_source = n_rows // len(place), n_source // known
+    path = torch.arange(paths) % rows_of_source
     if state.sample_major:
         return (path[:, None] * known + drawn[None]).reshape(-1)
-    return (drawn[:, None] * own + path[None]).reshape(-1)
+    return (drawn[:, None] * rows_of_source + path[None]).reshape(-1)
 
 
 def _indices(rows: object, series: int) -> list[int]:
     """Rows in any of the forms that an intervention takes, as indices from 0."""
-    found = torch.arange(series)[rows if isinstance(rows, slice) else torch.as_tensor(rows)]
-    return [int(index) for index in found.reshape(-1)]
+    chosen = torch.arange(series)[rows if isinstance(rows, slice) else torch.as_tensor(rows)]
+    return [int(index) for index in chosen.reshape(-1)]

@@ -74,11 +74,11 @@ class HookRegistry:
     def session(self) -> Session:
         """What the running thread has put on the model."""
         try:
-            found: Session = self._local.session
+            session: Session = self._local.session
         except AttributeError:
-            found = self._local.session = Session(self)
-            self._sessions.add(found)
-        return found
+            session = self._local.session = Session(self)
+            self._sessions.add(session)
+        return session
 
     @property
     def busy(self) -> bool:

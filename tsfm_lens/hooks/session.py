@@ -84,7 +84,7 @@ class Session:
         refuse_hidden(self._model, [(path, self._registry.modules[path]) for path in modules])
         with ExitStack() as stack:
             stack.callback(self._pool.acquire("tracking", self._track))
-            for path in {each for name in wanted for each in self._witnesses(points[name])}:
+            for path in {witness for name in wanted for witness in self._witnesses(points[name])}:
                 stack.callback(self._pool.acquire(("ran", path), lambda opened, at=path: self._witness(opened, at)))  # type: ignore[misc]
             for name in wanted:
                 stack.callback(self._pool.acquire(name, lambda opened, at=name: self._connect(opened, points[at])))  # type: ignore[misc]

@@ -40,10 +40,10 @@ class Slot:
     def add(self, rank: float, act: Entering | Leaving) -> Callable[[], None]:
         """Let something act there until the function returned is called; the lowest rank acts first."""
         entry = (rank, act)
-        self._acts = tuple(sorted((*self._acts, entry), key=lambda each: each[0]))
+        self._acts = tuple(sorted((*self._acts, entry), key=lambda ranked: ranked[0]))
 
         def remove() -> None:
-            self._acts = tuple(each for each in self._acts if each is not entry)
+            self._acts = tuple(ranked for ranked in self._acts if ranked is not entry)
 
         return remove
 

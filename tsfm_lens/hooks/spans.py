@@ -53,5 +53,5 @@ class TokenSpans:
 
     def shifted(self, steps: int) -> TokenSpans:
         """The same tokens counted from a forecast start that lies ``steps`` earlier."""
-        start, stop = (tuple(each + steps for each in part) for part in (self.start, self.stop))
+        start, stop = (tuple(edge + steps for edge in edges) for edges in (self.start, self.stop))
         return TokenSpans(start, stop, self.special, self.variate)

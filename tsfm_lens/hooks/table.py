@@ -88,10 +88,10 @@ def _row_paths(row: Writer) -> Iterator[tuple[str, str]]:
 
 
 def _check_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str]) -> None:
-    found = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
+    n_blocks = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
     where = f"stack {stack.name!r}"
-    if found != stack.n_layers:
-        raise WiringError(f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {found} blocks")
+    if n_blocks != stack.n_layers:
+        raise WiringError(f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {n_blocks} blocks")
     for layer in stack.exceptions:
         if layer not in range(stack.n_layers):
             raise WiringError(f"{where} has an exception for layer {layer} of {stack.n_layers}")

@@ -123,8 +123,8 @@ def _interceptor() -> _Interceptor:
     """That of the running thread: torch keeps its modes by thread."""
     if not hasattr(_LOCAL, "interceptor"):
         _LOCAL.interceptor = _Interceptor()
-    found: _Interceptor = _LOCAL.interceptor
-    return found
+    interceptor: _Interceptor = _LOCAL.interceptor
+    return interceptor
 
 
 def _multi_head(places: Sequence[tuple[AttentionTap, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -111,9 +111,9 @@ class Weights:
         assert isinstance(row, Attention)
         q, k, v = (self.projection(layer, row.kind, letter, column.name, every_head=True) for letter in ("q", "k", "v"))
         if fold_norm:
-            own = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
-            other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else own
-            q, k, v = _folded(q, own), _folded(k, other), _folded(v, other)
+            norm = self._norm(f"{column.block(layer)}.{row.norm}") if row.norm else None
+            other = self._norm(self._wiring.stack(row.keys_from).ln_final) if row.keys_from else norm
+            q, k, v = _folded(q, norm), _folded(k, other), _folded(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
         bias, scale = self.b_O(layer, row.kind, column.name), self._scale(column, layer, row)
         return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], bias, scale)

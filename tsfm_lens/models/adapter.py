@@ -250,10 +250,10 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
     """The deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
-    own = tuple(getattr(adapter, "levels", ()))
-    if adapter.readout != "quantile" or not own or (own[0] <= 0.1 + 1e-9 and own[-1] >= 0.9 - 1e-9):
+    levels = tuple(getattr(adapter, "levels", ()))
+    if adapter.readout != "quantile" or not levels or (levels[0] <= 0.1 + 1e-9 and levels[-1] >= 0.9 - 1e-9):
         return DECILES
-    return own
+    return levels
 
 
 @cache

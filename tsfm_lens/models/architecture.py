@@ -78,8 +78,8 @@ class Encoded:
             InputError: an input belongs neither to items nor to series, so that it cannot be cut.
         """
         count = len(self.rows) if self.items is None else self.items
-        each = len(self.batch) // count
-        cuts = {count: slice(start // each, stop // each), len(self.batch): slice(start, stop)}
+        series_per_item = len(self.batch) // count
+        cuts = {count: slice(start // series_per_item, stop // series_per_item), len(self.batch): slice(start, stop)}
 
         def cut(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or value.ndim == 0 or name in self.shared:
@@ -88,17 +88,17 @@ class Encoded:
                 raise InputError(f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items")
             return value[cuts[len(value)]]
 
-        own = cuts[len(self.batch)]
+        chosen = cuts[len(self.batch)]
         first, whole = self.place
         before = len(rows_of(self.batch.select(range(start)), self.packed)) if start else 0
         return replace(
             self,
             inputs={name: cut(name, value) for name, value in self.inputs.items()},
             stats={name: cut(name, value) for name, value in self.stats.items()},
-            loc=self.loc[own],
-            scale=self.scale[own],
-            batch=self.batch.select(range(own.start, own.stop)),
-            items=None if self.items is None else (stop - start) // each,
+            loc=self.loc[chosen],
+            scale=self.scale[chosen],
+            batch=self.batch.select(range(chosen.start, chosen.stop)),
+            items=None if self.items is None else (stop - start) // series_per_item,
             place=(first + before, len(self.rows) if whole is None else whole),
         )
 
@@ -289,9 +289,9 @@ def architectures() -> dict[str, Architecture]:
     """Every architecture known, by name: one for each module of ``tsfm_lens.models.wirings``."""
     from tsfm_lens.models import wirings as room
 
-    found = {}
+    by_name = {}
     for module in pkgutil.iter_modules(room.__path__):
         if not module.name.startswith("_"):
             entry = importlib.import_module(f"{room.__name__}.{module.name}").ARCHITECTURE
-            found[entry.name] = entry
-    return found
+            by_name[entry.name] = entry
+    return by_name

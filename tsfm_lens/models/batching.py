@@ -134,12 +134,12 @@ def cut(batch: SeriesBatch, most: int) -> list[tuple[int, int]]:
     """Consecutive ranges of at most so many series, (start, stop) each; the variates of an item stay together."""
     group = batch.group_index
     starts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(batch)]
-    found, begin = [], 0
+    ranges, begin = [], 0
     for here, following in zip(starts[1:], [*starts[2:], None], strict=True):
         if following is None or following - begin > most:
-            found.append((begin, here))
+            ranges.append((begin, here))
             begin = here
-    return found
+    return ranges
 
 
 def blocks_of(request: Request) -> list[tuple[int, int]]:
@@ -172,11 +172,11 @@ def _fitting(request: Request, whole: Sequence[str], at_once: int, guess: int) -
     comfortable = limit if is_given(request.memory) or request.draws else min(limit, comfort(request.lens.device))
     if guess <= comfortable:
         return at_once
-    need, each = need_of_item(request, limit), len(request.batch) / request.items
-    fit = int(max(comfortable // need, min(1, limit // need)) * each)
+    need, series_per_item = need_of_item(request, limit), len(request.batch) / request.items
+    fit = int(max(comfortable // need, min(1, limit // need)) * series_per_item)
     drawn_together = request.draws and request.lens.adapter.readout != "token"
-    if fit < at_once and (whole or fit < each or drawn_together):
-        raise InputError(_does_not_fit(request, whole, int(need * at_once / each), limit, fit))
+    if fit < at_once and (whole or fit < series_per_item or drawn_together):
+        raise InputError(_does_not_fit(request, whole, int(need * at_once / series_per_item), limit, fit))
     return fit
 
 
@@ -188,9 +188,9 @@ def parts_of(request: Request, blocks: Sequence[tuple[int, int]], fit: int, *, w
         return [Part(0, len(request.batch), tuple(pieces if request.draws else pieces[:1]))]
     parts = []
     for (start, stop), piece in zip(blocks, pieces, strict=True):
-        own = request.batch if len(blocks) == 1 else request.batch.select(range(start, stop))
-        number = -(-len(own) // fit)
-        for first, last in cut(own, fit if number == 1 else min(fit, -(-len(own) // number))):
+        series_of_block = request.batch if len(blocks) == 1 else request.batch.select(range(start, stop))
+        number = -(-len(series_of_block) // fit)
+        for first, last in cut(series_of_block, fit if number == 1 else min(fit, -(-len(series_of_block) // number))):
             share = Piece(piece.seed, last - first, first, piece.size)
             parts.append(Part(start + first, start + last, (share,)))
     return parts
@@ -316,18 +316,18 @@ def forecast_part(request: Request, part: Part) -> Forecast:
     padded = nullcontext() if alike else adapter.padded_to(max(request.batch.lengths))  # type: ignore[attr-defined]
     with _seeded(request, batch, part.pieces[0].seed, _place(request, part)), padded, lens.registry.attach():
         if len(part.pieces) == 1 and part.pieces[0].whole:
-            found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+            prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
         else:
             with _drawn(request, part) if request.draws else nullcontext():
-                found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+                prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
     return Forecast(
-        found.quantiles.permute(0, 2, 1).numpy().astype(float),
+        prediction.quantiles.permute(0, 2, 1).numpy().astype(float),
         request.levels,
-        found.mean.numpy().astype(float),
-        None if found.samples is None else found.samples.numpy().astype(float),
+        prediction.mean.numpy().astype(float),
+        None if prediction.samples is None else prediction.samples.numpy().astype(float),
         batch,
         {**lens.provenance(), "seed": request.seed},
-        found.distribution,
+        prediction.distribution,
     )
 
 
@@ -346,7 +346,10 @@ def _drawn(request: Request, part: Part) -> BlockwiseDraws:
     pieces = list(part.pieces)
     if adapter.multivariate:
         # rows are items, not series
-        each = len(request.batch) // request.items
-        pieces = [Piece(p.seed, p.count // each, p.first // each, p.size // each) for p in pieces]
+        series_per_item = len(request.batch) // request.items
+        pieces = [
+            Piece(p.seed, p.count // series_per_item, p.first // series_per_item, p.size // series_per_item)
+            for p in pieces
+        ]
     axis = getattr(adapter, "draw_axis", None) or 0
     return BlockwiseDraws(pieces, axis=axis, outer=request.paths if request.lens.wiring.sample_major else 1)

@@ -50,8 +50,8 @@ class Keeping:
         """Hook points for whose sake the batch must run in one piece."""
         points = self.lens.registry.points
         unmarked = {name for name, function in self.reducers.items() if not getattr(function, "by_row", False)}
-        own = [name for name in self.names if points[name].row_axis or name in unmarked]
-        return [*self.lens.registry.session.across_rows(), *own]
+        across_rows = [name for name in self.names if points[name].row_axis or name in unmarked]
+        return [*self.lens.registry.session.across_rows(), *across_rows]
 
     @property
     def elsewhere(self) -> bool:

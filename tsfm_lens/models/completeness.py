@@ -33,11 +33,11 @@ def refuse_size(checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: names the key.
     """
-    found = len(checkpoint.tensors)
+    count = len(checkpoint.tensors)
     for key, value in _settings(checkpoint.config):
-        if key.rpartition(".")[2] in LAYER_KEYS and isinstance(value, int) and value > found:
+        if key.rpartition(".")[2] in LAYER_KEYS and isinstance(value, int) and value > count:
             raise CheckpointError(
-                f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold {found} tensors in all"
+                f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold {count} tensors in all"
             )
 
 
@@ -136,14 +136,18 @@ def refuse_misfit(
     ]
     kinds = {"missing": missing, "unknown to the model": unknown, "of another form": wrong}
     if any(kinds.values()):
-        found = "; ".join(f"{len(each)} {kind} ({_few(each)})" for kind, each in kinds.items() if each)
+        complaint = "; ".join(
+            f"{len(names_of_kind)} {kind} ({_few(names_of_kind)})"
+            for kind, names_of_kind in kinds.items()
+            if names_of_kind
+        )
         raise CheckpointError(
             f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
-            f"describes: {found}. The configuration describes {sum(map(math.prod, expected.shapes.values())):,} "
+            f"describes: {complaint}. The configuration describes {sum(map(math.prod, expected.shapes.values())):,} "
             f"numbers, the files hold {checkpoint.numbers:,}. Is the download complete, and are the files of one model?"
         )
     held: list[Tensor] = [*blank.parameters(), *blank.buffers()]
-    bytes_of = {id(each): each.numel() * each.element_size() for each in held}
+    bytes_of = {id(tensor): tensor.numel() * tensor.element_size() for tensor in held}
     if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "

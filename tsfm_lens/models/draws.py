@@ -85,18 +85,18 @@ class BlockwiseDraws(TorchDispatchMode):
         device = next(
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
-        states, found, start = self._at(device), [], 0
+        states, drawn_parts, start = self._at(device), [], 0
         for index, piece in enumerate(self._pieces):
-            own = tuple(self._part(arg, shape, axis, start, piece.count) for arg in args)
+            args_of_piece = tuple(self._part(arg, shape, axis, start, piece.count) for arg in args)
             if not piece.whole:
-                own = (self._widened(name, own[0], piece), *own[1:])
-            drawn, states[index] = draw_from(device, states[index], partial(func, *own, **kwargs))
+                args_of_piece = (self._widened(name, args_of_piece[0], piece), *args_of_piece[1:])
+            drawn, states[index] = draw_from(device, states[index], partial(func, *args_of_piece, **kwargs))
             if not piece.whole:
                 rows = drawn.unflatten(0, (self._outer, piece.size, -1)).narrow(1, piece.first, piece.count)
                 drawn = rows.flatten(0, 2)
-            found.append(drawn.unflatten(axis, (self._outer, piece.count, -1)))
+            drawn_parts.append(drawn.unflatten(axis, (self._outer, piece.count, -1)))
             start += piece.count
-        together = torch.cat(found, dim=axis + 1).flatten(axis, axis + 2)
+        together = torch.cat(drawn_parts, dim=axis + 1).flatten(axis, axis + 2)
         # an operation in place hands its first argument back
         return args[0].copy_(together) if name.endswith("_") else together
 
@@ -112,11 +112,11 @@ class BlockwiseDraws(TorchDispatchMode):
         """The rows of some units of an argument."""
         if isinstance(arg, Tensor):
             # arguments may broadcast from the right
-            own = axis - (len(shape) - arg.ndim)
-            if own < 0 or arg.shape[own] != shape[axis]:
+            axis_here = axis - (len(shape) - arg.ndim)
+            if axis_here < 0 or arg.shape[axis_here] != shape[axis]:
                 return arg
-            cut = arg.unflatten(own, (self._outer, self._units, -1)).narrow(own + 1, start, count)
-            return cut.flatten(own, own + 2).contiguous()
+            cut = arg.unflatten(axis_here, (self._outer, self._units, -1)).narrow(axis_here + 1, start, count)
+            return cut.flatten(axis_here, axis_here + 2).contiguous()
         if isinstance(arg, list | tuple) and len(arg) == len(shape) and all(isinstance(size, int) for size in arg):
             return [size // self._units * count if at == axis else size for at, size in enumerate(arg)]
         return arg
@@ -127,9 +127,9 @@ class BlockwiseDraws(TorchDispatchMode):
             raise HookError(
                 f"{name} cannot be drawn for a part of a batch: how many random numbers it takes depends on the rows"
             )
-        own = probabilities.unflatten(0, (self._outer, piece.count, -1))
-        all_units = own.new_ones(self._outer, piece.size, *own.shape[2:])
-        all_units.narrow(1, piece.first, piece.count).copy_(own)
+        known = probabilities.unflatten(0, (self._outer, piece.count, -1))
+        all_units = known.new_ones(self._outer, piece.size, *known.shape[2:])
+        all_units.narrow(1, piece.first, piece.count).copy_(known)
         return all_units.flatten(0, 2)
 
 

@@ -49,17 +49,17 @@ class JoinedDistribution(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Logarithm of the density at values that broadcast with the batch shape."""
-        return self._each(lambda part, own: part.log_prob(own), value)
+        return self._each(lambda part, values: part.log_prob(values), value)
 
     def cdf(self, value: Tensor) -> Tensor:
         """Cumulative probability at values that broadcast with the batch shape."""
-        return self._each(lambda part, own: part.cdf(own), value)
+        return self._each(lambda part, values: part.cdf(values), value)
 
     def _each(self, function: Callable[[Distribution, Tensor], Tensor], value: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(value.shape, self.batch_shape)
         axis = len(shape) - len(self.batch_shape)
         cuts = value.expand(shape).split(self._sizes, dim=axis)
-        return torch.cat([function(part, own) for part, own in zip(self.parts, cuts, strict=True)], dim=axis)
+        return torch.cat([function(part, values) for part, values in zip(self.parts, cuts, strict=True)], dim=axis)
 
 
 def joined_forecast(parts: Sequence[Forecast], context: SeriesBatch) -> Forecast:
@@ -91,8 +91,8 @@ def joined_activations(parts: Sequence[Activations], into: Activations, *, outer
     """
     for name in list(parts[0].recorded):
         calls = [part.recorded.pop(name) for part in parts]
-        if len({len(each) for each in calls}) > 1:
-            raise HookError(f"{name} ran {', '.join(str(len(each)) for each in calls)} times in parts of one batch")
+        if len({len(part) for part in calls}) > 1:
+            raise HookError(f"{name} ran {', '.join(str(len(part)) for part in calls)} times in parts of one batch")
         into.recorded[name] = []
         for same in zip(*calls, strict=True):
             values = [call.value.unflatten(0, (outer, -1)) for call in same]

@@ -270,8 +270,8 @@ class Lens(Facts, HookedRootModule):
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
             return
-        for each in select(self.registry.points, name):
-            super().add_hook(each, hook, *args, **kwargs)
+        for point in select(self.registry.points, name):
+            super().add_hook(point, hook, *args, **kwargs)
 
     def run_with_hooks(
         self,

@@ -94,11 +94,11 @@ def measured(work: Callable[[], Any], device: torch.device, limit: int | None = 
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        found = work()
-        return found, torch.cuda.max_memory_allocated(device) - before
+        result = work()
+        return result, torch.cuda.max_memory_allocated(device) - before
     with LiveBytes(limit) as live:
-        found = work()
-    return found, live.peak
+        result = work()
+    return result, live.peak
 
 
 def limit_of(memory: int | str | None, device: torch.device) -> int:

@@ -29,18 +29,18 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
         to about the square root of n, not to n.
     """
     inner = relative_rounding(run.lens)
-    found = np.empty(len(run.batch))
+    bounds = np.empty(len(run.batch))
     for row, context in enumerate(run.batch.values):
         known = np.concatenate([np.ravel(context), plain[row]]).astype(float)
         known = known[np.isfinite(known)]
-        found[row] = 4 * _OUTER * np.abs(known).max(initial=0.0)
-    return found + inner * ranges(run, plain)
+        bounds[row] = 4 * _OUTER * np.abs(known).max(initial=0.0)
+    return bounds + inner * ranges(run, plain)
 
 
 def relative_rounding(lens: Lens) -> float:
     """What rounding may do to a number that a forward ends in, over the size of what it is made of."""
     blocks = sum(stack.n_layers for stack in lens.wiring.stacks)
-    kinds = {each.dtype for each in lens.adapter.model.parameters() if each.is_floating_point()}
+    kinds = {parameter.dtype for parameter in lens.adapter.model.parameters() if parameter.is_floating_point()}
     return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=_OUTER)
 
 
@@ -49,12 +49,12 @@ def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
 
     What changes of a forecast are held against.
     """
-    found = np.zeros(len(run.batch))
+    spread = np.zeros(len(run.batch))
     for row, context in enumerate(run.batch.values):
         known = np.concatenate([np.ravel(context), plain[row]]).astype(float)
         known = known[np.isfinite(known)]
-        found[row] = np.ptp(known) if known.size else 0.0
-    return found
+        spread[row] = np.ptp(known) if known.size else 0.0
+    return spread
 
 
 def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray:

@@ -92,9 +92,9 @@ def _rolled_out(
     request = request_of(lens, batch, **run, memory=memory)
     blocks = blocks_of(request)
     whole = keeping.whole()
-    each = -(-len(batch) // request.items)
-    at_once = request.items if whole else -(-max(stop - start for start, stop in blocks) // each)
-    tokens = (request.context + request.horizon + 8) * each
+    series_per_item = -(-len(batch) // request.items)
+    at_once = request.items if whole else -(-max(stop - start for start, stop in blocks) // series_per_item)
+    tokens = (request.context + request.horizon + 8) * series_per_item
     passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
     fixed = whole or (request.draws and lens.adapter.readout != "token")
     plan = Run(
@@ -106,16 +106,16 @@ def _rolled_out(
         lambda: item_forecast(request),
         _uncut(whole) or "give batch_size=…, which draws other paths" if fixed else "",
     )
-    fit = items_at_once(keeping, plan, memory, lambda: recording(empty())) * each
+    fit = items_at_once(keeping, plan, memory, lambda: recording(empty())) * series_per_item
     parts = parts_of(request, blocks, fit, whole=bool(whole))
-    found, kept = [], []
+    forecasts, kept = [], []
     for part in parts:
         kept.append(empty())
         with recording(kept[-1]):
-            found.append(forecast_part(request, part))
+            forecasts.append(forecast_part(request, part))
     acts = _together(kept, empty, outer=request.paths if lens.wiring.sample_major else 1)
     acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
-    forecast = joined_forecast(found, batch)
+    forecast = joined_forecast(forecasts, batch)
     refuse_non_finite(forecast, lens.wiring.architecture)
     return forecast, acts
 
@@ -132,8 +132,8 @@ def _forward(
     fit = _items_of_forward(keeping, recording, empty, encoded, memory)
     outputs, kept = [], []
     number = -(-encoded.n_items // fit)
-    each = -(-len(encoded.batch) // encoded.n_items)
-    for start, stop in cut(encoded.batch, -(-encoded.n_items // number) * each):
+    series_per_item = -(-len(encoded.batch) // encoded.n_items)
+    for start, stop in cut(encoded.batch, -(-encoded.n_items // number) * series_per_item):
         kept.append(empty())
         with recording(kept[-1]):
             outputs.append(lens.forward(encoded if number == 1 else encoded.part(start, stop)))
@@ -155,10 +155,10 @@ def read_forward(lens: Lens, encoded: Encoded, read: Callable[[Tensor, Encoded],
         fit = _items_of_forward(
             nothing, lambda _into: nullcontext(Activations({})), lambda: Activations({}), encoded, None
         )
-        each = -(-len(encoded.batch) // encoded.n_items)
+        series_per_item = -(-len(encoded.batch) // encoded.n_items)
         if fit >= encoded.n_items:
             return read(lens.forward(encoded), encoded)
-        parts = [encoded.part(*place) for place in cut(encoded.batch, fit * each)]
+        parts = [encoded.part(*place) for place in cut(encoded.batch, fit * series_per_item)]
         return torch.cat([read(lens.forward(part), part) for part in parts])
 
 
@@ -171,16 +171,16 @@ def _items_of_forward(
 ) -> int:
     """Items that a single forward takes at once."""
     lens, whole = keeping.lens, keeping.whole()
-    each = -(-len(encoded.batch) // encoded.n_items)
+    series_per_item = -(-len(encoded.batch) // encoded.n_items)
     # a packed sequence shows every variate's tokens
-    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else each)
+    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else series_per_item)
     graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in lens.parameters())
     layers = sum(stack.n_layers for stack in lens.wiring.stacks) if graph else 1
     plan = Run(
         f"a forward of {len(encoded.batch)} series",
         encoded.n_items,
         encoded.n_items,
-        generous_run(lens, tokens, 1, each) * layers,
+        generous_run(lens, tokens, 1, series_per_item) * layers,
         keeping.guess(tokens, 1, 1),
         lambda: _one_item(lens, encoded.part(*cut(encoded.batch, 1)[0])),
         _uncut(whole) or ("run it under torch.no_grad(), to run in parts" if graph else ""),

@@ -281,7 +281,7 @@ class Run:
         """
         batch = self.batch.select(which)
         rows = [self.batch.ids.index(name) for name in batch.ids]
-        truth, along = (None if each is None else each[rows] for each in (self.truth, self.along))
+        truth, along = (None if values is None else values[rows] for values in (self.truth, self.along))
         whole = None if self.whole is None else self.whole.select(rows)
         parts: dict[str, Any] = {"truth": truth, "along": along, "whole": whole}
         return replace(self, batch=batch, **parts, _of=(self, rows))

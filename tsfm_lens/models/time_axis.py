@@ -57,18 +57,18 @@ def rollout_spans(adapter: Adapter, batch: SeriesBatch, horizon: int) -> SpansAt
         batch: the context.
         horizon: steps of the forecast.
     """
-    found: dict[int, dict[str, TokenSpans]] = {}
+    spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
     def encoded(step: int) -> dict[str, TokenSpans]:
         """Spans of a pass whose context has grown by ``step`` steps, counted from the first forecast start."""
-        if step not in found:
+        if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
             shown = replace(batch, values=longer).tail(adapter.context_length)
-            own = getattr(adapter, "example", None)
+            example = getattr(adapter, "example", None)
             left = max(1, min(adapter.longest_pass, horizon - step))
-            spans = adapter.encode(shown if own is None else batch, horizon=left).spans
-            found[step] = {stack: each.shifted(step) for stack, each in spans.items()}
-        return found[step]
+            spans = adapter.encode(shown if example is None else batch, horizon=left).spans
+            spans_of_step[step] = {stack: tokens.shifted(step) for stack, tokens in spans.items()}
+        return spans_of_step[step]
 
     def at(stack: str, step: int, offset: int, n_tokens: int, n_first: int) -> TokenSpans:
         output = adapter.wiring.output_stack.name

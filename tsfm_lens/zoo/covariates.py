@@ -62,7 +62,7 @@ def covariate_batch(
     rng = np.random.default_rng([source.seed, step, 2])
     parts = source.batch(step, mix=mix, rows=3 * groups, context=context, horizon=horizon)
     series = standardised(torch.cat(parts, 1)).view(groups, 3, context + horizon)
-    own, others = series[:, 0], series[:, 1:]
+    alone, others = series[:, 0], series[:, 1:]
 
     events = torch.from_numpy(rng.random((groups, 2, 1)) < EVENT_SHARE).to(source.device)
     height = source._to(rng.uniform(0.5, 1.8, (groups, 2, 1)))
@@ -78,7 +78,7 @@ def covariate_batch(
     weight = weight / np.maximum(np.linalg.norm(weight, axis=1, keepdims=True), 1e-9)
     share = rng.choice(SHARES, (groups, 1))
     pull = (source._to(weight)[..., None] * effect).sum(1)
-    target = source._to(np.sqrt(1 - share)) * own + source._to(np.sqrt(share)) * pull
+    target = source._to(np.sqrt(1 - share)) * alone + source._to(np.sqrt(share)) * pull
 
     rows = torch.cat([target[:, None], others], 1)
     unit = source._to(np.exp(rng.normal(0, 1.5, (groups, 3, 1))))

@@ -60,7 +60,7 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
     cases = []
     for row in range(count):
         season = int(rng.choice([7, 12, 24]))
-        own = np.resize(_cycle(rng, ("smooth", "wave")[row % 2], season), length) + 0.3 * rng.standard_normal(length)
+        base = np.resize(_cycle(rng, ("smooth", "wave")[row % 2], season), length) + 0.3 * rng.standard_normal(length)
         if row % 3 == 0:
             cause = (rng.random(length) < 0.15).astype(float)
         elif row % 3 == 1:
@@ -69,7 +69,7 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
             cause = rng.standard_normal(length)
         cause = (cause - cause.mean()) / cause.std()
         sign = rng.choice([-1.0, 1.0])
-        values = rng.normal(0, 3) + (own / own.std() + sign * cause) * np.exp(rng.normal())
+        values = rng.normal(0, 3) + (base / base.std() + sign * cause) * np.exp(rng.normal())
         kind = ("events", "weather", "noise")[row % 3]
         cases.append(Case(f"{row}: season of {season} and {kind}", values, season, cause[None]))
     return cases
@@ -98,13 +98,13 @@ def real_cases() -> list[Case]:
 def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
     """Summaries over the validation sets, by name; with covariates also the ratio of with to without."""
     pipeline = as_pipeline(model)
-    found: dict[str, object] = {
+    summaries: dict[str, object] = {
         "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
         "real": summary(measure(pipeline, validation_cases(real))),
     }
     if type(model).__name__ == "Chronos2Model":
-        found["covariates"] = covariate_gain(model, seed=VALIDATION_SEED)
-    return found
+        summaries["covariates"] = covariate_gain(model, seed=VALIDATION_SEED)
+    return summaries
 
 
 def covariate_gain(model: PreTrainedModel, *, seed: int = TEST_SEED) -> dict[str, object]:

@@ -109,19 +109,24 @@ def main() -> None:
     from rich.table import Table
 
     lens = load(sys.argv[1] if len(sys.argv) > 1 else "chronos-nano")
-    found = measure(lens)
+    scores = measure(lens)
     out = console(width=120)
     table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
-    for layer, head in np.ndindex(*found.alone.shape):
+    for layer, head in np.ndindex(*scores.alone.shape):
         one = _head(lens, layer, head)
-        kinds = [kind for kind in ("induction", "sharp") if one in getattr(found, kind)]
+        kinds = [kind for kind in ("induction", "sharp") if one in getattr(scores, kind)]
         at = {"layer": layer, "head": head}
-        arrays = (found.test.prefix_matching, found.test.copy_score, found.entropy.entropy, found.entropy.normalised)
-        numbers = [*(float(array.isel(at)) for array in arrays), found.alone[layer, head]]
+        arrays = (
+            scores.test.prefix_matching,
+            scores.test.copy_score,
+            scores.entropy.entropy,
+            scores.entropy.normalised,
+        )
+        numbers = [*(float(array.isel(at)) for array in arrays), scores.alone[layer, head]]
         table.add_row(str(one), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
     out.print(table)
-    out.print(f"copy accuracy on random tokens {float(found.test.copy_accuracy):.2f}")
-    for name, value in found.copy_error.items():
+    out.print(f"copy accuracy on random tokens {float(scores.test.copy_accuracy):.2f}")
+    for name, value in scores.copy_error.items():
         heads = "all heads" if name == "plain" else f"the heads that are {name} ablated"
         out.print(f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations")
 

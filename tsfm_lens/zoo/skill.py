@@ -124,7 +124,7 @@ def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
 def forecasts(pipeline: Pipeline, tasks: Sequence[Window], *, horizon: int, seed: int, covariates: bool) -> list[Array]:
     """Quantiles (step, level) of each task through the native pipeline, in batches."""
     torch.manual_seed(seed)
-    found: list[Array] = []
+    quantiles_of_tasks: list[Array] = []
     for start in range(0, len(tasks), BATCH):
         inputs: list[object] = []
         for task in tasks[start : start + BATCH]:
@@ -141,11 +141,11 @@ def forecasts(pipeline: Pipeline, tasks: Sequence[Window], *, horizon: int, seed
                 inputs.append(torch.tensor(task.context, dtype=torch.float32))
         quantiles, _ = pipeline.predict_quantiles(inputs, prediction_length=horizon, quantile_levels=list(LEVELS))
         # Chronos-2 gives a list with a leading axis of variates
-        found.extend(
+        quantiles_of_tasks.extend(
             part.squeeze(0).double().cpu().numpy() if part.ndim == 3 else part.double().cpu().numpy()
             for part in quantiles
         )
-    return found
+    return quantiles_of_tasks
 
 
 def measure(

@@ -18,12 +18,12 @@ def contexts(values: Iterable[Any]) -> list[Tensor]:
 
 def items(batch: SeriesBatch) -> list[Tensor]:
     """One tensor per item: (time,), or (variate, time) where an item has several variates."""
-    found: list[list[Tensor]] = []
+    grouped: list[list[Tensor]] = []
     for row, group in zip(contexts(batch.values), batch.group_index, strict=True):
-        if group == len(found):
-            found.append([])
-        found[group].append(row)
-    return [item[0] if len(item) == 1 else torch.stack(item) for item in found]
+        if group == len(grouped):
+            grouped.append([])
+        grouped[group].append(row)
+    return [item[0] if len(item) == 1 else torch.stack(item) for item in grouped]
 
 
 def padded(batch: SeriesBatch, length: int) -> Tensor:

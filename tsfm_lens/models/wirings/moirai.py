@@ -60,11 +60,11 @@ class MoiraiAdapter(_moirai.PackedAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
-        own = getattr(native, "hparams", {})
-        given = own.get("patch_size")
-        self.prediction_length = int(own.get("prediction_length", self.prediction_length))
-        self.context_length = int(own.get("context_length", self.context_length))
-        self.samples = int(own.get("num_samples", SAMPLES))
+        trained_with = getattr(native, "hparams", {})
+        given = trained_with.get("patch_size")
+        self.prediction_length = int(trained_with.get("prediction_length", self.prediction_length))
+        self.context_length = int(trained_with.get("context_length", self.context_length))
+        self.samples = int(trained_with.get("num_samples", SAMPLES))
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = given if isinstance(given, int) else nearest
         mixture = Site("param_proj", "out", "weights_logits", "batch pos patch_step component")
@@ -77,7 +77,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """One packed sequence an item: the context of every variate, then its masked future."""
+        """One packed sequence per item: the context of every variate, then its masked future."""
         self.no_teacher(future, tokens)
         if self.patch not in self.model.patch_sizes:
             raise InputError(f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}")
@@ -88,10 +88,10 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
         spans = {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)}
         first = slice(batch.n_variates * n_context, None, n_future)
-        each = loc[:, first, 0].flatten(), scale[:, first, 0].flatten()
+        loc_and_scale = loc[:, first, 0].flatten(), scale[:, first, 0].flatten()
         stats = {"loc": loc, "scale": scale, "variates": torch.tensor(batch.n_variates)}
         items = len(packed["target"])
-        return Encoded(packed, spans, *each, batch, horizon=steps, items=items, packed=True, stats=stats)
+        return Encoded(packed, spans, *loc_and_scale, batch, horizon=steps, items=items, packed=True, stats=stats)
 
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""

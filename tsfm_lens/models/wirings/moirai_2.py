@@ -46,8 +46,8 @@ class Moirai2Adapter(_moirai.PackedAdapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "module", native)
-        own = getattr(native, "hparams", {})
-        self.context_length = int(own.get("context_length", self.context_length))
+        trained_with = getattr(native, "hparams", {})
+        self.context_length = int(trained_with.get("context_length", self.context_length))
         self.patch = int(self.model.patch_size)
         self.prediction_length = self.patch * int(self.model.num_predict_token)
         self.levels = tuple(float(level) for level in self.model.quantile_levels)
@@ -61,18 +61,18 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """One packed sequence an item: the context of every variate, then places for its future."""
+        """One packed sequence per item: the context of every variate, then places for its future."""
         self.no_teacher(future, tokens)
         steps = self.prediction_length if horizon is None else horizon
         forecast, shown = self._forecast(batch, steps)
         packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
         last = torch.arange(n_context - 1, batch.n_variates * n_context, n_context)
-        each = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
+        loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
         return Encoded(
             {**packed, "last": last},
             {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)},
-            *each,
+            *loc_and_scale,
             batch,
             horizon=steps,
             items=len(packed["target"]),

@@ -125,14 +125,14 @@ class TimesFmAdapter(PatchAdapter):
     def _forecast_config(self, batch: SeriesBatch, horizon: int) -> Any:
         import timesfm
 
-        own = getattr(self.native, "forecast_config", None)
-        if own is not None:
-            if horizon > own.max_horizon:
+        compiled = getattr(self.native, "forecast_config", None)
+        if compiled is not None:
+            if horizon > compiled.max_horizon:
                 raise InputError(
-                    f"horizon {horizon} is longer than the max_horizon {own.max_horizon} that this model was "
+                    f"horizon {horizon} is longer than the max_horizon {compiled.max_horizon} that this model was "
                     "compiled for; compile it with a larger ForecastConfig.max_horizon"
                 )
-            return dataclasses.replace(own, per_core_batch_size=len(batch), return_backcast=False)
+            return dataclasses.replace(compiled, per_core_batch_size=len(batch), return_backcast=False)
         limit = int(self.model.config.context_limit)
         if horizon > limit - self.model.p:
             raise InputError(f"horizon {horizon} is longer than the model's context limit of {limit} steps allows")

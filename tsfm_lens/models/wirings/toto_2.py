@@ -214,10 +214,10 @@ class Toto2Adapter(PatchAdapter):
         """``Toto2Model.forecast``."""
         self.no_samples(num_samples)
         self.within_one_pass(horizon)
-        found = self.model.forecast(
+        levels_by_variate = self.model.forecast(
             self._native_input(batch), horizon=horizon, decode_block_size=self.decode_block_size
         )
-        quantiles = found.cpu().flatten(1, 2).permute(1, 2, 0)
+        quantiles = levels_by_variate.cpu().flatten(1, 2).permute(1, 2, 0)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)
 
