@@ -95,9 +95,11 @@ def sweep_item(
             f"goes on with it; the first: {outcome.failed[0]}"
         )
     gathered = gather(folder, config.name)
-    found = DESIGNS[item.id].read(gathered, subjects)
-    found = replace(found, settings=_settings(item, gathered, subjects, config), notes=(*found.notes, *gathered.notes))
-    return found, [subject.source for subject in subjects], _attributes(gathered, subjects, folder)
+    numbers = DESIGNS[item.id].read(gathered, subjects)
+    numbers = replace(
+        numbers, settings=_settings(item, gathered, subjects, config), notes=(*numbers.notes, *gathered.notes)
+    )
+    return numbers, [subject.source for subject in subjects], _attributes(gathered, subjects, folder)
 
 
 def sweep_config(
@@ -145,9 +147,9 @@ def subject_of(source: str) -> Subject:
         raise InputError(
             f"a sweep opens its models by name, in every worker: give a checkpoint, folder or hub id, not {source!r}"
         )
-    for architecture, own in TABLE_3.items():
-        if own.model == source:
-            return Subject(own.model, architecture, own.layers, own.heads)
+    for architecture, configured in TABLE_3.items():
+        if configured.model == source:
+            return Subject(configured.model, architecture, configured.layers, configured.heads)
     lens = open_model(ModelConfig(source=str(source)))
     if getattr(lens.adapter, "integers", False):
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
@@ -157,12 +159,12 @@ def subject_of(source: str) -> Subject:
 
 
 def _model(subject: Subject, num_samples: int | None) -> dict[str, Any]:
-    own = subject.settings
-    found: dict[str, Any] = {"source": subject.source}
-    if own is not None:
-        found["context_length"] = own.context
-        found["num_samples"] = None if own.samples is None else num_samples or own.samples
-    return found
+    configured = subject.settings
+    model: dict[str, Any] = {"source": subject.source}
+    if configured is not None:
+        model["context_length"] = configured.context
+        model["num_samples"] = None if configured.samples is None else num_samples or configured.samples
+    return model
 
 
 def _gift_eval(where: Where) -> list[dict[str, Any]]:
@@ -175,7 +177,7 @@ def _series(
 ) -> list[dict[str, Any]]:
     """Bundled series and files, as sources of a sweep."""
     named = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, list | tuple) else []
-    if not named or not all(isinstance(each, str | Path) for each in named):
+    if not named or not all(isinstance(entry, str | Path) for entry in named):
         raise InputError(
             "a sweep reads its series in every worker: give names of bundled series or CSV or Parquet files, not "
             f"{type(data).__name__}"
@@ -186,36 +188,36 @@ def _series(
     cut = {"horizon": min(known) if horizon is None else horizon, "windows": windows}
     names: list[str] = []
     files: list[Path] = []
-    for each in map(str, named):
-        own = bundled_in([each]) or ([each] if each in bundled_names() else [])
-        names += own
-        if not own:
-            files.append(Path(each))
+    for name in map(str, named):
+        bundled = bundled_in([name]) or ([name] if name in bundled_names() else [])
+        names += bundled
+        if not bundled:
+            files.append(Path(name))
     for file in files:
         if not file.is_file():
             raise unknown_name("series", str(file), bundled_names(), hint="Or give a CSV or Parquet file.")
     if reading and not files:
         raise InputError(f"{next(iter(reading))}=… says how to read a file, and there is none")
-    found: list[dict[str, Any]] = [{"source": "bundled", "names": list(dict.fromkeys(names)), **cut}] if names else []
-    return found + [{"source": "file", "path": str(file.resolve()), **cut, **reading} for file in files]
+    sources: list[dict[str, Any]] = [{"source": "bundled", "names": list(dict.fromkeys(names)), **cut}] if names else []
+    return sources + [{"source": "file", "path": str(file.resolve()), **cut, **reading} for file in files]
 
 
 def _settings(item: Item, gathered: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:
     """Series, windows, contexts and samples, in the words of the items' settings."""
     sets = gathered.provenance["datasets"]
-    names = [each["name"] for each in sets]
+    names = [dataset["name"] for dataset in sets]
     benchmark = config.data[0].source == "gift_eval"
     listed = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     words = {
         "series": GIFT if benchmark and str(len(names)) == item.settings["datasets"] else listed,
         "datasets": str(len(names)),
-        "windows": "all" if benchmark and config.windows is None else str(sum(each["windows"] for each in sets)),
+        "windows": "all" if benchmark and config.windows is None else str(sum(dataset["windows"] for dataset in sets)),
     }
     if not benchmark:
-        words["horizon"] = ", ".join(sorted({str(each["horizon"]) for each in sets}))
+        words["horizon"] = ", ".join(sorted({str(dataset["horizon"]) for dataset in sets}))
     for subject, model in zip(subjects, config.models, strict=True):
-        own = subject.settings
-        title = own.title if own is not None else subject.source
+        configured = subject.settings
+        title = configured.title if configured is not None else subject.source
         words[f"context of {title}"] = str(gathered.provenance["models"][subject.source]["context_length"])
         if model.num_samples is not None:
             words[f"samples of {title}"] = str(model.num_samples)

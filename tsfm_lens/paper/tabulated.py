@@ -78,9 +78,9 @@ def _claim(words: str, verdict: Verdict, known: dict[str, Any]) -> list[_Row]:
 
 
 def _part(quantity: str, part: Tested, known: dict[str, Any]) -> _Row:
-    found = part.found
+    interval = part.found
     numbers: dict[str, Any] = (
-        {} if found is None else {"estimate": found.estimate, "low": found.low, "high": found.high}
+        {} if interval is None else {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
     )
     ours = AS_NUMBER.get(part.outcome, np.nan)
     return _Row(

@@ -70,12 +70,12 @@ def _kept() -> tuple[Value, ...]:
 def _sweep(
     item: str, title: str, architectures: tuple[str, ...], values: tuple[Value, ...] = (), note: str = ""
 ) -> Item:
-    models = ", ".join(TABLE_3[each].model for each in architectures)
+    models = ", ".join(TABLE_3[architecture].model for architecture in architectures)
     settings = {"series": GIFT, "datasets": "97", "windows": "all"}
-    for each in TABLE_3.values():
-        settings[f"context of {each.title}"] = str(each.context)
-        if each.samples is not None:
-            settings[f"samples of {each.title}"] = str(each.samples)
+    for model in TABLE_3.values():
+        settings[f"context of {model.title}"] = str(model.context)
+        if model.samples is not None:
+            settings[f"samples of {model.title}"] = str(model.samples)
     return Item(item, title, models, values, settings, sweep=True, note=note)
 
 

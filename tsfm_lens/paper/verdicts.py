@@ -130,8 +130,8 @@ def judged(parts: Sequence[Part], clusters: Sequence[Hashable]) -> Verdict:
     if not parts:
         raise InputError("a claim has no part to test: expected at least one")
     tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
-    found = [_median(table) for table in tables]
-    return _decided(parts, found, [_sign_test(table.mean(0)) for table in tables])
+    medians = [_median(table) for table in tables]
+    return _decided(parts, medians, [_sign_test(table.mean(0)) for table in tables])
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
@@ -149,7 +149,7 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
     if not parts:
         raise InputError("a claim has no part to test: expected at least one")
     tests = [percentiles(part) for part in parts]
-    return _decided(parts, [found for found, _ in tests], [p for _, p in tests])
+    return _decided(parts, [interval for interval, _ in tests], [p for _, p in tests])
 
 
 def percentiles(part: Resampled) -> tuple[Interval, float]:
@@ -166,15 +166,15 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     return Interval(part.margin, float(low), float(high), units), p
 
 
-def _decided(parts: Sequence[Part | Resampled], found: Sequence[Interval], p_values: Sequence[float]) -> Verdict:
+def _decided(parts: Sequence[Part | Resampled], intervals: Sequence[Interval], p_values: Sequence[float]) -> Verdict:
     adjusted = holm(np.array(p_values))
     needed = fewest(len(parts))
     tested = []
-    for part, own, p in zip(parts, found, adjusted, strict=True):
-        side = 1 if own.low > 0 else -1 if own.high < 0 else 0
-        outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and own.count >= needed else UNDECIDED
-        why = "" if outcome != UNDECIDED else _why(own, needed, len(parts))
-        tested.append(Tested(part.words, part.of, outcome, own, float(p), why))
+    for part, interval, p in zip(parts, intervals, adjusted, strict=True):
+        side = 1 if interval.low > 0 else -1 if interval.high < 0 else 0
+        outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and interval.count >= needed else UNDECIDED
+        why = "" if outcome != UNDECIDED else _why(interval, needed, len(parts))
+        tested.append(Tested(part.words, part.of, outcome, interval, float(p), why))
     return Verdict(tuple(tested))
 
 
@@ -238,7 +238,7 @@ def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: Callab
         raise InputError(f"values have shape {given.shape}, expected (seed, window) with {len(clusters)} windows")
     known = np.isfinite(given).all(axis=0)
     members = [
-        np.flatnonzero([own == label and here for own, here in zip(clusters, known, strict=True)])
+        np.flatnonzero([cluster == label and here for cluster, here in zip(clusters, known, strict=True)])
         for label in dict.fromkeys(clusters)
     ]
     columns = [middle(given[:, rows], axis=1) for rows in members if len(rows)]
@@ -277,15 +277,15 @@ def _sign_test(values: np.ndarray) -> float:
     return min(2 * min(tails), 1.0)
 
 
-def _why(found: Interval, needed: int, parts: int) -> str:
+def _why(interval: Interval, needed: int, parts: int) -> str:
     of = f"{parts} parts" if parts > 1 else "one part"
-    if found.count == 0:
+    if interval.count == 0:
         return "it is not defined here"
-    if found.count < needed:
-        series = "one series or window" if found.count == 1 else f"{found.count} series or windows"
+    if interval.count < needed:
+        series = "one series or window" if interval.count == 1 else f"{interval.count} series or windows"
         return f"{series}, too few for a test: {of} need {needed} or more"
-    if not math.isfinite(found.low):
+    if not math.isfinite(interval.low):
         return "undefined in too many draws"
-    if found.low <= 0 <= found.high:
+    if interval.low <= 0 <= interval.high:
         return "the interval holds 0"
     return f"p does not stand after Holm over {of}"
