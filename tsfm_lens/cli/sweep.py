@@ -26,7 +26,7 @@ class _OrRun(TyperGroup):
     """``sweep CONFIG`` is ``sweep run CONFIG``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the name of the default command in front of what is no command."""
+        """Put the name of the default command first if the arguments begin with none."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = ["run", *args]
         return super().parse_args(ctx, args)

@@ -31,7 +31,7 @@ REFERENCE_POINTS, REFERENCE_PERIODS, SETTLED = 1000, 10, 200
 
 
 def dysts_systems() -> tuple[str, ...]:
-    """Names of the ordinary differential equations of dysts; its delay equations and maps are no part of it.
+    """Names of the ordinary differential equations of dysts; its delay equations and maps are left out.
 
     Raises:
         MissingExtraError: dysts is not installed.

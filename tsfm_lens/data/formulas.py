@@ -27,14 +27,14 @@ _NUMBER = re.compile(NUMBER)
 
 
 def defused(text: str) -> str:
-    """Text as a cell that no spreadsheet runs; numbers stay as they are."""
+    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they are."""
     if _NUMBER.fullmatch(text):
         return text
     return _RISKY.sub(r"\1'\2", text)
 
 
 def restored(texts: Sequence[str]) -> list[str]:
-    """The texts of one column or header before :func:`defused`.
+    """Undo :func:`defused` for the texts of one column or header.
 
     A column in which some text would run as a formula was not written by us, and stays as it is, so that no two
     different texts become one.

@@ -17,7 +17,7 @@ _DAY = 86_400 * 10**9
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Where the values of a series stand.
+    """The regular time grid of a series, and the place of each of its values on it.
 
     Attributes:
         order: rows in order of time.

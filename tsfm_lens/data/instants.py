@@ -40,7 +40,7 @@ RANGE = f"{pd.Timestamp.min.date()} to {pd.Timestamp.max.date()}"
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """A column of time.
+    """A column of times, or of step numbers.
 
     Attributes:
         clock: datetime64[ns] as a clock on the wall shows them; or step numbers, int64 or float64.
@@ -54,12 +54,12 @@ class Times:
 
     @property
     def steps(self) -> bool:
-        """Whether they are numbers of steps rather than dates."""
+        """Whether the column holds step numbers and not dates."""
         return self.clock.dtype.kind != "M"
 
     @property
     def instants(self) -> np.ndarray:
-        """What tells any two times apart."""
+        """The times in UTC where the column gives offsets, else as the clock shows them."""
         return self.clock if self.utc is None else self.utc
 
 

@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError, unknown_name
 def flat(
     frame: pd.DataFrame, id_column: str | None = None, time_column: str | None = None
 ) -> tuple[pd.DataFrame, str | None, str | None, list[str]]:
-    """A frame whose index says nothing: its levels are columns.
+    """Turn the levels of a frame's index into columns.
 
     An index of two levels, of which one holds timestamps or is named like them, has ids in the other, as in
     AutoGluon's TimeSeriesDataFrame. An index of dates is the timestamps, one named like an id the ids.

@@ -73,7 +73,7 @@ class Passing:
     # --- what torch hooks do -------------------------------------------------------------------------------
 
     def on_input(self, point: Point) -> Entering:
-        """The act on a module's inputs at a hook point that stands there."""
+        """What runs on a module's inputs where a hook point stands there."""
 
         def act(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             tensor = get_input(args, kwargs, point.site.arg)
@@ -83,7 +83,7 @@ class Passing:
         return act
 
     def on_output(self, point: Point) -> Leaving:
-        """The act on a module's output at a hook point that stands there."""
+        """What runs on a module's output where a hook point stands there."""
 
         def act(_module: nn.Module, _args: Any, output: Any) -> Any:
             tensor = get_output(output, point.site.arg)

@@ -15,7 +15,7 @@ class Pool:
         self._open: dict[Hashable, ExitStack] = {}
 
     def acquire(self, key: Hashable, set_up: Callable[[ExitStack], object]) -> Callable[[], None]:
-        """Use a thing; the function returned ends that use.
+        """Count one more user of something; calling the function returned ends that use.
 
         Args:
             key: what is used.

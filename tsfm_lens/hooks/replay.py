@@ -138,7 +138,7 @@ def replayed(
 
 
 def in_this_thread(forward: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
-    """Another forward for the runs of the calling thread; those of other threads go the old way."""
+    """A forward that calls ``new`` in the calling thread and ``forward`` in every other."""
     mine = threading.get_ident()
 
     def chosen(*args: Any, **kwargs: Any) -> Any:

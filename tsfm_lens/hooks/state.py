@@ -38,13 +38,13 @@ class RunState:
     def restart(
         self, n_series: int | None = None, block_rows: int | None = None, part: tuple[int, int | None] = (0, None)
     ) -> None:
-        """Stand at the beginning of a run; of one that is not the lens's own if no series are given."""
+        """Go to the beginning of a run; without ``n_series``, of one that the lens did not start."""
         self.n_series, self.step, self.block_rows = n_series, 0, block_rows
         self.first, self.whole = part
         self.offset.clear()
 
     def own(self, rows: Tensor) -> Tensor:
-        """Of a tensor with a row for every one of the batch, those of the part that runs."""
+        """The rows of the part that runs, of a tensor with the rows of the whole batch."""
         if self.whole is None:
             return rows
         series = self.block_rows or self.n_series

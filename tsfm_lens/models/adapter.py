@@ -179,7 +179,7 @@ class PatchAdapter(ABC):
             self.shown_steps = before
 
     def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The same (…, time) with the first padded, for libraries that pad all to the longest themselves."""
+        """Tensors (…, time) with the first padded on the left; the library then pads the others to it."""
         missing = self.shown_steps - max(tensor.shape[-1] for tensor in tensors)
         if missing <= 0:
             return tensors
@@ -236,7 +236,7 @@ def at_levels(values: Tensor, known: Sequence[float], wanted: Sequence[float]) -
 
 
 def refuse_dtype(adapter: Adapter, *values: Any) -> None:
-    """Refuse precisions that the library does not run in; values that are none pass.
+    """Refuse precisions that the library does not run in; other values pass.
 
     Raises:
         InputError: names those that it does.

@@ -150,7 +150,7 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 
 
 def rows_apart(predict: Predict) -> Predict:
-    """Declare of an adapter's ``predict`` that several variants of a model may run as rows of one batch.
+    """Declare that an adapter's ``predict`` may run several variants of a model as rows of one batch.
 
     By this its author says:
 
@@ -168,7 +168,7 @@ def rows_apart(predict: Predict) -> Predict:
 
 
 def stands_apart(adapter: Adapter) -> bool:
-    """Whether the ``predict`` that an adapter has now is declared :func:`rows_apart`."""
+    """Whether an adapter's present ``predict`` was declared by :func:`rows_apart`."""
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "rows_apart", None) is function
 

@@ -181,7 +181,7 @@ def _fitting(request: Request, whole: Sequence[str], at_once: int, guess: int) -
 
 
 def parts_of(request: Request, blocks: Sequence[tuple[int, int]], fit: int, *, whole: bool) -> list[Part]:
-    """The parts of a batch of whose series so many fit at once; one part if it is to stay whole."""
+    """Part a batch so that at most ``fit`` series run at once; one part if it is to stay whole."""
     seeds = [block_seed(request.seed, index) for index in range(len(blocks))]
     pieces = [Piece(seed, stop - start, 0, stop - start) for seed, (start, stop) in zip(seeds, blocks, strict=True)]
     if whole:

@@ -47,7 +47,7 @@ class Keeping:
     _last: Tensor | None = None
 
     def whole(self) -> list[str]:
-        """Hook points for whose sake the batch must run in one piece."""
+        """Hook points that need the batch to run in one piece."""
         points = self.lens.registry.points
         unmarked = {name for name, function in self.reducers.items() if not getattr(function, "by_row", False)}
         across_rows = [name for name in self.names if points[name].row_axis or name in unmarked]

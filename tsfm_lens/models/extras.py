@@ -157,7 +157,7 @@ def require(name: str, module: str | None = None) -> ModuleType:
 
 
 def status() -> dict[str, ExtraStatus]:
-    """What is installed of every extra, found without importing any."""
+    """Which extras are installed, by name; none is imported."""
     return {name: _status(extra) for name, extra in EXTRAS.items()}
 
 

@@ -44,7 +44,7 @@ class Facts:
 
     @property
     def emits(self) -> Literal["token", "quantile", "distribution"]:
-        """What the head gives: a "token"'s logits, a "quantile"'s values, or a "distribution", of which the mean."""
+        """What the head gives: logits of a "token", values of a "quantile", or a "distribution", read by its mean."""
         return self.adapter.readout
 
     @property
@@ -86,7 +86,7 @@ class Facts:
 
     @property
     def tokens(self) -> TokenModel | None:
-        """The model as one of tokens that can be given ids, None if it is no such model."""
+        """The model as a token model that takes ids; None if it is not one."""
         return self.adapter if hasattr(self.adapter, "encode_tokens") else None  # type: ignore[return-value]
 
     @property

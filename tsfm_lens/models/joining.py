@@ -34,12 +34,12 @@ class JoinedDistribution(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """Of each entry."""
+        """Mean of each entry."""
         return torch.cat([part.mean for part in self.parts])
 
     @property
     def variance(self) -> Tensor:
-        """Of each entry."""
+        """Variance of each entry."""
         return torch.cat([part.variance for part in self.parts])
 
     def sample(self, sample_shape: Any = ()) -> Tensor:

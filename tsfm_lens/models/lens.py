@@ -201,15 +201,16 @@ class Lens(Facts, HookedRootModule):
     ) -> Forecast:
         """The library's own forecast, in data units, with whatever hooks are set.
 
-        It runs in parts, alike but for rounding, where memory asks for it; 64 series draw paths under a seed of theirs.
+        What does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64 series draw
+        their paths under seeds of their own.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
             horizon: steps; the model's own prediction length if None.
-            quantiles: levels between 0 and 1; the deciles if None, or the model's own where it does not reach them.
+            quantiles: levels between 0 and 1; if None the deciles, or the model's own levels where those end before.
             num_samples: sample paths of a sampling model; its configured number if None.
             seed: of torch's generators for this call alone; the global state is left as it was.
-            batch_size: series of one native call and of a block of draws at most.
+            batch_size: most series per native call and per block of draws.
             memory: bytes that tensors may take, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is free.
 
         Raises:
@@ -282,7 +283,7 @@ class Lens(Facts, HookedRootModule):
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
-        """Run once with hooks: :meth:`forward`, or :meth:`forecast` with ``rollout=True``; ``run`` goes to it."""
+        """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
         with self.hooks(fwd_hooks, bwd_hooks):
             return self.forecast(series, **run) if rollout else self.forward(series, **run)
 
@@ -357,8 +358,8 @@ class Lens(Facts, HookedRootModule):
             reference: for mean and resample: activations, or series on whose forecasts they are recorded.
             rows: series to change; all if None.
             positions: token positions to change; all if None.
-            horizon: of the forecasts that reference series are recorded along, the model's own if None. Give that of
-                the forecast to come: models that read future places with the context have other tokens at another.
+            horizon: of the forecasts along which reference series are recorded; the model's own if None. Give that of
+                the forecast to come: a model that reads places of the future has other tokens at another horizon.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
         built = knock_outs(self, components, how, reference, rows, positions, horizon, **options)

@@ -19,7 +19,7 @@ _OUTER = torch.finfo(torch.float32).eps
 
 
 def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
-    """What rounding may do to the forecasts ``plain`` (series, step) of a run, in data units, (series,).
+    """How far rounding may move the forecasts ``plain`` (series, step) of a run, in data units, (series,).
 
     4 roundings in float32 of the largest value of context and forecast, for scaling in and out again, and, for what
     happens between, the square root of 100 roundings per block, in the precision of the weights, of the range of both.
@@ -38,7 +38,7 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
 
 
 def relative_rounding(lens: Lens) -> float:
-    """What rounding may do to a number that a forward ends in, over the size of what it is made of."""
+    """How far rounding may move a number that a forward ends in, relative to the size of what it is made of."""
     blocks = sum(stack.n_layers for stack in lens.wiring.stacks)
     kinds = {parameter.dtype for parameter in lens.adapter.model.parameters() if parameter.is_floating_point()}
     return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=_OUTER)
@@ -58,13 +58,13 @@ def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
 
 
 def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    """Forecasts (…, series, step), with those of ``plain`` (series, step) where only rounding is between them."""
+    """Forecasts (…, series, step), replaced by ``plain`` (series, step) where they differ by rounding alone."""
     same = np.abs(forecasts - plain).max(-1) <= rounding(run, plain)
     return np.where(same[..., None], plain, forecasts)
 
 
 def noise_floor(run: Run, measure: Measure) -> np.ndarray:
-    """What a comparison of two forecasts gives where nothing was changed in the model, (series,).
+    """What a comparison of two forecasts gives when nothing in the model was changed, (series,).
 
     In rollouts of a sampling model, two seeds of the unchanged model are compared; they differ by more than two
     variants that draw the same random numbers, so that the floor errs on the safe side. Everything else takes no draw,
@@ -84,7 +84,7 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
 
 
 def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
-    """What :func:`noise_floor` is of a share of a way from the run's forecast, 1 being its end, (…, series).
+    """The :func:`noise_floor` of a share of the way from the run's forecast to another, 1 being all of it, (…, series).
 
     A projection of noise may come out small by chance; so it is taken for no smaller than steps that err by themselves
     would make it.

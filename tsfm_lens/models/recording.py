@@ -143,7 +143,7 @@ def _forward(
 
 
 def read_forward(lens: Lens, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
-    """What is read of one forward; in parts of the batch where the memory asks for it.
+    """Run one forward and read its output, in parts of the batch where the memory asks for it.
 
     Args:
         lens: the model.

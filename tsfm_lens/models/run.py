@@ -289,11 +289,11 @@ class Run:
     def at(self, horizon: int) -> Run:
         """A run of the same series over another horizon, made once per horizon.
 
-        Where the series' ends were held out, so many steps of them are held out now; a truth that was given is cut,
-        or goes on as unknown.
+        Where the series' ends were held out, ``horizon`` steps of them are held out now; a truth that was given is cut,
+        or filled up with NaN.
 
         Raises:
-            InputError: a series is too short, or no number of steps.
+            InputError: a series is too short, or the horizon is no number of steps.
         """
         if horizon == self.horizon:
             return self
@@ -309,7 +309,7 @@ class Run:
         return self._others[horizon]
 
     def shortened(self, horizon: int) -> Run:
-        """A run of the same context over at most so many steps."""
+        """A run of the same context over at most ``horizon`` steps."""
         if horizon >= self.horizon:
             return self
         return replace(self, whole=None).at(horizon)
@@ -362,7 +362,7 @@ class Run:
 
 
 def hooks_in_force(lens: Lens) -> tuple[object, ...]:
-    """What tells the hooks set on a lens at one time from those at another."""
+    """The hooks that are set on a lens, to be compared with those of another time."""
     return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
 

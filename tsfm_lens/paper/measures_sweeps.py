@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def words(self) -> str:
-        """Name in quantities."""
+        """The model's name in the names of quantities."""
         return self.settings.title if self.published and self.settings is not None else self.source
 
 

@@ -16,7 +16,7 @@ _GROUP = 8  # windows that pass through a model together
 
 @dataclass(frozen=True)
 class Asked:
-    """What a measure is asked for.
+    """What a measure is given: the run or model, seeds, and whom to tell how far it is.
 
     Attributes:
         found_on: the run that it is measured on; None where counts are enough.
@@ -39,7 +39,7 @@ class Asked:
     progress: Callable[[str, int, int, float | None], None] | None = None
 
     def tell(self, what: str, done: int, of: int) -> None:
-        """Say how far the measure is."""
+        """Report how far the measure has come."""
         if self.progress is not None:
             self.progress(what, done, of, None)
 

@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Part:
-    """What one part of a claim comes down to.
+    """One part of a claim, as margins by which it is true.
 
     Attributes:
         words: the part, in the paper's words as far as they go.
@@ -58,9 +58,9 @@ class Resampled:
 
     Attributes:
         words, of: see :class:`Part`.
-        margin: by which it is true of all.
-        draws: (draw,) the same where what it is made of was drawn with replacement.
-        units: of which so many were drawn at a time; the fewest, of several kinds.
+        margin: by which it is true of all windows together.
+        draws: (draw,) the margin of each bootstrap sample.
+        units: how many series, or blocks of sequences, a bootstrap sample draws; of several kinds, the fewest.
     """
 
     words: str
@@ -98,7 +98,7 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """See the class."""
+        """What the parts decide: "holds", "does not hold" or "undecided"."""
         outcomes = [part.outcome for part in self.parts]
         if FAILS in outcomes:
             return FAILS

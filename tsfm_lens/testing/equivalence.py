@@ -98,7 +98,7 @@ def _rollout(case: Case) -> Iterator[Shown]:
 
 
 def difference(case: Case, reference: Sequence[Shown]) -> str:
-    """What a lens first gives otherwise than the reference, "" if nothing.
+    """The first thing that a lens gives differently from the reference, in words; "" if there is none.
 
     Args:
         case: the model through the table in question.

@@ -85,10 +85,10 @@ def part_components(stack: Stack, part: str, layers: Sequence[int], kind: str | 
 
 
 def known_layer(stack: Stack, layer: int) -> int:
-    """The layer.
+    """The layer itself, if the stack has it.
 
     Raises:
-        UnknownNameError: it does not exist.
+        UnknownNameError: the stack has no such layer.
     """
     if layer not in range(stack.n_layers):
         raise unknown_name("layer", layer, map(str, range(stack.n_layers)))
@@ -96,10 +96,10 @@ def known_layer(stack: Stack, layer: int) -> int:
 
 
 def known_count(count: int, stack: Stack) -> int:
-    """A number of heads of one layer.
+    """The number of heads itself, if a layer has as many.
 
     Raises:
-        InputError: there are not so many.
+        InputError: a layer has fewer heads.
     """
     if not 0 <= count <= stack.n_heads:
         raise InputError(f"{count} heads are to be ablated, and a layer has {stack.n_heads}; expected 0 to that")

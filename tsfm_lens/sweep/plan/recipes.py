@@ -174,7 +174,7 @@ def heads_of(
     kind: str | None = None,
     scale: bool | None = None,
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """What a recipe takes from a model.
+    """The heads and MLPs that a recipe ablates in a model.
 
     Args:
         recipe: from :func:`read_recipe`.

@@ -59,7 +59,7 @@ class VariantSpec:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
-        """The interventions that make it.
+        """The variant as interventions on a lens.
 
         Args:
             lens: the model.

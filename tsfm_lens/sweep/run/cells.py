@@ -103,7 +103,7 @@ class ChunkSource:
 
 
 class Made:
-    """A chunk that has travelled."""
+    """A chunk as it arrives in another process, already made."""
 
     def __init__(self, chunk: Chunk, series: int, horizon: int) -> None:
         self._chunk, self.series, self.horizon = chunk, series, horizon

@@ -65,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Said:
-    """What a worker says, with its rows if they travel."""
+    """A worker's message, with the rows of its group unless it wrote them itself."""
 
     worker: int
     report: Report
@@ -81,7 +81,7 @@ class Ended:
 
 
 def ray_package() -> Any:
-    """Ray.
+    """The module ``ray``, imported.
 
     Raises:
         MissingExtraError: it is not installed.

@@ -169,7 +169,7 @@ class RayPool:
         return number, self._pickle(data)
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """What actors have to say; an actor that was lost is replaced."""
+        """Messages of actors; an actor that was lost is replaced."""
         if not self._said:
             limit = timeout if timeout is not None else _PATIENCE_SECONDS
             message: Said | None = self._next(limit)

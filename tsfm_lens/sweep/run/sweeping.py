@@ -29,7 +29,7 @@ from tsfm_lens.sweep.store.folder import Store, cell_key
 
 @dataclass
 class Outcome:
-    """The end of a run.
+    """How a run of a sweep ended.
 
     Attributes:
         cells: of the whole plan; of what is known of it, if the run ended early.
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a sweep is.
+    """How far a sweep has come.
 
     Attributes:
         cells, finished: of what is known before results are.
@@ -117,7 +117,7 @@ class Sweep:
         return made
 
     def standing(self) -> Standing:
-        """What is finished of what is known beforehand."""
+        """How many of the cells that are known beforehand are finished."""
         done = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
         parts, keys = [], set()
         for title, plan in self.plans.items():
@@ -164,7 +164,7 @@ class Sweep:
 
 
 def plan_sweep(config: SweepConfig, folder: str | Path) -> Standing:
-    """How far a sweep is, without running anything.
+    """How far a sweep has come; nothing is run.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.

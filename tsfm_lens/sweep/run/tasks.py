@@ -51,7 +51,7 @@ MakeWorker = Callable[[Any, str | None], Work]
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker says.
+    """A worker's message about itself or about its group.
 
     Attributes:
         how: "ready", "finished", "skipped" (another process had finished it), "held" (another process computes it),
@@ -87,7 +87,7 @@ class GroupDone:
 
 @dataclass
 class RunSummary:
-    """The end of a run.
+    """How a run of groups ended.
 
     Attributes:
         finished, skipped, resumed: how many groups, as in :class:`GroupDone`.
@@ -138,7 +138,7 @@ class Pool(Protocol):
         ...
 
     def wait(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """What workers have to say; returns as soon as one does, or empty after ``timeout`` seconds.
+        """Messages of workers, as (worker, report); returns with the first, or empty after ``timeout`` seconds.
 
         A worker that was lost is replaced by a fresh one of the same number.
         """

@@ -332,7 +332,7 @@ def _refuse_older(path: Path) -> None:
 
 
 def refuse_older_store(marker: Path) -> None:
-    """The same for the file that says what a store is."""
+    """Refuse a store of an older schema by the file that says what the store is."""
     try:
         about = json.loads(marker.read_bytes())
         older = "sha256" not in about and about["schema"] < SCHEMA_VERSION
