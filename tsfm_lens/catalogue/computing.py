@@ -175,7 +175,7 @@ def of_weights(probe: Probe) -> Compute:
 
 
 def of_sequences(probe: Probe) -> Compute:
-    """A probe of the lens on series of its own, drawn with the run's seed.
+    """A probe of the lens on series of its own, the same for every run: its intervals say what others would change.
 
     Example:
         >>> catalogue.of_sequences("repeated_motif").words
@@ -184,7 +184,7 @@ def of_sequences(probe: Probe) -> Compute:
     return Compute(
         probe,
         f"{_name(probe)}, on series of its own",
-        lambda work, more: work.call(probe, work.run.lens, seed=work.run.seed, **more),
+        lambda work, more: work.call(probe, work.run.lens, **more),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
+from scipy.stats import norm
 
 from tsfm_lens.catalogue.computing import of_results, of_sequences
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
@@ -37,37 +38,52 @@ def _motif(ds: xr.Dataset) -> Iterator[Plate]:
 
 def read_induction(ds: xr.Dataset) -> list[str]:
     """How many heads pass both thresholds beyond the noise, and how well the model copies."""
-    scores = [(Standing(ds, name, "layer", "head"), float(ds.attrs[least])) for name, least in _THRESHOLDS.items()]
-    sure = np.logical_and.reduce([score.low > least for score, least in scores])
-    could = np.logical_and.reduce([score.high > least for score, least in scores])
-    which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(sure)[:6]])}" if sure.any() else ""
+    surely, could = _past_both(ds)
+    perhaps = could & ~surely
+    which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
+    least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
     out = [
-        f"{int(sure.sum())} of {sure.size} heads are induction heads, with prefix matching above {num(scores[0][1])} "
-        f"and a copy score above {num(scores[1][1])} in the whole of their intervals{which}."
+        f"{int(surely.sum())} of {surely.size} heads are induction heads beyond doubt, with prefix matching above "
+        f"{least[0]} and a copy score above {least[1]}{which}."
     ]
-    if (could & ~sure).any():
-        out.append(f"Of {int((could & ~sure).sum())} more the intervals over sequences reach the thresholds.")
+    if perhaps.any():
+        out.append(f"Of {int(perhaps.sum())} more these sequences do not tell.")
     return [*out, f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases."]
+
+
+def _past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Heads (layer, head) that pass both thresholds surely, and perhaps: 95 % for all heads and scores together."""
+    sure, could = [], []
+    for name, least in _THRESHOLDS.items():
+        score, threshold = Standing(ds, name, "layer", "head"), float(ds.attrs[least])
+        # Bonferroni: the interval of one head and score, widened to that of all of them
+        wider = norm.isf(0.025 / (len(_THRESHOLDS) * score.estimate.size)) / norm.isf(0.025)
+        sure.append(score.estimate - wider * (score.estimate - score.low) > threshold)
+        could.append(score.estimate + wider * (score.high - score.estimate) > threshold)
+    return np.logical_and.reduce(sure), np.logical_and.reduce(could)
 
 
 def read_overlap(ds: xr.Dataset) -> list[str]:
     """How many induction heads are sharp."""
-    heads, sharp = (array(ds, name, "layer", "head") > 0 for name in ("induction", "sharp"))
-    both = int((heads & sharp).sum())
+    sharp = array(ds, "sharp", "layer", "head") > 0
+    surely, could = _past_both(ds)
+    perhaps = could & ~surely
     return [
-        f"{int(heads.sum())} of {heads.size} heads are induction heads and {int(sharp.sum())} are sharp; "
-        f"{both} are both."
+        f"{int(surely.sum())} of {sharp.size} heads are induction heads beyond doubt, of {int(perhaps.sum())} more "
+        f"these sequences do not tell, and {int(sharp.sum())} are sharp; {int((surely & sharp).sum())} are surely both, "
+        f"{int((perhaps & sharp).sum())} perhaps."
     ]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Which heads look at the motif's last instance more than at the same steps of a series without one."""
+    """How many heads look at the motif's last instance more than at the same steps of a series without one."""
     advantage = Standing(ds, "advantage", "layer", "head", target=0)
     looking = advantage.stands_out & (advantage.estimate > 0)
-    top = [f"{head_at(ds, flat)} ({advantage.told(flat, percent)})" for flat in advantage.named(3, looking)]
+    first = advantage.leader(looking)
+    most = f", most of all {head_at(ds, first)} ({advantage.told(first, percent)})" if first is not None else ""
     return [
         f"{int(looking.sum())} of {looking.size} heads give more of their attention there than in the control, which "
-        f"has no motif that comes again{f', most of all {listed(top)}' if top else ''}."
+        f"has no motif that comes again{most}."
     ]
 
 
