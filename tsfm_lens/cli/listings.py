@@ -33,11 +33,11 @@ def models(as_json: AsJson = False) -> None:
         ]
         typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
         return
-    there = {name: status.importable for name, status in extra_status().items()}
+    importable = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name, "", ""] for name in checkpoint_names()]
     for architecture in known:
         needs = architecture.extra and f"[{architecture.extra}]" + (
-            "" if there[architecture.extra] else " (not installed)"
+            "" if importable[architecture.extra] else " (not installed)"
         )
         rows += [
             [architecture.title, size, hub_id, needs, architecture.notes]

@@ -123,8 +123,8 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     err = console(stderr=True)
     for line in outcome.notes:
         err.print(line, soft_wrap=True)
-    for each in outcome.failed:
-        err.print(Text("failed:", style="bold red"), each, soft_wrap=True)
+    for failure in outcome.failed:
+        err.print(Text("failed:", style="bold red"), failure, soft_wrap=True)
     if outcome.cancelled:
         err.print("cancelled; the same command goes on from here")
     elif not outcome.failed:

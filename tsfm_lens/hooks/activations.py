@@ -138,21 +138,21 @@ class Activations(Mapping[str, Tensor]):
         Raises:
             UnknownNameError: nothing was recorded under this name.
         """
-        point, one = self._point(name), self.calls(name)[call]
-        if axis not in point.axes or point.over == "variate" or one.value.ndim != len(point.axes):
+        point, recorded = self._point(name), self.calls(name)[call]
+        if axis not in point.axes or point.over == "variate" or recorded.value.ndim != len(point.axes):
             return None
         crosses = axis == "key" and point.kind == "cross_attn"
         stack = next(iter(self.spans), "encoder") if crosses else point.stack
-        length = one.value.shape[point.axes.index(axis)]
+        length = recorded.value.shape[point.axes.index(axis)]
         if not self.rollout:
             spans = self.spans.get(stack)
         elif self.spans_at is None:
             spans = None
         else:
             # keys reach back to the first position in the cache
-            offset = 0 if axis == "key" else one.offset
+            offset = 0 if axis == "key" else recorded.offset
             first = self.calls(name)[0].value.shape[point.axes.index("query" if axis == "key" else axis)]
-            spans = self.spans_at(stack, one.step, offset, length, first)
+            spans = self.spans_at(stack, recorded.step, offset, length, first)
         return spans if spans is not None and len(spans) == length else None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:

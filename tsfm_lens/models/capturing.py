@@ -156,10 +156,10 @@ def items_at_once(
 def _refusal(keeping: Keeping, run: Run, need: int, kept: int, limit: int, *, more: bool = False) -> str:
     """Words for a capture that does not fit: how much it needs, what is free, and how to reduce it."""
     largest = sorted(keeping.sizes, key=lambda name: keeping.sizes[name], reverse=True)[:3]
-    one = max(1, (need // (run.at_once if run.uncut else 1)) + kept // run.items)
+    per_item = max(1, (need // (run.at_once if run.uncut else 1)) + kept // run.items)
     ways = []
-    if run.items > 1 and limit >= one:
-        ways.append(f"run at most {limit // one} of the {run.items} items at once")
+    if run.items > 1 and limit >= per_item:
+        ways.append(f"run at most {limit // per_item} of the {run.items} items at once")
     if largest:
         ways.append(f"keep fewer hook points (names_filter=…; the largest are {', '.join(largest)})")
     if keeping.names:

@@ -65,14 +65,14 @@ def load(
     return lens
 
 
-def _from_object(thing: object) -> Lens:
+def _from_object(native: object) -> Lens:
     for entry in architectures().values():
-        if entry.claims_object(thing):
-            config = getattr(thing, "config", None)
-            name = getattr(config, "_name_or_path", "") or type(thing).__name__
-            return Lens(entry.adapt(thing), name)
+        if entry.claims_object(native):
+            config = getattr(native, "config", None)
+            name = getattr(config, "_name_or_path", "") or type(native).__name__
+            return Lens(entry.adapt(native), name)
     raise WiringError(
-        f"no wiring knows an object of type {type(thing).__name__}. load() takes a hub id, a folder, or a model or "
+        f"no wiring knows an object of type {type(native).__name__}. load() takes a hub id, a folder, or a model or "
         f"pipeline of: {', '.join(entry.title for entry in architectures().values())}."
     )
 

@@ -35,11 +35,11 @@ def _counts(entropy: xr.Dataset) -> tuple[int, int]:
 
 
 def _rollouts(run: Run) -> list[Plate]:
-    one = first_item(run)
-    seen = _attention_run(one if _followed(one) else within_pass(one), 2 * one.lens.adapter.longest_pass)
+    item = first_item(run)
+    seen = _attention_run(item if _followed(item) else within_pass(item), 2 * item.lens.adapter.longest_pass)
     maps = probes.rollout_maps(seen)
     _, diffuse = _counts(maps)
-    wide = one if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
+    wide = item if run.batch.multivariate else run.select(list(range(min(2, len(run.batch)))))
     recipes = {f"{diffuse} most diffuse heads ablated": probes.diffuse_heads(maps, diffuse)}
     forecasts = probes.ablation_recipes(long_run(wide, seen.horizon).rolled_out(), recipes)
     return [
@@ -71,10 +71,10 @@ def _sharp(run: Run) -> list[Plate]:
 
 
 def _selected(run: Run) -> list[Plate]:
-    one = first_item(run)
+    item = first_item(run)
     # a token model has a row of the matrix for every step, the others one for every pass
-    steps_of_row = 1 if one.lens.adapter.readout == "token" else one.lens.adapter.longest_pass
-    ds = probes.patch_attention(_attention_run(one, ROWS * steps_of_row))
+    steps_of_row = 1 if item.lens.adapter.readout == "token" else item.lens.adapter.longest_pass
+    ds = probes.patch_attention(_attention_run(item, ROWS * steps_of_row))
     layer = min(3, ds.sizes["layer"] - 1)
     return [
         Plate("A", viz.selected_patch(ds, layer=str(ds["layer"].values[layer])), (ds,)),

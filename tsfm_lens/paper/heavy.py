@@ -72,8 +72,8 @@ def _originals(run: Run) -> list[Plate]:
     few = long_run(_first(run), HORIZON)
     # one branch alone, so that the plain forecasts come from the same road as those of 6C
     stack = few.lens.wiring.output_stack
-    some = Component(stack.name, 0, stack.rows(0)[-1].kind)
-    ds = probes.ablation_recipes(few.rolled_out(), {"-": [some]})
+    component = Component(stack.name, 0, stack.rows(0)[-1].kind)
+    ds = probes.ablation_recipes(few.rolled_out(), {"-": [component]})
     ds = ds.isel(recipe=[0])
     return [Plate("", viz.recipe_forecasts(ds, context_steps=min(TAIL, 2 * few.horizon)), (ds,))]
 

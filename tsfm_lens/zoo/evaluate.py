@@ -118,14 +118,14 @@ def covariate_gain(model: PreTrainedModel, *, seed: int = TEST_SEED) -> dict[str
 def skill_table(title: str, skills: list[Skill]) -> Table:
     """Errors series by series, and their geometric means with 95 % intervals over series."""
     table = Table("series", "MASE", "/ seasonal naive", "/ last value", "CRPS / seasonal naive", title=title)
-    for one in skills:
-        ratios = (one.ratio, one.last_ratio, one.crps_ratio)
-        table.add_row(one.name, f"{one.model:.3f}", *(f"{value:.3f}" for value in ratios))
+    for skill in skills:
+        ratios = (skill.ratio, skill.last_ratio, skill.crps_ratio)
+        table.add_row(skill.name, f"{skill.model:.3f}", *(f"{value:.3f}" for value in ratios))
     cells = []
     for values in (
-        [one.ratio for one in skills],
-        [one.last_ratio for one in skills],
-        [one.crps_ratio for one in skills],
+        [skill.ratio for skill in skills],
+        [skill.last_ratio for skill in skills],
+        [skill.crps_ratio for skill in skills],
     ):
         low, high = interval(values)
         cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")

@@ -113,8 +113,8 @@ def main() -> None:
     out = console(width=120)
     table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
     for layer, head in np.ndindex(*scores.alone.shape):
-        one = _head(lens, layer, head)
-        kinds = [kind for kind in ("induction", "sharp") if one in getattr(scores, kind)]
+        component = _head(lens, layer, head)
+        kinds = [kind for kind in ("induction", "sharp") if component in getattr(scores, kind)]
         at = {"layer": layer, "head": head}
         arrays = (
             scores.test.prefix_matching,
@@ -123,7 +123,7 @@ def main() -> None:
             scores.entropy.normalised,
         )
         numbers = [*(float(array.isel(at)) for array in arrays), scores.alone[layer, head]]
-        table.add_row(str(one), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
+        table.add_row(str(component), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
     out.print(table)
     out.print(f"copy accuracy on random tokens {float(scores.test.copy_accuracy):.2f}")
     for name, value in scores.copy_error.items():

@@ -178,11 +178,11 @@ def measure(
 
 def summary(skills: Sequence[Skill]) -> dict[str, float | tuple[float, float]]:
     """Geometric means over series with their intervals, and the worst ratio to the last value."""
-    ratios, crps = [one.ratio for one in skills], [one.crps_ratio for one in skills]
+    ratios, crps = [skill.ratio for skill in skills], [skill.crps_ratio for skill in skills]
     return {
         "mase": geometric_mean(ratios),
         "mase_interval": interval(ratios),
         "crps": geometric_mean(crps),
         "crps_interval": interval(crps),
-        "worst_over_last": max(one.last_ratio for one in skills),
+        "worst_over_last": max(skill.last_ratio for skill in skills),
     }

@@ -157,20 +157,20 @@ class ChronosAdapter(PatchAdapter):
         return decoded[:, 0]
 
 
-def _claims_object(thing: object) -> bool:
-    if type(thing).__name__ == "ChronosPipeline":
+def _claims_object(native: object) -> bool:
+    if type(native).__name__ == "ChronosPipeline":
         return True
-    config = getattr(thing, "config", None)
-    return type(thing).__name__ == "T5ForConditionalGeneration" and hasattr(config, "chronos_config")
+    config = getattr(native, "config", None)
+    return type(native).__name__ == "T5ForConditionalGeneration" and hasattr(config, "chronos_config")
 
 
-def _adapt(thing: Any) -> ChronosAdapter:
-    if type(thing).__name__ == "ChronosPipeline":
-        return ChronosAdapter(thing)
+def _adapt(native: Any) -> ChronosAdapter:
+    if type(native).__name__ == "ChronosPipeline":
+        return ChronosAdapter(native)
     from chronos.chronos import ChronosConfig, ChronosModel, ChronosPipeline
 
-    settings = ChronosConfig(**thing.config.chronos_config)
-    return ChronosAdapter(ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, thing)))
+    settings = ChronosConfig(**native.config.chronos_config)
+    return ChronosAdapter(ChronosPipeline(settings.create_tokenizer(), ChronosModel(settings, native)))
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:

@@ -150,12 +150,12 @@ class Chronos2Adapter(PatchAdapter):
         return (torch.sinh(raw) if self.settings.use_arcsinh else raw) * scale + loc
 
 
-def _adapt(thing: Any) -> Chronos2Adapter:
-    if type(thing).__name__ == "Chronos2Pipeline":
-        return Chronos2Adapter(thing)
+def _adapt(native: Any) -> Chronos2Adapter:
+    if type(native).__name__ == "Chronos2Pipeline":
+        return Chronos2Adapter(native)
     from chronos import Chronos2Pipeline
 
-    return Chronos2Adapter(Chronos2Pipeline(thing))
+    return Chronos2Adapter(Chronos2Pipeline(native))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -214,7 +214,7 @@ ARCHITECTURE = Architecture(
     readout="quantile",
     published={"base": "amazon/chronos-2"},
     claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",
-    claims_object=lambda thing: type(thing).__name__ in ("Chronos2Pipeline", "Chronos2Model"),
+    claims_object=lambda native: type(native).__name__ in ("Chronos2Pipeline", "Chronos2Model"),
     check=_check,
     open=_open,
     blank=_blank,

@@ -99,16 +99,16 @@ class BoltAdapter(PatchAdapter):
         return flat.reshape(shape) * scale + loc
 
 
-def _claims_object(thing: object) -> bool:
-    return type(thing).__name__ in ("ChronosBoltPipeline", "ChronosBoltModelForForecasting")
+def _claims_object(native: object) -> bool:
+    return type(native).__name__ in ("ChronosBoltPipeline", "ChronosBoltModelForForecasting")
 
 
-def _adapt(thing: Any) -> BoltAdapter:
-    if type(thing).__name__ == "ChronosBoltPipeline":
-        return BoltAdapter(thing)
+def _adapt(native: Any) -> BoltAdapter:
+    if type(native).__name__ == "ChronosBoltPipeline":
+        return BoltAdapter(native)
     from chronos.chronos_bolt import ChronosBoltPipeline
 
-    return BoltAdapter(ChronosBoltPipeline(thing))
+    return BoltAdapter(ChronosBoltPipeline(native))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:

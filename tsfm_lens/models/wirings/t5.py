@@ -152,8 +152,8 @@ ARCHITECTURE = Architecture(
     claims=lambda config: (
         config.get("model_type") == "t5" and "chronos_config" not in config and "chronos_pipeline_class" not in config
     ),
-    claims_object=lambda thing: (
-        type(thing).__name__ == "T5ForConditionalGeneration" and not hasattr(thing.config, "chronos_config")  # type: ignore[attr-defined]
+    claims_object=lambda native: (
+        type(native).__name__ == "T5ForConditionalGeneration" and not hasattr(native.config, "chronos_config")  # type: ignore[attr-defined]
     ),
     check=lambda config, where: _t5.check_keys(config, where, None),
     open=_open,

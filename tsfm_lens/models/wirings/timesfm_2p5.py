@@ -154,13 +154,13 @@ class TimesFmAdapter(PatchAdapter):
         return tuple(torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)), {}
 
 
-def _claims_object(thing: object) -> bool:
-    names = {base.__name__ for base in type(thing).__mro__}
+def _claims_object(native: object) -> bool:
+    names = {base.__name__ for base in type(native).__mro__}
     return bool(names & {"TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"})
 
 
-def _adapt(thing: Any) -> TimesFmAdapter:
-    return TimesFmAdapter(_wrapped(thing) if isinstance(thing, torch.nn.Module) else thing)
+def _adapt(native: Any) -> TimesFmAdapter:
+    return TimesFmAdapter(_wrapped(native) if isinstance(native, torch.nn.Module) else native)
 
 
 def _wrapped(module: Any) -> Any:

@@ -170,7 +170,7 @@ ARCHITECTURE = Architecture(
     readout="quantile",
     published={"200m": "google/timesfm-2.5-200m-transformers"},
     claims=lambda config: config.get("model_type") == "timesfm2_5",
-    claims_object=lambda thing: type(thing).__name__ == "TimesFm2_5ModelForPrediction",
+    claims_object=lambda native: type(native).__name__ == "TimesFm2_5ModelForPrediction",
     check=_check,
     open=_open,
     blank=_blank,

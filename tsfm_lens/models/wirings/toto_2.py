@@ -269,7 +269,7 @@ ARCHITECTURE = Architecture(
     readout="quantile",
     published={size: f"Datadog/Toto-2.0-{size}" for size in SIZES},
     claims=lambda config: "num_variate_layers_per_group" in config,
-    claims_object=lambda thing: type(thing).__name__ == "Toto2Model",
+    claims_object=lambda native: type(native).__name__ == "Toto2Model",
     check=lambda config, where: _checks.refuse_unknown(config, where, KEYS),
     open=_open,
     blank=_blank,

@@ -105,10 +105,10 @@ def random_entries(
         UnknownNameError: no such layer or kind.
     """
     entries = []
-    one = None if kind == EVERY_KIND else kind
+    single_kind = None if kind == EVERY_KIND else kind
     for draw in seeds:
         drawn: dict[int, list[int]] = {}
-        for component in random_heads(lens, dict(sorted(keep.items())), seed=draw, kind=one, paired=False):
+        for component in random_heads(lens, dict(sorted(keep.items())), seed=draw, kind=single_kind, paired=False):
             drawn.setdefault(component.layer, []).append(component.head or 0)
         options: dict[str, Any] = {"kind": kind, "paired": paired, "how": how, "seed": seed}
         entries.append(

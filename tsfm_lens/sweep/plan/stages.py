@@ -101,7 +101,7 @@ class ModelPlan:
 
     def __init__(self, lens: Lens, model: ModelConfig, config: SweepConfig, sets: Sequence[EvaluationSet]) -> None:
         self.lens, self.name, self.config = lens, model.title, config
-        self._own: dict[str, Any] = {"how": config.how, "seed": config.seed}
+        self._options: dict[str, Any] = {"how": config.how, "seed": config.seed}
         self._dealt = looks_of(config, sets)
         self._rankings = self._measure(sets)
         self._searches = self._begin()
@@ -183,7 +183,7 @@ class ModelPlan:
         return scan(of, chosen.tolerance) if chosen.search == "scan" else bisection(of, chosen.tolerance)
 
     def _static(self) -> list[Entry]:
-        chosen, lens, name, options = self.config.variants, self.lens, self.name, self._own
+        chosen, lens, name, options = self.config.variants, self.lens, self.name, self._options
         entries: list[Entry] = []
         if chosen.layers:
             entries += layer_entries(lens, name, parts=chosen.layers.parts, sizes=chosen.layers.sizes, **options)
@@ -231,7 +231,7 @@ class ModelPlan:
                 measured=taken,
                 random_seeds=range(self.config.variants.random_seeds),
                 scale=self._scaled(recipe),
-                **self._own,
+                **self._options,
             )
         return entries
 
@@ -241,7 +241,7 @@ class ModelPlan:
 
     def _counts(self, layer: int, order: str, counts: Sequence[int]) -> list[Entry]:
         return count_entries(
-            self.lens, self.name, layer, order, self._rankings[order][layer], counts=list(counts), **self._own
+            self.lens, self.name, layer, order, self._rankings[order][layer], counts=list(counts), **self._options
         )
 
     def _round(self, asked: dict[tuple[int, str], list[tuple[int, int]]], turn: int) -> Iterator[Stage]:
@@ -257,8 +257,8 @@ class ModelPlan:
         for look, entries in sorted(looks.items()):
             partial = self._dealt is not None and look + 1 < len(self._dealt[0].added)
             # the plain model is what they are compared with
-            some = [plain_entry(self.name), *entries]
-            yield Stage(f"heads@k, round {turn}", some, look + 1 if partial else None)
+            with_plain = [plain_entry(self.name), *entries]
+            yield Stage(f"heads@k, round {turn}", with_plain, look + 1 if partial else None)
 
     def _answer(self, asked: dict[tuple[int, str], list[tuple[int, int]]], rows: Rows) -> None:
         """Hand every search what it asked for."""
@@ -327,8 +327,8 @@ def _windows_for_orders(lens: Lens, sets: Sequence[EvaluationSet], count: int, s
     share = max(1, count // len(sets))
     batches = []
     for dataset in list(sets)[:count]:
-        some = dataset.sample(share, seed)
-        batch, _ = some.batch(range(len(some)), int(lens.adapter.context_length))
+        sampled = dataset.sample(share, seed)
+        batch, _ = sampled.batch(range(len(sampled)), int(lens.adapter.context_length))
         # names are unique within a set only
         batches.append(
             replace(

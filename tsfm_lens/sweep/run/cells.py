@@ -209,17 +209,19 @@ def _settings(lens: Lens) -> str:
     return hashlib.sha256(json.dumps(configured, sort_keys=True).encode()).hexdigest()
 
 
-def _values(thing: Any) -> Any:
+def _values(setting: Any) -> Any:
     """The plain values of a configuration, however a library keeps it."""
-    if isinstance(thing, str | int | float | bool | None):
-        return thing
-    if isinstance(thing, list | tuple):
-        return [_values(item) for item in thing]
-    if hasattr(thing, "to_dict"):
-        thing = thing.to_dict()
-    elif not isinstance(thing, dict):
-        thing = getattr(thing, "__dict__", {}) if type(thing).__name__.lower().endswith(("config", "settings")) else {}
-    return {str(key): _values(value) for key, value in thing.items() if key not in _PROVENANCE}
+    if isinstance(setting, str | int | float | bool | None):
+        return setting
+    if isinstance(setting, list | tuple):
+        return [_values(item) for item in setting]
+    if hasattr(setting, "to_dict"):
+        setting = setting.to_dict()
+    elif not isinstance(setting, dict):
+        setting = (
+            getattr(setting, "__dict__", {}) if type(setting).__name__.lower().endswith(("config", "settings")) else {}
+        )
+    return {str(key): _values(value) for key, value in setting.items() if key not in _PROVENANCE}
 
 
 def shown_steps(lens: Lens, config: ModelConfig) -> int:

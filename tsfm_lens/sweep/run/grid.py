@@ -66,8 +66,8 @@ class ModelCells:
         uses_reference = config.how in ("mean", "resample")
         references = {}
         for dataset in sets if uses_reference else ():
-            some = dataset.sample(config.reference_windows, config.seed)
-            references[dataset.name] = ChunkSource(some, range(len(some)), shown, apart)
+            sampled = dataset.sample(config.reference_windows, config.seed)
+            references[dataset.name] = ChunkSource(sampled, range(len(sampled)), shown, apart)
         self.places = [
             Place(
                 dataset,

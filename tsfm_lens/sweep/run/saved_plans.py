@@ -27,7 +27,7 @@ class SavedPlan:
         name: of the plan: the sweep's own, and a hash of its configuration.
         about: configuration, models, datasets, results of heads@k, and whether all of it has run.
         entries: of `plan_frame`.
-        cells: a row a :class:`Cell`.
+        cells: a row per :class:`Cell`.
     """
 
     name: str

@@ -79,8 +79,10 @@ def replicates_of(
             measured = _measured(variants, measure, part, weights)
             if plain is not None:
                 measured -= _measured(plain, measure, part, weights)
-            who = owner[rows]
-            belongs = csr_matrix((np.ones(len(who)), (who, np.arange(len(who)))), shape=(replicates, len(who)))
+            owners = owner[rows]
+            belongs = csr_matrix(
+                (np.ones(len(owners)), (owners, np.arange(len(owners)))), shape=(replicates, len(owners))
+            )
             if not np.isfinite(measured.sum()):
                 undefined = ~np.isfinite(measured)
                 missing = missing + belongs @ undefined.astype(float)

@@ -75,14 +75,14 @@ class Pairs:
             series = np.flatnonzero(pattern)
             present, starts = np.unique(self.dataset[series], return_index=True)
             gone = {*range(len(self.datasets))} - {*present.tolist()}
-            for some in [rows] if together else self._by_unpaired(rows):
+            for variants in [rows] if together else self._by_unpaired(rows):
                 yield Group(
-                    [self.variants[row] for row in some],
-                    Sums(tuple(column[np.ix_(some, series)] for column in self.columns), starts),
+                    [self.variants[row] for row in variants],
+                    Sums(tuple(column[np.ix_(variants, series)] for column in self.columns), starts),
                     Sums(tuple(column[:, series] for column in self.plain), starts),
                     [self.datasets[d] for d in present],
                     [self.datasets[d] for d in sorted(gone)],
-                    int((~self.whole[some]).sum(axis=1).max()),
+                    int((~self.whole[variants]).sum(axis=1).max()),
                 )
 
     def _by_unpaired(self, rows: np.ndarray) -> Iterator[np.ndarray]:
