@@ -8,10 +8,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import random
-import runpy
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,10 +52,3 @@ def new_browser() -> Callable[..., Any]:
         return browser
 
     return start
-
-
-@pytest.fixture(scope="session")
-def planted_sweep() -> Callable[..., Any]:
-    """Makes every kind of result of a sweep from planted errors; see ``planted`` in ``planted_sweep.py``."""
-    made: Callable[..., Any] = runpy.run_path(str(Path(__file__).with_name("planted_sweep.py")))["planted"]
-    return made

@@ -21,6 +21,7 @@ import pytest
 import torch
 import xarray as xr
 
+import planted
 import tsfm_lens
 from tsfm_lens.catalogue import work_on
 from tsfm_lens.data import bundled
@@ -67,13 +68,13 @@ class Results(dict[str, xr.Dataset]):
 
 
 @pytest.fixture(scope="module")
-def names(planted_sweep: Callable[..., Any]) -> dict[str, Any]:
+def names() -> dict[str, Any]:
     lens = tsfm_lens.load("chronos-nano")
     rooms = {room: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
     turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
     pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
-    made = {"lens": lens, **pair, "results": Results(run), "tables": planted_sweep()}
+    made = {"lens": lens, **pair, "results": Results(run), "tables": planted.sweep()}
     return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
 
 

@@ -15,10 +15,9 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
-from tsfm_lens import catalogue, load, probes, viz
+from tsfm_lens import catalogue, probes, viz
 from tsfm_lens.catalogue import Figure, Measurement, Work, add, find, measurements, on_all, registry, work_on
 from tsfm_lens.cli import app
-from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.paper.values import ITEMS
 from tsfm_lens.report.build import build_report, plates_of
@@ -28,12 +27,6 @@ ROOT = Path(__file__).parents[2]
 OF_RUNS = [kind for kind, each in measurements().items() if each.compute is not None]
 # what writes figures to files, and helpers of helpers
 WRITERS = {"for_print", "save"}
-
-
-@pytest.fixture(scope="module", params=["chronos-nano", "bolt-nano"])
-def work(request: pytest.FixtureRequest) -> Work:
-    few = 2 if request.param == "chronos-nano" else None
-    return work_on(load(request.param).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few))
 
 
 @pytest.mark.parametrize("kind", OF_RUNS)

@@ -14,6 +14,7 @@ import pandas as pd
 import plotly.io as pio
 import pytest
 
+import planted
 from tsfm_lens.catalogue import find
 from tsfm_lens.catalogue import sweep_readings as read
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -128,9 +129,9 @@ def test_effects_are_bold_where_they_stand(swept: dict[str, pd.DataFrame]) -> No
     assert rows[0][5] == f"$[{100 * ds['lower'].iloc[0]:+.2f}, {100 * ds['upper'].iloc[0]:+.2f}]$"
 
 
-def test_names_cannot_break_a_table_a_page_or_a_folder(planted_sweep: Any, evil: str, tmp_path: Path) -> None:
+def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path) -> None:
     bad = r"a\b{}_%$#~^ & \input{/etc/passwd}"
-    made = planted_sweep(
+    made = planted.sweep(
         models=(bad, "../../up", evil), datasets=2, layers=(2,), heads=(2,), name=lambda i: f"{evil}\n{i}"
     )
     for ds in made.values():
@@ -306,10 +307,8 @@ def test_families_too_large_for_the_replicates_are_told(swept: dict[str, pd.Data
 
 
 @pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0), ((3,), 2.0)])
-def test_lines_with_few_counts_are_reported(
-    planted_sweep: Any, tmp_path: Path, counts: tuple[int, ...], harm: float
-) -> None:
-    made = planted_sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
+def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, ...], harm: float) -> None:
+    made = planted.sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
     made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
     # one model has no finished line at all
     made["curves"].loc[made["curves"]["model"] == "beta", ["mase", "change"]] = np.nan

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, StoreError
 from tsfm_lens.sweep.plan.config import parse_config
@@ -66,6 +67,14 @@ def plan(folder: Path) -> pd.DataFrame:
 
 def geometric(values: pd.Series) -> float:
     return float(np.exp(np.log(values).mean()))
+
+
+def test_planted_tables_have_the_form_of_gathered_ones(gathered: Gathered) -> None:
+    real = {table.attrs["kind"]: table for table in gathered.results.values()}
+    made = {table.attrs["kind"]: table for table in planted.sweep().values()}
+    assert set(made) == set(real)
+    differing = {kind: planted.table_differences(table, real[kind]) for kind, table in made.items()}
+    assert differing == {kind: [] for kind in made}
 
 
 def test_effects_are_ratios_of_geometric_means(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 
+import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.marks import NOT_ABOVE
 from tsfm_lens.viz.tokens import pooled, ruler, token_axis
 
 
 def heatmaps(fig):
-    return [t for t in fig.data if t.type == "heatmap"]
+    """The maps, without what is drawn over cells in the noise."""
+    return [t for t in fig.data if t.type == "heatmap" and t.name != NOT_ABOVE]
 
 
 def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
@@ -199,10 +201,10 @@ def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
 
 
 def test_attention_map_takes_dates(attention):
-    stamps = pd.date_range("2001-01-01", periods=12, freq="D").values
-    fig = viz.attention_map(attention.assign_coords(context_timestamp=("time", stamps)))
+    dated = planted.rivers_and_roads(dated=True).isel(series=[0], time=slice(-12, None))
+    fig = viz.attention_map(attention.assign_coords(dated.coords))
     edges = np.asarray(heatmaps(fig)[0].x, dtype="datetime64[h]").astype(str)
-    assert list(edges) == ["2000-12-31T12", "2001-01-04T12", "2001-01-08T12", "2001-01-12T12"]
+    assert list(edges) == ["2001-01-18T12", "2001-01-22T12", "2001-01-26T12", "2001-01-30T12"]
 
 
 def test_attention_names(attention):
@@ -235,18 +237,8 @@ def test_attention_grid_draws_every_head_on_shared_axes(attention):
 def test_pooling_keeps_the_largest_weight_of_each_block():
     rng = np.random.default_rng(0)
     n, group, tall = 23, 4, 3
-    start = np.append(np.arange(n) - n, -1)
-    ds = xr.Dataset(
-        coords={
-            f"{side}_{name}": (side, value)
-            for side in ("key", "query")
-            for name, value in (
-                ("start", start),
-                ("stop", np.append(start[:-1] + 1, -1)),
-                ("special", [""] * n + ["EOS"]),
-            )
-        }
-    )
+    sides = [planted.tokens(side, range(-n, 0), special="EOS") for side in ("key", "query")]
+    ds = xr.Dataset(coords=sides[0] | sides[1])
     weights = rng.random((n + 1, n + 1))
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     z, x_edges, _ = pooled(weights, keys, queries, (group, tall))
@@ -263,21 +255,7 @@ def test_attention_grid_of_a_large_model_stays_small():
     keys, queries = 513, 64
     pattern = np.zeros((12, 12, queries, keys))
     pattern[..., np.arange(queries), np.arange(queries) + 400] = 1.0
-    start = np.append(np.arange(-512, 0), -1)
-    ds = xr.Dataset(
-        {"pattern": (("layer", "head", "query", "key"), pattern)},
-        coords={
-            "layer": [str(i) for i in range(12)],
-            "head": np.arange(12),
-            "key_start": ("key", start),
-            "key_stop": ("key", np.append(start[:-1] + 1, -1)),
-            "key_special": ("key", [""] * 512 + ["EOS"]),
-            "query_start": ("query", np.arange(queries)),
-            "query_stop": ("query", np.arange(queries) + 1),
-            "query_special": ("query", [""] * queries),
-        },
-        attrs={"kind": "attention", "model": "m", "series": "s"},
-    )
+    ds = planted.attention(planted.series(time=keys - 1, horizon=queries), pattern)
     fig = viz.attention_grid(ds)
     assert len(fig.to_json()) < 2_000_000
     assert "largest value of" in fig.layout.meta["subtitle"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.viz.kernel import LEAST
@@ -20,17 +21,8 @@ def kernel() -> xr.Dataset:
     applicable = np.ones((2, 2, 3), dtype=bool)
     applicable[0, 1, 2], bound[0, 1, 2] = False, np.nan
     missing[1, 0, 0], bound[1, 0, 0] = 0.0, 1e-40
-    return xr.Dataset(
-        {
-            "bandwidth": (("layer", "head", "mode"), np.sort(10 ** rng.uniform(-1.5, 1.5, (2, 2, 4)))),
-            "tilt_share": (("layer", "head"), np.array([[0.25, 0.5], [2.0, 0.125]])),
-            "missing": (("layer", "head", "query"), missing),
-            "bound": (("layer", "head", "query"), bound),
-            "applicable": (("layer", "head", "query"), applicable),
-        },
-        coords={"layer": ["0", "1"], "head": [0, 1]},
-        attrs={"kind": "kernel_regression", "model": "toy", "series": "rivers"},
-    )
+    bandwidth = np.sort(10 ** rng.uniform(-1.5, 1.5, (2, 2, 4)))
+    return planted.kernel_regression(planted.rivers_and_roads(), missing, bound, applicable, bandwidth)
 
 
 def test_bandwidths_are_a_line_a_head_and_their_median(kernel):

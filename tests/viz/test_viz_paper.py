@@ -6,37 +6,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close, last_digit
 from tsfm_lens.viz import theme
 
-STEPS, TIME = 6, 30
-LEVELS = (0.1, 0.5, 0.9)
-
-
-def base(kind: str) -> xr.Dataset:
-    time, step = np.arange(-TIME, 0), np.arange(STEPS)
-    offset = 100.0 * np.arange(2)[:, None]
-    return xr.Dataset(
-        {"context": (("series", "time"), offset + time), "truth": (("series", "step"), offset + step)},
-        coords={"series": ["rivers", "roads"], "time": time, "step": step, "units": ("series", ["m³/s", ""])},
-        attrs={"kind": kind, "model": "toy"},
-    )
+STEPS = 6
 
 
 @pytest.fixture
 def recipes() -> xr.Dataset:
-    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
-    ds = base("recipes").assign_coords(recipe=["original", "few", "many"], quantile=list(LEVELS))
-    median = ds["truth"].values[None] + 10.0 * np.arange(3)[:, None, None]
-    spread = 4 * (np.array(LEVELS) - 0.5)[None, None, :, None]
-    ds["quantile_forecast"] = (("recipe", "series", "quantile", "step"), median[:, :, None] + spread)
-    ds["sample"] = (("recipe", "series", "draw", "step"), np.stack([median - 1, median + 1], axis=2))
-    ds["spearman_distance"] = (("recipe", "series"), np.array([[0.0, 0.0], [0.25, 0.5], [1.0, 2.0]]))
-    ds["n_heads"], ds["n_mlps"] = ("recipe", [0, 1, 6]), ("recipe", [0, 0, 2])
-    ds["heads_share"] = ("recipe", [0.0, 0.125, 0.75])
-    return ds
+    return planted.recipes(planted.rivers_and_roads())
 
 
 def lines(fig, name: str):
@@ -79,13 +60,7 @@ def test_one_series_and_no_paths_give_a_row_with_intervals(recipes):
 
 @pytest.fixture
 def logits() -> xr.Dataset:
-    """Bins of width 5 from -50; the logit of value v at step h in layer l is (l + 1) * -|v - 5 h|."""
-    ds = base("lens_logits").assign_coords(layer=["embed", "0"])
-    value = np.tile(-50 + 5.0 * np.arange(40), (2, 1))
-    gap = np.abs(value[:, None, :] - 5.0 * np.arange(STEPS)[None, :, None])
-    ds["logit"] = (("layer", "series", "step", "bin"), -np.stack([gap, 2 * gap]))
-    ds["value"] = (("series", "bin"), value)
-    return ds
+    return planted.lens_logits(planted.rivers_and_roads())
 
 
 def test_logit_maps_are_symmetric_and_peak_where_planted(logits):
@@ -118,22 +93,7 @@ def test_rows_of_several_bins_hold_their_mean(logits):
 
 
 def test_the_scheme_shows_every_writer_with_its_share():
-    ds = xr.Dataset(
-        {
-            "size": (("writer", "series"), [[1.0], [3.0], [4.0]]),
-            "share": (("writer", "series"), [[0.125], [0.375], [0.5]]),
-            "head_size": (("writer", "head", "series"), [[[np.nan]] * 2, [[2.0], [3.0]], [[np.nan]] * 2]),
-        },
-        coords={
-            "writer": ["embed", "decoder.0.cross_attn", "decoder.0.mlp"],
-            "layer_index": ("writer", [-1, 0, 0]),
-            "kind": ("writer", ["embed", "cross_attn", "mlp"]),
-            "keys_from": ("writer", ["", "encoder", ""]),
-            "series": ["rivers"],
-            "head": [0, 1],
-        },
-        attrs={"kind": "stream_shares", "model": "toy", "decomposition": "logit", "horizon": 6},
-    )
+    ds = planted.stream_shares(planted.rivers_and_roads().isel(series=[0]))
     fig = viz.stream_scheme(ds)
     bars, heads, numbers = fig.data
     np.testing.assert_allclose(bars.x, [12.5, 37.5, 50])
@@ -153,25 +113,7 @@ def test_the_scheme_shows_every_writer_with_its_share():
 
 @pytest.fixture
 def patches() -> xr.Dataset:
-    """Two layers of two heads over 3 patches of 10 steps and REG; head h of layer l reads key (l + h) % 3 at 0.6."""
-    weights = np.full((2, 2, 4, 4), 0.1)
-    for layer in range(2):
-        for head in range(2):
-            weights[layer, head, :, (layer + head) % 3] = 0.6 + 0.1 * head
-    ds = base("patch_attention").isel(series=[0]).assign_coords(quantile=list(LEVELS), layer=["0", "1"], head=[0, 1])
-    ds["quantile_forecast"] = (("series", "quantile", "step"), ds["truth"].values[:, None] + np.arange(3.0)[:, None])
-    ds["attention"] = (("layer", "head", "query", "key"), weights / weights.sum(-1, keepdims=True))
-    ds["stable_rank"] = (("layer", "head"), [[1.5, 2.5], [3.5, 4.5]])
-    ds["entropy"] = (("layer", "head"), np.ones((2, 2)))
-    ds["argmax_key"] = (("layer", "head"), [[0, 1], [1, 2]])
-    ds["argmax_weight"] = (("layer", "head"), [[0.6, 0.7], [0.6, 0.7]])
-    ds["argmax_start"] = (("layer", "head"), [[-30, -20], [-20, -10]])
-    ds.attrs |= {"stack": "decoder", "attention": "cross_attn"}
-    return ds.assign_coords(
-        key_start=("key", [-30, -20, -10, 0]),
-        key_stop=("key", [-20, -10, 0, 0]),
-        key_special=("key", ["", "", "", "REG"]),
-    )
+    return planted.patch_attention(planted.rivers_and_roads())
 
 
 def test_patch_matrices_carry_the_stable_rank_of_their_layer(patches):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import planted
 from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -29,45 +30,15 @@ def results() -> dict[str, xr.Dataset]:
     }
 
 
-def places(side: str, count: int, first: int, special: str = "") -> dict[str, tuple[str, list]]:
-    """Coordinates of tokens of one step each, and of a special one behind them."""
-    start = list(range(first, first + count))
-    words = [""] * count + [special] * bool(special)
-    last = [-1] * bool(special)
-    return {
-        f"{side}_start": (side, start + last),
-        f"{side}_stop": (side, [s + 1 for s in start] + last),
-        f"{side}_special": (side, words),
-    }
-
-
-def long_map(keys: int, queries: int, lag: int) -> xr.Dataset:
+def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
     """One head that reads at a lag, with a weight of 1."""
     pattern = np.zeros((1, 1, queries, keys), dtype=np.float32)
     query = np.arange(queries)
     pattern[0, 0, query, keys - lag + query % lag] = 1.0
-    return xr.Dataset(
-        {
-            "pattern": (("layer", "head", "query", "key"), pattern),
-            "attention": (("layer", "head", "key", "query"), pattern.swapaxes(-1, -2)),
-            "norm": (("layer", "head", "query", "key"), pattern),
-            "entropy": (("layer", "head"), np.zeros((1, 1))),
-            "sharpness_rank": (("layer", "head"), np.zeros((1, 1), dtype=int)),
-            "context": (("series", "time"), np.zeros((1, keys))),
-        },
-        coords={
-            "layer": ["0"],
-            "head": [0],
-            "time": np.arange(-keys, 0),
-            **places("key", keys, -keys),
-            **places("query", queries, 0),
-        },
-        attrs={"kind": "attention", "model": "toy", "stack": "decoder", "attention": "cross_attn", "series": "s"},
-    )
-
-
-def of_kind(ds: xr.Dataset, kind: str) -> xr.Dataset:
-    return ds.assign_attrs(kind=kind)
+    places = planted.tokens("key", range(-keys, 0)) | planted.tokens("query", range(queries))
+    make = {"rollout": planted.rollout, "norm_weighted": planted.norm_weighted}.get(kind, planted.attention)
+    made = make(planted.series(("s",), time=keys, horizon=queries, dated=False), pattern, places)
+    return made.assign(norm=made["norm"] / 2) if kind == "norm_weighted" else made
 
 
 def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
@@ -109,17 +80,17 @@ def test_panels_share_axes_and_call_them_what_they_are() -> None:
 
 
 def test_attention_on_special_keys_is_said_over_the_panel() -> None:
-    ds = of_kind(long_map(8, 4, 4), "rollout").assign_coords(key_special=("key", [""] * 7 + ["REG"]))
+    ds = long_map("rollout", 8, 4, 4).assign_coords(key_special=("key", [""] * 7 + ["REG"]))
     ds["attention"][:] = 0.0
     ds["attention"][0, 0, -1] = 1.0
     assert "100 % on REG" in viz.rollout_panels(ds).layout.annotations[0].text
 
 
 def test_keys_of_several_passes_may_overlap_in_a_rollout() -> None:
-    ds = of_kind(long_map(8, 4, 4), "rollout")
+    ds = long_map("rollout", 8, 4, 4)
     ds = ds.assign_coords(key_stop=("key", ds["key_start"].values + 3))
     with pytest.raises(InputError, match="cover the same steps"):
-        viz.attention_grid(of_kind(ds, "attention"))
+        viz.attention_grid(long_map("attention", 8, 4, 4).assign_coords(key_stop=ds["key_stop"]))
     edges = viz.rollout_panels(ds).data[0].y
     np.testing.assert_array_equal(edges[:8], ds["key_start"].values - 0.5)
     assert (np.diff(edges) > 0).all()
@@ -169,9 +140,8 @@ def test_sharp_heads_are_outlined_and_low_entropy_is_dark() -> None:
 
 @pytest.mark.parametrize("name", ["rollout_panels", "attention_map", "attention_grid", "norm_weighted_map"])
 def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
-    ds = long_map(2048, 512, 24)
     kinds = {"rollout_panels": "rollout", "norm_weighted_map": "norm_weighted"}
-    fig = getattr(viz, name)(of_kind(ds, kinds.get(name, "attention")))
+    fig = getattr(viz, name)(long_map(kinds.get(name, "attention"), 2048, 512, 24))
     (trace,) = (one for one in fig.data if one.type == "heatmap")
     z = np.asarray(trace.z if name != "rollout_panels" else np.asarray(trace.z).T)
     assert z.size <= 110_000
@@ -187,15 +157,8 @@ def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
     steps, bins, layers = 2048, 48, 3
     rng = np.random.default_rng(0)
     probability = rng.dirichlet(np.ones(bins), size=(layers, 1, steps))
-    ds = xr.Dataset(
-        {
-            "probability": (("layer", "series", "step", "bin"), probability),
-            "value": (("series", "bin"), np.arange(bins, dtype=float)[None]),
-            "context": (("series", "time"), np.zeros((1, 8))),
-        },
-        coords={"layer": ["embed", "0", "1"], "series": ["s"], "step": np.arange(steps), "time": np.arange(-8, 0)},
-        attrs={"kind": "logit_lens", "model": "toy", "readout": "token"},
-    )
+    on = planted.series(("s",), time=8, horizon=steps, level=0.0, dated=False)
+    ds = planted.token_lens(on, probability, np.arange(bins, dtype=float))
     fig = viz.logit_map(ds, value_range=(-0.5, bins - 0.5))
     trace = fig.data[0]
     group = trace.meta["steps"]
@@ -210,7 +173,7 @@ def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-512, 0), (-60, 12), (0, 3), (-2048, 512), (-3, 5)])
 def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
-    ds = xr.Dataset(coords=places("key", high - low, low, "EOS"))
+    ds = xr.Dataset(coords=planted.tokens("key", range(low, high), special="EOS"))
     side: Ruler = ruler(token_axis(ds, "key"))
     for most in (4, 8):
         ticks = side.ticks(most)

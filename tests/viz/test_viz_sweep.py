@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
@@ -27,8 +28,8 @@ DRAW = {
 
 
 @pytest.fixture(scope="module")
-def sweep(planted_sweep: Any) -> dict[str, pd.DataFrame]:
-    return planted_sweep()
+def sweep() -> dict[str, pd.DataFrame]:
+    return planted.sweep()
 
 
 def ends(bars: Any, values: np.ndarray) -> np.ndarray:
@@ -167,9 +168,9 @@ def test_lines_by_model_are_the_better_orders(sweep: dict[str, pd.DataFrame]) ->
 @pytest.mark.parametrize("harm", [0.0, 2.0])
 @pytest.mark.parametrize("counts", [None, (0, 3), (2,), (1, 4), (4,)])
 def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
-    planted_sweep: Any, counts: tuple[int, ...] | None, harm: float
+    counts: tuple[int, ...] | None, harm: float
 ) -> None:
-    made = planted_sweep(models=("alpha",), counts=counts, harm=harm)
+    made = planted.sweep(models=("alpha",), counts=counts, harm=harm)
     table = made["heads_at"][made["heads_at"]["better"]].set_index("layer")
     titles = [note.text.split("<br>") for note in viz.head_curves(made["curves"]).layout.annotations]
     dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.mode == "markers+text")
@@ -256,8 +257,8 @@ def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict
     assert list(some.layout.yaxis.ticktext) == ["set 2/H/short", "set 0/H/short"]
 
 
-def test_97_datasets_have_a_row_each_that_can_be_read(planted_sweep: Any) -> None:
-    ds = planted_sweep(models=("alpha",), datasets=97, layers=(2,), heads=(16,))["datasets"]
+def test_97_datasets_have_a_row_each_that_can_be_read() -> None:
+    ds = planted.sweep(models=("alpha",), datasets=97, layers=(2,), heads=(16,))["datasets"]
     fig = viz.dataset_heatmap(ds)
     room = fig.layout.height - fig.layout.margin.t - fig.layout.margin.b
     assert room / 97 >= 14
@@ -338,8 +339,8 @@ def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> No
         viz.heads_at_layers(sweep["curves"])
 
 
-def test_names_show_letter_by_letter_and_figures_print(planted_sweep: Any) -> None:
-    made = planted_sweep(models=(EVIL, "b"), datasets=3, layers=(3, 2), heads=(2,), name=lambda i: f"{EVIL} {i}")
+def test_names_show_letter_by_letter_and_figures_print() -> None:
+    made = planted.sweep(models=(EVIL, "b"), datasets=3, layers=(3, 2), heads=(2,), name=lambda i: f"{EVIL} {i}")
     for name, draws in DRAW.items():
         for draw in draws:
             fig = draw(made[name])

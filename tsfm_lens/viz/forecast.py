@@ -25,7 +25,7 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     Args:
         ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast`` (series, quantile, step),
             ``context`` (series, time), and, where there are any, ``truth`` (series, step) and ``sample`` (series,
-            sample, step).
+            draw, step).
         series: id, or place counted from 0.
         context_steps: how much of the context is drawn; five horizons (at least 60 steps) unless given.
         samples: how many of the sampled paths are drawn in place of the bands.
@@ -44,7 +44,7 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
     paths = np.empty((0, len(view.future)))
     if samples and "sample" in ds:
-        paths = array(ds, "sample", "sample", "step", series=view.place)[:samples]
+        paths = array(ds, "sample", "draw", "step", series=view.place)[:samples]
     for i, path in enumerate(paths):
         view.forecast(panel, path, "sampled paths", mixed(BLUE, 0.35), 0.8, words=f"sampled path {i + 1}")
     draw_bands(panel, view, ds["quantile"].values, values, bands=not len(paths), statistic="median")

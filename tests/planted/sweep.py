@@ -16,7 +16,7 @@ from scipy.stats import norm
 
 WINDOWS, RESAMPLES, TOLERANCE = 8, 120, 0.01
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
-_ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95, "replicates": RESAMPLES, "correction": "Holm"}
+_ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95}
 ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
 
 
@@ -83,7 +83,8 @@ class Planted:
 
 def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.DataFrame:
     made = pd.DataFrame(rows)
-    made.attrs = {"kind": kind, "title": "", "source": "planted errors", **_ATTRS, **attrs}
+    tested = {"correction": "Holm"} if "p_holm" in made else {}
+    made.attrs = {"kind": kind, "title": "", "source": "planted errors", **_ATTRS, **tested, **attrs}
     return made
 
 
@@ -114,7 +115,7 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
                     | {"first": first, "last": last, "n_layers": m.layers, "distance_leads": ""}
                     | {"spearman_distance": away, "spearman_distance_lower": 0.9 * away}
                     | {"spearman_distance_upper": min(1.15 * away, 2.0), "baseline_mase": m.baseline}
-                    | {"mase": m.baseline * (1 + found["change"]), "metric": "MASE", **found, "replicates": RESAMPLES}
+                    | {"mase": m.baseline * (1 + found["change"]), **found, "replicates": RESAMPLES}
                 )
         # a family of tests is one kind of entry and part
         rows += in_families(mine, "family", "part")
@@ -139,7 +140,12 @@ def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm:
                     rows.append(
                         {"model": m.model, "layer": layer, "order": order, "ablated": count, "of": m.heads}
                         | {"share": share, "baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"])}
-                        | {"metric": "MASE", **found, "p_holm": found["p_value"], "stands": found["p_value"] < 0.001}
+                        | {
+                            "label": f"{count} of {m.heads} heads of layer {layer}",
+                            **found,
+                            "p_holm": found["p_value"],
+                            "stands": found["p_value"] < 0.001,
+                        }
                         | {"tests": 1, "replicates": RESAMPLES}
                     )
     made = table(rows, "sweep_curves", tolerance=TOLERANCE)
@@ -161,7 +167,7 @@ def _kept(curves_: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {"model": model, "layer": layer, "order": order, "ablated": ablated, "of": of, "kept": of - ablated}
             | {"better": False, "change": change, "judged_by": "MASE", "order_stands": False, "leads": ""}
-            | {"evaluations": of, "total": of}
+            | {"evaluations": float(of), "total": float(of)}
         )
     made = pd.DataFrame(rows)
     best = made.sort_values(["kept", "change"], kind="stable").drop_duplicates(["model", "layer"]).index
@@ -206,6 +212,7 @@ def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[pd.DataFrame, pd
                 each = errors.mean(-1) / m.plain.mean(-1) - 1
                 entry = (
                     {"model": m.model, "recipe": recipe, "selection": selection, "seed": seed}
+                    | {"label": f"{recipe}, {selection} {seed}"}
                     | {"heads_ablated": round(share * m.layers * m.heads), "heads_total": m.layers * m.heads}
                     | {"n_mlps": mlps, "n_resilient": int((each < 0.05).sum()), "n_improved": int((each < 0).sum())}
                     | {"n_datasets": len(each), "replicates": RESAMPLES}
@@ -214,13 +221,26 @@ def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[pd.DataFrame, pd
                 rows += [entry | {"metric": name, **found} for name, found in zip(METRICS, (own, *others), strict=True)]
             against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | m.beside(listed, randoms))
     heavy = table(in_families(rows, "metric"), "sweep_recipes")
-    names = ["model", "recipe", "selection", "seed", "change", "lower", "upper", "p_value", "p_holm", "stands", "leads"]
+    names = [
+        "model",
+        "recipe",
+        "selection",
+        "seed",
+        "label",
+        "change",
+        "lower",
+        "upper",
+        "p_value",
+        "p_holm",
+        "stands",
+        "leads",
+    ]
     choice = heavy[heavy["metric"] == "MASE"][[*names, "tests", "replicates"]]
     choice = choice.merge(pd.DataFrame(against), on=["model", "recipe", "selection"], how="left")
     return heavy, table(choice.assign(diff_stands=choice["diff_p"] < 0.01), "sweep_selection")
 
 
-def planted(
+def sweep(
     models: Sequence[str] = ("alpha", "beta"),
     datasets: int = 4,
     layers: Sequence[int] = (6, 5),

@@ -1,0 +1,115 @@
+"""Planted results: of every kind of measurement one, with known answers, made in one place.
+
+Every maker takes the series that its result is about; further arguments plant other values. That what is made looks
+like what the probes give is checked by ``tests/catalogue/test_planted.py``, for tables of sweeps by
+``tests/sweep/test_results.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xarray as xr
+
+from planted.ablations import ablation, attribution, circuit, effects, stream_shares
+from planted.attention import (
+    attention,
+    attention_flow,
+    head_entropy,
+    kernel_regression,
+    lag_attention,
+    norm_weighted,
+    patch_attention,
+    rollout,
+)
+from planted.copying import parroting, seasonality
+from planted.explore import explore
+from planted.forecasts import forecast, layer_gain, lens_logits, quantile_lens, recipes, token_lens
+from planted.patching import attribution_patching, edges, patching, paths
+from planted.schema import differences, table_differences
+from planted.series import EMBED, IDS, components, rivers_and_roads, series, tokens, with_components
+from planted.structure import entropic_rank, head_similarity, layer_similarity, spectra
+from planted.sweep import sweep
+
+__all__ = [
+    "EMBED",
+    "ablation",
+    "attention",
+    "attention_flow",
+    "attribution",
+    "attribution_patching",
+    "circuit",
+    "components",
+    "differences",
+    "edges",
+    "effects",
+    "entropic_rank",
+    "everything",
+    "explore",
+    "forecast",
+    "head_entropy",
+    "head_similarity",
+    "in_report",
+    "kernel_regression",
+    "lag_attention",
+    "layer_gain",
+    "layer_similarity",
+    "lens_logits",
+    "norm_weighted",
+    "parroting",
+    "patch_attention",
+    "patching",
+    "paths",
+    "quantile_lens",
+    "recipes",
+    "rivers_and_roads",
+    "rollout",
+    "seasonality",
+    "series",
+    "spectra",
+    "stream_shares",
+    "sweep",
+    "table_differences",
+    "token_lens",
+    "tokens",
+    "with_components",
+]
+
+
+def in_report(ids: Sequence[str] = IDS) -> dict[str, xr.Dataset]:
+    """What the tests of the report put into one page, by name."""
+    on = series(ids)
+    return {
+        "forecast": forecast(on),
+        "lens": token_lens(on),
+        "gain": layer_gain(on),
+        "ablation": ablation(on),
+        "attribution": attribution(on),
+        "attention": attention(on),
+        "patches": quantile_lens(on.isel(series=[0])),
+        "spectra": spectra(),
+        "entropic_rank": entropic_rank(on),
+        "layer_similarity": layer_similarity(),
+        "head_similarity": head_similarity(),
+        "kernel": kernel_regression(on),
+        "head_entropy": head_entropy(),
+        "rollout": rollout(on),
+        "flow": attention_flow(on),
+        "norm_weighted": norm_weighted(on),
+        "parroting": parroting(on),
+        "lag": lag_attention(on),
+        "seasonality": seasonality(on),
+        "explore": explore(on),
+        "patching": patching(on),
+        "attribution_patching": attribution_patching(on),
+        "paths": paths(on),
+        "edges": edges(on),
+        "effects": effects(on),
+        "circuit": circuit(on),
+    }
+
+
+def everything() -> dict[str, xr.Dataset]:
+    """Every planted dataset, by name, as it is made unless other values are asked for."""
+    others = {"lens_logits": lens_logits(), "recipes": recipes(), "stream_shares": stream_shares()}
+    return in_report() | others | {"patch_attention": patch_attention()}

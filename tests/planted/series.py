@@ -1,0 +1,103 @@
+"""What planted results are about: series in closed form, the parts of a toy model, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+IDS = ("a", "b", "c")
+Row = tuple[str, str, str, int, int]
+"""Name, stack, kind, layer and head of a part of a model."""
+
+
+def series(
+    ids: Sequence[str] = IDS,
+    *,
+    time: int = 24,
+    horizon: int = 5,
+    level: float = 10.0,
+    apart: float = 0.0,
+    units: Sequence[str] | str = "m",
+    dated: bool = True,
+) -> xr.Dataset:
+    """Context level + apart · s + t and truth level + apart · s + h of series s, by day, in metres."""
+    n, steps, ahead = len(ids), np.arange(-time, 0), np.arange(horizon)
+    levels = level + apart * np.arange(n)[:, None]
+    made = xr.Dataset(
+        {"context": (("series", "time"), levels + steps), "truth": (("series", "step"), levels + ahead)},
+        coords={
+            "series": list(ids),
+            "time": steps,
+            "step": ahead,
+            "units": ("series", [units] * n if isinstance(units, str) else list(units)),
+        },
+    )
+    if not dated:
+        return made
+    stamps = np.tile(pd.date_range("2001-01-01", periods=time + horizon, freq="D").values, (n, 1))
+    return made.assign_coords(
+        context_timestamp=(("series", "time"), stamps[:, :time]),
+        forecast_timestamp=(("series", "step"), stamps[:, time:]),
+    )
+
+
+def rivers_and_roads(*, dated: bool = False) -> xr.Dataset:
+    """Two series a hundred apart, from t and h, one of them without a unit."""
+    return series(
+        ("rivers", "roads"), time=30, horizon=6, level=0.0, apart=100.0, units=("m³/s", ""), dated=dated
+    )  # fmt: skip
+
+
+THREE = series()
+
+
+def described(on: xr.Dataset | None, kind: str, **attrs: object) -> xr.Dataset:
+    """A result on some series, or on none, with the attributes that every result has."""
+    made = xr.Dataset() if on is None else on.copy(deep=True)
+    return made.assign_attrs(kind=kind, model="toy", title="", **attrs)
+
+
+def components(
+    layers: int = 2, heads: int = 3, kinds: Sequence[str] = ("cross_attn",), *, whole: bool = True
+) -> list[Row]:
+    """Heads of every layer, its MLP and, unless told otherwise, the layer as a whole."""
+    rows: list[Row] = []
+    for layer in range(layers):
+        name = f"decoder.{layer}"
+        rows += [(f"{name}.{kind}.{h}", "decoder", kind, layer, h) for kind in kinds for h in range(heads)]
+        rows += [(f"{name}.mlp", "decoder", "mlp", layer, -1)]
+        rows += [(name, "decoder", "layer", layer, -1)] * whole
+    return rows
+
+
+EMBED: Row = ("embed", "decoder", "embed", -1, -1)
+
+
+def with_components(ds: xr.Dataset, rows: Sequence[Row], axis: str = "component") -> xr.Dataset:
+    """With the coordinates of parts along an axis."""
+    name, stack, kind, layer, head = (list(column) for column in zip(*rows, strict=True))
+    return ds.assign_coords(
+        {axis: name, "stack": (axis, stack), "kind": (axis, kind), "layer_index": (axis, layer), "head": (axis, head)}
+    )
+
+
+def heads_or_kinds(ds: xr.Dataset) -> list[str]:
+    """The groups within which one component may lead."""
+    return ["head" if head >= 0 else str(kind) for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)]
+
+
+def tokens(
+    side: str, start: Sequence[int] | np.ndarray, stop: Sequence[int] | np.ndarray | None = None, special: str = ""
+) -> dict[str, tuple[str, list]]:
+    """Coordinates of tokens of one step each unless ``stop`` says more, and of a special one behind them."""
+    first = [int(each) for each in start]
+    last = [each + 1 for each in first] if stop is None else [int(each) for each in stop]
+    more = [-1] * bool(special)
+    return {
+        f"{side}_start": (side, first + more),
+        f"{side}_stop": (side, last + more),
+        f"{side}_special": (side, [""] * len(first) + [special] * bool(special)),
+    }

@@ -1,0 +1,50 @@
+"""Planted structure of weights and streams."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from planted.series import THREE, described
+
+
+def spectra() -> xr.Dataset:
+    """Stable ranks 1, 2 and 3, 4 of at most 4 for QK; all 4 for OV."""
+    first, second, third, flat = (np.array([1.0] * n + [0.0] * (4 - n)) for n in (1, 2, 3, 4))
+    values = np.stack([np.stack([[first, second], [third, flat]]), np.ones((2, 2, 4))])
+    ranks = np.array([[[1.0, 2], [3, 4]], [[4, 4], [4, 4]]])
+    axes = ("product", "layer", "head")
+    ds = described(None, "spectra", attention="cross_attn", stack="decoder")
+    return ds.assign(
+        singular_value=((*axes, "mode"), values),
+        stable_rank=(axes, ranks),
+        order=(axes, np.broadcast_to([0, 1], (2, 2, 2))),
+    ).assign_coords(product=["QK", "OV"], layer=["0", "1"], head=[0, 1])
+
+
+def entropic_rank(on: xr.Dataset = THREE) -> xr.Dataset:
+    """Rank 2 at layer 0, the same for all series; 3 at layer 1, from 2 to 4.5."""
+    spread = np.log(np.array([2.0, 3.0, 4.5]))[: on.sizes["series"]]
+    entropy = np.stack([np.full(len(spread), np.log(2.0)), spread])
+    ds = described(None, "entropic_rank", attention="cross_attn", heads=5)
+    ds["entropy"], ds["rank"] = (("layer", "series"), entropy), ("layer", np.exp(entropy.mean(axis=1)))
+    return ds.assign_coords(layer=["0", "1"], series=on["series"].values)
+
+
+def layer_similarity() -> xr.Dataset:
+    """The stream changes most between layers 0 and 1 (0.25); updates of layers 0 and 1 are opposed."""
+    streams = ["embed", "0", "1"]
+    ds = described(None, "layer_similarity")
+    ds["cka"] = (("stream", "other_stream"), np.array([[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]]))
+    ds["update_cosine"] = (("layer", "other_layer"), np.array([[1.0, -0.5], [-0.5, 1.0]]))
+    return ds.assign_coords(stream=streams, other_stream=streams, layer=streams[1:], other_layer=streams[1:])
+
+
+def head_similarity() -> xr.Dataset:
+    """Heads 0 and 2 of layer 1 are alike (0.75), 0 and 1 of layer 0 opposed (-0.25)."""
+    cosine = np.tile(np.eye(3), (2, 1, 1))
+    cosine[1, 0, 2] = cosine[1, 2, 0] = 0.75
+    cosine[0, 0, 1] = cosine[0, 1, 0] = -0.25
+    ds = described(None, "head_similarity", attention="cross_attn")
+    ds["cosine"] = (("layer", "head", "other_head"), cosine)
+    return ds.assign_coords(layer=["0", "1"], head=[0, 1, 2], other_head=[0, 1, 2])
