@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as npst
 from scipy.stats import rankdata
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tsfm_lens.ablation import Variant, mae, relative_change, run_variants, seasonal_scale, spearman_distance
+from tsfm_lens.ablation import Variant, engine, mae, relative_change, run_variants, seasonal_scale, spearman_distance
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks import Component, EditPattern, Zero, writers
+from tsfm_lens.hooks import Component, EditPattern, Zero, replay, writers
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close, example_case
 
@@ -68,7 +68,9 @@ def test_seasonal_scale_skips_pairs_with_nan() -> None:
 
 @pytest.mark.parametrize("name", sorted(architectures()))
 @pytest.mark.parametrize("max_rows", [1, 5, 1000])
-def test_every_head_equals_the_plain_loop(name: str, max_rows: int) -> None:
+def test_every_head_equals_the_plain_loop(name: str, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # as in a large model
+    monkeypatch.setattr(replay, "_FEW", 0)
     lens = load(architectures()[name].tiny())
     encoded = example_case(lens).encoded
     *before, last = (stack.name for stack in lens.wiring.stacks)
@@ -118,13 +120,36 @@ class AttendedTo(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series() -> None:
+def test_variants_of_a_decoder_attend_to_keys_and_values_held_once_a_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "_FEW", 0)
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2), np.arange(40.0)])
     variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")]
     with AttendedTo() as seen:
         run_variants(lens, encoded, variants)
     assert seen.rows == {(3, 3)}
+
+
+def test_small_groups_run_in_one_pass_and_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2)])
+    parts = [part for stack in lens.wiring.stacks for part in writers(lens.wiring, stack.name)]
+    variants = [Variant.zero(part) for part in parts]
+    run, passes = lens.adapter.run, list[int]()
+    monkeypatch.setattr(lens.adapter, "run", lambda inputs: passes.append(len(inputs["context"])) or run(inputs))
+    together = run_variants(lens, encoded, variants)
+    # the plain run, and everything from the first head of the encoder on
+    assert passes == [2, 2 * len(parts)]
+    passes.clear()
+    monkeypatch.setattr(engine, "_PASS", 0)
+    apart = run_variants(lens, encoded, variants)
+    assert passes[0] == 2
+    assert sum(passes[1:]) == 2 * len(parts)
+    # a head that begins to differ in each of the branches
+    assert len(passes) - 1 == len({(part.stack, part.layer, part.kind, part.head is None) for part in parts})
+    assert_close(together, apart, depth=300)
 
 
 def test_variants_over_several_stacks_and_rows() -> None:

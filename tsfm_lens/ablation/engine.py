@@ -35,6 +35,9 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 
+# multiplications that take about as long as what a pass of any size takes besides them: a few milliseconds
+_PASS = 50_000_000
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -150,6 +153,7 @@ class OnePass:
         unread: modules whose output is not used.
         once: whether to make sure that it is one pass, without which nothing can be replayed.
         place: of the first row in a batch of which this is a part, and the rows of that; (0, None) of a whole one.
+        tokens: of one variant in the widest stack, at most.
     """
 
     run: Callable[[int], Tensor]
@@ -160,13 +164,15 @@ class OnePass:
     unread: tuple[str, ...] = ()
     once: bool = True
     place: tuple[int, int | None] = (0, None)
+    tokens: int = 0
 
     @classmethod
     def of(cls, encoded: Encoded, run: Callable[[int], Tensor], *others: Any) -> OnePass:
         """Over an encoded batch; ``others`` are ``read`` and ``unread``."""
         rows = len(encoded.rows)
         items = rows if encoded.items is None else encoded.items
-        return replace(cls(run, len(encoded.batch), rows, items, *others), place=encoded.place)
+        tokens = max(len(encoded.batch), rows) * max(len(spans) for spans in encoded.spans.values())
+        return replace(cls(run, len(encoded.batch), rows, items, *others), place=encoded.place, tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ def sweep(
         if side < 1:
             return None
         abreast = max(1, side // work.rows)
-        for start, members in sorted(planned.groups.items()):
+        for start, members in _joined(lens, planned.groups, work.tokens, abreast):
             kept = {path: stored.get(path, []) for path in planned.paths[start]}
             place = _heads_of(lens.wiring, start) if replay else None
             resumed = {place[0]: (model.get_submodule(place[1]), z[place[1]], only(stored, place[0]))} if place else {}
@@ -242,6 +248,37 @@ def sweep(
                 outputs[chunk] = _side_by_side(lens, work, [variants[i] for i in chunk], kept, resumed)
                 done(len(chunk))
     return outputs
+
+
+def _joined(
+    lens: Lens, groups: Mapping[Start, Sequence[int]], tokens: int, abreast: int
+) -> list[tuple[Start, list[int]]]:
+    """Groups of variants, those that run together from the first one's start where that costs less than a pass more.
+
+    What lies between two starts is then computed for the later variants too, which changes none of their results.
+    """
+    found: list[tuple[Start, list[int]]] = []
+    for start, members in sorted(groups.items()):
+        if found:
+            first, before = found[-1]
+            spared = abreast - len(before) - len(members) >= 0
+            if spared and len(members) * tokens * _weights_between(lens, first, start) <= _PASS:
+                before.extend(members)
+                continue
+        found.append((start, list(members)))
+    return found
+
+
+def _weights_between(lens: Lens, first: Start, last: Start) -> int:
+    """Weights of the blocks from one start to another, both included."""
+    total = 0
+    for index, stack in enumerate(lens.wiring.stacks[first.stack : last.stack + 1], first.stack):
+        begin = max(first.layer, 0) if index == first.stack else 0
+        end = last.layer if index == last.stack else stack.n_layers
+        for layer in range(begin, min(end + 1, stack.n_layers)):
+            block = lens.adapter.model.get_submodule(stack.block(layer))
+            total += sum(weight.numel() for weight in block.parameters())
+    return total
 
 
 def _held(*records: Mapping[str, Any]) -> int:

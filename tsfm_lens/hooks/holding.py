@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from transformer_lens.hook_points import HookPoint, LensHandle
@@ -40,7 +41,11 @@ class Held:
         self._registry, self._forward = registry, direction == "fwd"
 
     def __repr__(self) -> str:
-        return repr(self.function)
+        # TransformerLens asks whenever a hook is set, and a partial shows every number of the tensors that it was given
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        return repr(function)
 
     def __call__(self, value: Any, hook: HookPoint) -> Any:
         """Call the function, or nothing in another thread."""

@@ -21,6 +21,9 @@ from tsfm_lens.hooks.native import get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.state import ONE_RUN
 
+# numbers that are copied in less time than it takes to do without
+_FEW = 2**16
+
 
 class OtherCalls(Exception):
     """A pass called a module more or less often than the pass that was recorded, so that nothing can be replayed."""
@@ -177,10 +180,11 @@ def _next(path: str, calls: Iterator[Any]) -> Any:
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Repeat a tensor variant-major along its first axis if that axis is the batch; the rows are held once."""
+    """Repeat a tensor variant-major along its first axis if that axis is the batch; many rows are held once."""
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
-    return Repeated(tensor, copies)
+    held = Repeated(tensor, copies)
+    return held if held.numel() > _FEW else held.whole()
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
