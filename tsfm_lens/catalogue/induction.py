@@ -70,8 +70,8 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
     perhaps = could & ~surely
     return [
         f"{int(surely.sum())} of {sharp.size} heads are induction heads beyond doubt, of {int(perhaps.sum())} more "
-        f"these sequences do not tell, and {int(sharp.sum())} are sharp; {int((surely & sharp).sum())} are surely both, "
-        f"{int((perhaps & sharp).sum())} perhaps."
+        f"these sequences do not tell, and {int(sharp.sum())} are sharp; {int((surely & sharp).sum())} are surely "
+        f"both, {int((perhaps & sharp).sum())} perhaps."
     ]
 
 
