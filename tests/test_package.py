@@ -218,6 +218,11 @@ def test_files_stay_short_and_say_what_they_are(file: Path) -> None:
     assert ast.get_docstring(ast.parse(text)), f"{file} has no docstring"
 
 
+def test_files_of_tests_stay_short() -> None:
+    lengths = {file.name: len(file.read_text().splitlines()) for file in (ROOT.parent / "tests").rglob("*.py")}
+    assert not {name: length for name, length in lengths.items() if length > MOST_LINES}
+
+
 def test_no_third_copy_of_the_version() -> None:
     import tomllib
 
