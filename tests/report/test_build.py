@@ -254,3 +254,12 @@ def test_results_saved_and_loaded_give_the_same_file(results, whole, tmp_path):
         loaded[name] = xr.load_dataset(tmp_path / f"{name}.nc", engine="scipy")
     path = build_report(loaded, tmp_path, title="T", provenance={"model": "toy", "hash": "x" * 200})
     assert path.read_bytes() == whole.read_bytes()
+
+
+def test_headings_say_kinds_of_attention_in_words_and_weights_name_no_series() -> None:
+    from tsfm_lens.report.build import _in_words, _on_series
+
+    assert _in_words("Spectra of cross_attn") == "Spectra of cross-attention"
+    assert _in_words("self_attn of the decoder") == "Self-attention of the decoder"
+    assert _on_series(xr.Dataset(attrs={"model": "toy"})) == "toy"
+    assert _on_series(xr.Dataset(attrs={"model": "toy", "series": "co2"})) == "toy on co2"

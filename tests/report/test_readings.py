@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xarray as xr
 
-from tsfm_lens.catalogue import ablation, attention, attribution, copying, depth, forecast, kernel, rollout, structure
+from tsfm_lens.catalogue import (
+    ablation,
+    attention,
+    attribution,
+    copying,
+    depth,
+    forecast,
+    kernel,
+    rollout,
+    structure,
+    words,
+)
 from tsfm_lens.probes.findings import judge
 
 
@@ -93,8 +105,8 @@ def test_where_no_component_stands_out_none_is_named(results):
     words = " ".join(
         ablation.read_ablation(judge(ds, "spearman_distance", floor=0.01, groups=kinds), "spearman_distance")
     )
-    assert "No head stands out" in words
-    assert "No MLP stands out" in words
+    assert "No head leads" in words
+    assert "No MLP leads" in words
     assert not any(name in words for name in ds["component"].values)
 
 
@@ -122,8 +134,8 @@ def test_attribution_names_signs_sums_and_gap(results):
 
 def test_attention_tells_sharp_diffuse_and_resting_heads(results):
     words = " ".join(attention.read_attention(results["attention"]))
-    assert "The sharpest is layer 0, head 0 (entropy 0 nats)" in words
-    assert f"the most diffuse layer 0, head 1 ({np.log(25):.3g} of at most {np.log(25):.3g} nats)" in words
+    assert "On a the sharpest is layer 0, head 0 (entropy 0 nats)" in words
+    assert f"the most diffuse is layer 0, head 1 ({np.log(25):.3g} of at most {np.log(25):.3g} nats)" in words
     assert "special tokens in layer 1, head 0 and layer 1, head 1." in words
     (lag,) = attention.read_attention_map(results["attention"], 0, 0)
     assert "most often 7 steps back (the largest weight of 5 of 5 queries)" in lag
@@ -186,16 +198,17 @@ def test_kernels_name_widths_tilts_and_what_the_bound_says(results):
 
 def test_head_entropy_counts_the_sharp_by_layer(results):
     words = " ".join(attention.read_head_entropy(results["head_entropy"]))
-    assert "The sharpest is layer 0, head 0 (0 nats), the most diffuse layer 1, head 1 (4 nats)." in words
+    assert "the sharpest is layer 0, head 0 (0 nats), the most diffuse is layer 1, head 1 (4 nats)." in words
     assert "2 of 4 heads are sharp; most of them, 2, in layer 0." in words
 
 
 def test_rollouts_find_the_head_that_reads_at_a_lag(results):
     sharp, diffuse = (" ".join(rollout.read_rollout(results["rollout"], word)) for word in ("sharp", "diffuse"))
-    assert "The sharpest head is layer 0, head 0 (0 nats)." in sharp
-    assert "1 of 4 heads have their largest weight at one and the same lag" in sharp
+    assert "On a the sharpest is layer 0, head 0 (0 nats)." in sharp
+    assert "1 of 4 heads has its largest weight at one and the same lag" in sharp
     assert "of the queries: layer 0, head 0." in sharp
-    assert f"layer 0, head 1 ({np.log(25):.3g} nats), with 4 % of its attention on special tokens" in diffuse
+    assert f"layer 0, head 1 ({np.log(25):.3g} nats)." in diffuse
+    assert "Of the attention of layer 0, head 1, 4 % is on special tokens." in diffuse
 
 
 def test_flow_says_what_tokens_keep_and_where_the_rest_is_from(results):
@@ -212,13 +225,13 @@ def test_norms_tell_attention_from_contribution(results):
     words = " ".join(rollout.read_norm_weighted(results["norm_weighted"]))
     # every weight of a one-hot head counts twice; 0.2 of layer 1 is on a real step, 0.045 on EOS
     assert "longest in layer 0, head 0 (2 on average)" in words
-    assert "Special tokens make up most of it in 0 of 4 heads" in words
+    assert "Special tokens make up most of it in none of the 4 heads" in words
     assert f"{100 * 0.045 / 0.245:.3g} %" in words
 
 
 def test_parroting_weighs_copies_against_the_truth(results):
     first, _, last = (copying.read_parroting(results["parroting"], i) for i in range(3))
-    assert "at lag 7, from which it is 0 standard deviations" in first[0]
+    assert "repeated at lag 7 the forecast of a is 0 standard deviations" in first[0]
     assert "last 4 steps, 9 steps back, is 0.5 away" in first[1]
     # forecast 3 + h, truth 10 + h
     spread = float(np.std(np.arange(24.0)))
@@ -242,3 +255,23 @@ def test_seasons_say_what_is_kept_and_flattened(results):
     assert "weaker than the truth's in 3 of 3 series" in words
     assert "less than a quarter as much as the context in a." in words
     assert "At the patch length of 3 steps it differs most from the context in a, by +0.5" in words
+
+
+def test_heads_that_cannot_be_told_apart_are_named_together():
+    entropy = np.array([[0.0, 1.0], [1e-6, 2.0]])
+    ds = xr.Dataset({"entropy": (("layer", "head"), entropy)}, coords={"layer": ["0", "1"], "head": [0, 1]})
+    assert words.is_head(ds, entropy, 0, words.nats) == "are layer 0, head 0 and layer 1, head 0"
+    assert words.is_head(ds, entropy, 3, words.nats) == "is layer 1, head 1"
+    assert words.is_head(ds, np.zeros((2, 2)), 0, words.nats) == "are 4 heads alike"
+
+
+def test_numbers_below_a_million_are_written_out_with_a_true_minus():
+    assert [words.num(v) for v in (3951.2, -0.25, 999.9, 2e7)] == ["3951", "−0.25", "1000", "2e+07"]
+    assert [words.signed(v) for v in (4123.0, -4.0)] == ["+4123", "−4"]
+
+
+def test_shares_of_the_stream_are_the_means_that_the_figure_draws(results):
+    share = np.array([[0.1, 0.1, 0.4], [0.9, 0.9, 0.6]])
+    kinds = ["self_attn", "mlp"]
+    ds = xr.Dataset({"share": (("writer", "series"), share)}, coords={"kind": ("writer", kinds)})
+    assert "20 % by self-attention and 80 % by the MLPs" in attribution.read_shares(ds)[0]

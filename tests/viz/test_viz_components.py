@@ -261,3 +261,27 @@ def test_attention_grid_of_a_large_model_stays_small():
     assert "largest value of" in fig.layout.meta["subtitle"]
     # the planted diagonal survives the pooling in every panel
     assert all(np.nanmax(np.asarray(t.z), axis=1).min() == 1.0 for t in heatmaps(fig))
+
+
+def test_self_attention_of_forecast_tokens_has_no_panel_for_a_context_that_they_do_not_read(attention) -> None:
+    ahead = attention.isel(key=[0, 1, 2]).assign_coords(
+        key_start=("key", [0, 1, 2]), key_stop=("key", [1, 2, 3]), key_special=("key", ["", "", ""])
+    )
+    assert not [trace for trace in viz.attention_map(ahead).data if trace.type == "scatter"]
+    assert [trace for trace in viz.attention_map(attention).data if trace.type == "scatter"]
+
+
+def test_colours_of_an_attention_grid_that_end_below_the_largest_weight_say_so(attention) -> None:
+    largest = float(attention["pattern"].max())
+    assert "darkest: 0.1 and more" in viz.attention_grid(attention, zmax=0.1).layout.meta["subtitle"]
+    assert "darkest" not in viz.attention_grid(attention, zmax=largest).layout.meta["subtitle"]
+
+
+def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(attribution) -> None:
+    steps = np.array([30.0, *[1.0] * (attribution.sizes["step"] - 1)])
+    ds = attribution.assign(
+        attribution=(attribution["attribution"].dims, np.broadcast_to(steps, attribution["attribution"].shape))
+    )
+    fig = viz.attribution_heatmap(ds)
+    assert fig.layout.coloraxis.cmax == 1.0
+    assert "the first step reaches 30, beyond the colours" in fig.layout.meta["subtitle"]

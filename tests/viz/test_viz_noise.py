@@ -11,6 +11,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
+from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.viz.ablation import strongest
 from tsfm_lens.viz.marks import NOT_ABOVE
 
@@ -173,3 +174,16 @@ def test_only_what_stands_out_is_called_strongest(noisy: xr.Dataset) -> None:
     nothing = noisy.assign(spearman_distance_stands_out=("component", np.zeros(len(names), dtype=bool)))
     assert strongest(nothing, 0) == strongest(noisy.drop_vars("spearman_distance_stands_out"), 0)
     assert "none stands out of the noise" in subtitle(viz.ablation_forecasts(nothing))
+
+
+def test_the_map_of_ablations_draws_the_mean_that_was_judged() -> None:
+    ds = with_components(base("ablation"), components(2, 3))
+    ds = xr.concat([ds, ds.isel(series=[1]).assign_coords(series=["rails"])], dim="series", data_vars="minimal")
+    # of these three series the mean is twice the median
+    effect = np.arange(1.0, 1 + ds.sizes["component"])[:, None] / 100 * np.array([1.0, 1.0, 4.0])
+    ds["spearman_distance"] = (("component", "series"), effect)
+    ds = judged(ds, "spearman_distance", ["component"], np.ones(len(effect), dtype=bool))
+    fig = viz.ablation_heatmap(ds)
+    cells = np.concatenate([np.asarray(trace.z, dtype=float).ravel() for trace in fig.data if trace.type == "heatmap"])
+    assert_close(np.sort(cells[np.isfinite(cells)]), np.sort(ds["spearman_distance_estimate"].values), depth=3)
+    assert "mean over rivers, roads, rails" in fig.layout.meta["subtitle"]

@@ -181,3 +181,14 @@ def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
         assert (ticks >= low - 0.5).all()
         assert (ticks <= high - 0.5).all()
         assert (ticks == np.round(ticks)).all()
+
+
+def test_of_few_heads_none_is_drawn_among_both_the_sharpest_and_the_most_diffuse() -> None:
+    ds = results()["rollout"]
+    drawn = [
+        {t.name for t in viz.rollout_panels(ds, heads=word).data if t.type == "heatmap"}
+        for word in ("sharp", "diffuse")
+    ]
+    assert ds["entropy"].size == 12
+    assert len(drawn[0]) == len(drawn[1]) == 6
+    assert not drawn[0] & drawn[1]

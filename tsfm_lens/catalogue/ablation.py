@@ -12,10 +12,10 @@ from tsfm_lens.catalogue.computing import Compute, Options, Work, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import add_quantiles, steps_table
-from tsfm_lens.catalogue.words import capital, listed, measured, num, signed
+from tsfm_lens.catalogue.words import capital, count_of, listed, measured, num, signed, verb
 from tsfm_lens.viz import ablation_forecasts, ablation_heatmap, recipe_forecasts
 from tsfm_lens.viz.ablation import strongest
-from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.panels import means
 from tsfm_lens.viz.select import array, names, statistic_of, unit_of
 from tsfm_lens.viz.theme import percent
 
@@ -34,7 +34,8 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     out = [_leading(ds, metric, group, noun) for group, noun in groups if len(group)]
     out_of = array(ds, f"{metric}_stands_out", "component")[heads].astype(bool)
     if len(heads):
-        out.append(f"{int(out_of.sum())} of {len(heads)} heads stand out of the noise.")
+        count = int(out_of.sum())
+        out.append(f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise.")
     if len(heads) > 4 and not relative and out_of.any():
         order = np.sort(estimate[heads])[::-1]
         few = int(np.searchsorted(np.cumsum(order), 0.5 * order.sum())) + 1
@@ -52,10 +53,12 @@ def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
     n = ds.sizes["series"]
     top = group[parts["leads"][group].astype(bool)]
     over = f" over {n} series" if n > 1 else ""
+    mean = " on average" if n > 1 else ""
     if not len(top):
         largest = scale * float(np.nanmax(np.abs(parts["estimate"][group])))
-        amount = f"up to {num(largest)}{unit}{over}"
-        return f"No {noun} stands out: the largest effects on the {word}, {amount}, cannot be told apart."
+        amount = f"up to {num(largest)}{unit}{mean}{over}"
+        what = f"changes of the {word}," if relative else f"effects, a {word} of"
+        return f"No {noun} leads: the largest {what} {amount}, cannot be told apart."
     at = int(top[0])
     value, low, high = (scale * float(parts[part][at]) for part in ("estimate", "low", "high"))
     moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else "moves the forecast"
@@ -82,12 +85,12 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
 
 
 def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
-    """A row per component: the effect on every series and the median."""
+    """A row per component: the effect on every series and the mean."""
     effect = array(ds, metric, "component", "series")
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer_index", "head"):
         table[coord] = ds[coord].values
-    table["median"] = medians(effect)
+    table["mean"] = means(effect)
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
     return table

@@ -12,8 +12,9 @@ import xarray as xr
 from tsfm_lens.catalogue.computing import Options, on_all, on_first
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import extremes, head_at, layers, listed, nats, num
+from tsfm_lens.catalogue.words import count_of, extremes, is_head, layers, listed, nats, num, verb
 from tsfm_lens.viz import attention_grid, attention_map, head_entropy_map, patch_attention_grid, selected_patch
+from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.tokens import token_axis
 
@@ -26,12 +27,11 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
     words = [[f"layer {a}, head {b}" for b in names(ds, "head")] for a in names(ds, "layer")]
-    low = np.unravel_index(int(entropy.argmin()), entropy.shape)
-    high = np.unravel_index(int(entropy.argmax()), entropy.shape)
+    low, high = extremes(entropy)
     most = float(np.log(pattern.shape[-1]))
     out = [
-        f"The sharpest is {words[low[0]][low[1]]} (entropy {nats(entropy[low])}), the most diffuse "
-        f"{words[high[0]][high[1]]} ({num(entropy[high])} of at most {num(most)} nats)."
+        f"On {single_series(ds)} the sharpest {is_head(ds, entropy, low, nats)} (entropy {nats(entropy.flat[low])}), "
+        f"the most diffuse {is_head(ds, entropy, high, nats)} ({num(entropy.flat[high])} of at most {num(most)} nats)."
     ]
     keys = token_axis(ds, "key")
     if len(keys.aside):
@@ -55,11 +55,17 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     back = queries.start[queries.timed] - keys.start[keys.timed][peak]
     lags, counts = np.unique(back, return_counts=True)
     common = int(lags[counts.argmax()])
-    direction = f"{common} steps back" if common > 0 else (f"{-common} steps ahead" if common else "at the same step")
+    direction = (
+        f"{_steps(common)} back" if common > 0 else (f"{_steps(-common)} ahead" if common else "at the same step")
+    )
     return [
         f"Its queries look most often {direction} (the largest weight of {int(counts.max())} of {len(back)} "
         f"queries); the largest weight is {num(float(part.max(axis=1).mean()))} on average."
     ]
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
@@ -73,8 +79,8 @@ def read_head_entropy(ds: xr.Dataset) -> list[str]:
     entropy, sharp = array(ds, "entropy", "layer", "head"), array(ds, "sharp", "layer", "head") > 0
     low, high = extremes(entropy)
     out = [
-        f"The sharpest is {head_at(ds, low)} ({nats(entropy.flat[low])}), the most diffuse {head_at(ds, high)} "
-        f"({nats(entropy.flat[high])})."
+        f"Over all series the sharpest {is_head(ds, entropy, low, nats)} ({nats(entropy.flat[low])}), the most diffuse "
+        f"{is_head(ds, entropy, high, nats)} ({nats(entropy.flat[high])})."
     ]
     counts = sharp.sum(axis=1)
     if counts.any():
@@ -139,11 +145,15 @@ def read_patches(ds: xr.Dataset) -> list[str]:
     """How many heads have a favourite patch, and where it is."""
     weight, start = (array(ds, name, "layer", "head") for name in ("argmax_weight", "argmax_start"))
     strong = weight > 0.5
-    out = [f"{int(strong.sum())} of {weight.size} heads give more than half of their attention to one token over time."]
+    heads = int(strong.sum())
+    out = [
+        f"{count_of(heads, weight.size, 'heads')} {verb(heads, 'give')} more than half of "
+        f"{verb(heads, 'their', 'its')} attention to one token over time."
+    ]
     if strong.any():
         first, counts = np.unique(start[strong], return_counts=True)
         most = int(counts.argmax())
-        out.append(f"The token from step {int(first[most])} on is that of {int(counts[most])} of them.")
+        out.append(f"The token from step {num(int(first[most]))} on is that of {int(counts[most])} of them.")
     return out
 
 

@@ -14,8 +14,7 @@ from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, signed
 from tsfm_lens.viz import attribution_bars, attribution_heatmap, stream_scheme
-from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.select import array, kind_word, names
 from tsfm_lens.viz.shares import attribution_shares
 from tsfm_lens.viz.theme import percent
 
@@ -30,9 +29,11 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     mean = shares.values.mean(axis=1)
     order = np.argsort(-np.abs(mean))[:3]
     parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
+    unit = {"logit": "logits", "probability": "probabilities"}.get(shares.unit, shares.unit)
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
-        f"By {shares.decomposition}, in {shares.unit}, mean over steps: the largest contributions are {listed(parts)}. "
+        f"On {shares.series}, by {shares.decomposition}, in {unit}, mean over steps, the largest contributions are "
+        f"{listed(parts)}. "
         f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
     ]
     if "completeness_error" in ds:
@@ -101,13 +102,14 @@ def _shares(ds: xr.Dataset) -> Iterator[Plate]:
 
 def read_shares(ds: xr.Dataset) -> list[str]:
     """How much of what is written heads and MLPs write."""
-    share = medians(array(ds, "share", "writer", "series"))
+    share = array(ds, "share", "writer", "series").mean(-1)
     kinds = ds["kind"].values.astype(str)
-    words = {"mlp": "MLPs", "embed": "the embedding"}
+    words = {"mlp": "the MLPs", "embed": "the embedding"}
     parts = [
-        f"{percent(float(share[kinds == kind].sum()))} by {words.get(kind, kind)}" for kind in dict.fromkeys(kinds)
+        f"{percent(float(share[kinds == kind].sum()))} by {words.get(kind) or kind_word(kind)}"
+        for kind in dict.fromkeys(kinds)
     ]
-    return [f"Of the sizes of all contributions to the forecast, these shares are written: {', '.join(parts)}."]
+    return [f"Of the sizes of all contributions to the forecast, these shares are written: {listed(parts)}."]
 
 
 MEASUREMENTS = (

@@ -11,7 +11,7 @@ from tsfm_lens.catalogue.computing import between, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import capital, listed, measured, num
+from tsfm_lens.catalogue.words import capital, listed, measured, num, verb
 from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.places import kind_word, places_in
@@ -26,13 +26,27 @@ def read_effects(ds: xr.Dataset) -> list[str]:
     """Which components act most on the forecast directly."""
     direct, labels = Standing(ds, "direct_share", "component"), names(ds, "component")
     most = [f"{labels[flat]} ({direct.told(flat, percent)})" for flat in direct.named(_NAMED)]
+    later = _total(ds)
     if not most:
-        return [f"{capital(ablation_word(ds))}, no component changes the forecast by itself by more than the noise."]
+        return [
+            f"{capital(ablation_word(ds))}, no component changes the forecast directly by more than the noise.",
+            later,
+        ]
     out = (
-        f"{capital(ablation_word(ds))}, these change the forecast most by themselves, as shares of the range of the "
+        f"{capital(ablation_word(ds))}, these change the forecast most directly, as shares of the range of the "
         f"series: {listed(most)}."
     )
-    return [out, f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise."]
+    return [out, f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise directly.", later]
+
+
+def _total(ds: xr.Dataset) -> str:
+    """How many components change the forecast with all that follows, and which most."""
+    total, labels = Standing(ds, "total_share", "component"), names(ds, "component")
+    most = [f"{labels[flat]} ({total.told(flat, percent)})" for flat in total.named(_NAMED)]
+    if not most:
+        return "With all that follows, none changes it by more than the noise either."
+    count = int(total.stands_out.sum())
+    return f"With all that follows, {count} of {len(labels)} {verb(count, 'do', 'does')}, most of all {listed(most)}."
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
@@ -43,8 +57,12 @@ def read_self_repair(ds: xr.Dataset) -> list[str]:
         return ["No component has a direct effect large enough to say what share of it is undone."]
     undone, added = repair.stands_out & (repair.estimate > 0), repair.stands_out & (repair.estimate < 0)
     out = [
-        f"Of the {known} components with a direct effect above the noise, later ones undo a part of it for "
-        f"{int(undone.sum())}, and add to it for {int(added.sum())}."
+        f"Of {known} components the direct effect is large enough on some series to say what share of it is undone. "
+        + (
+            f"Later components undo a part of it for {int(undone.sum())}, and add to it for {int(added.sum())}."
+            if undone.any() or added.any()
+            else "No share stands out of the noise."
+        )
     ]
     first = repair.leader(undone)
     if first is not None:

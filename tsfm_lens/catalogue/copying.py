@@ -12,7 +12,7 @@ from tsfm_lens.catalogue.computing import Compute, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import head_at, listed, num, signed
+from tsfm_lens.catalogue.words import count_of, head_at, listed, num, signed, verb
 from tsfm_lens.viz import head_parroting_map, lag_attention_map, parroting_forecast, season_amplitudes
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.theme import percent
@@ -27,8 +27,8 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     if not np.isfinite(best):
         return [f"The context of {name} is too short or constant, so there is nothing to copy."]
     out = [
-        f"The forecast of {name} is nearest to its context repeated at lag {int(best)}, from which it is "
-        f"{num(copy)} standard deviations of the context away on average."
+        f"From its context repeated at lag {int(best)} the forecast of {name} is {num(copy)} standard deviations of "
+        f"the context away on average{_other_lags(ds, series, copy)}."
     ]
     if np.isfinite(parrot):
         back, motif = int(ds["parrot_match"].values[series]), ds.attrs.get("motif", "")
@@ -46,6 +46,18 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
             f"{'a copy of its context than to the truth' if nearest < error else 'the truth than to either copy'}."
         )
     return out
+
+
+def _other_lags(ds: xr.Dataset, series: int, copy: float) -> str:
+    """How the error at the lag that was taken compares with the least of all."""
+    errors = array(ds, "lag_error", "lag", series=series)
+    at, least = int(np.nanargmin(errors)), float(np.nanmin(errors))
+    if num(least) == num(copy):
+        return ", less than from any other lag's"
+    return (
+        f" (the least of all lags is {num(least)}, at lag {int(ds['lag'].values[at])}; taken is the shortest that "
+        "chance does not rule out)"
+    )
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
@@ -116,10 +128,12 @@ def read_heads(ds: xr.Dataset) -> list[str]:
     """Which heads look at the copied lag, and which the copy needs."""
     mass, change = (Standing(ds, name, "layer", "head") for name in ("mass", "copy_error_change"))
     needed = change.stands_out & (change.estimate > 0)
+    looking, missed, whole = int(mass.stands_out.sum()), int(needed.sum()), mass.estimate.size
     out = [
-        f"{int(mass.stands_out.sum())} of {mass.estimate.size} heads give the copied lag more of their attention than "
-        f"an even spread would, beyond the noise; without {int(needed.sum())} of them, one at a time, the forecast is "
-        "further from the copy."
+        f"{count_of(looking, whole, 'heads')} {verb(looking, 'give')} the copied lag more of "
+        f"{verb(looking, 'their', 'its')} attention than an even spread would, beyond the noise.",
+        f"{count_of(missed, whole, 'heads')} {verb(missed, 'are', 'is')} needed for the copy: without "
+        f"{verb(missed, 'each of them', 'it')} the forecast is further from it, beyond the noise.",
     ]
     first = change.leader(needed)
     if first is not None:

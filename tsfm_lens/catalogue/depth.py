@@ -45,7 +45,8 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
         out.append("No layer lowers it by more than every other on these series.")
     rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
     if rising:
-        out.append(f"It rises in {listed(rising)}: there the readable forecast becomes less certain.")
+        every = " on every series" if n > 1 else ""
+        out.append(f"It rises in {listed(rising)}{every}: there the readable forecast becomes less certain.")
     return out
 
 
@@ -70,9 +71,10 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     ]
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(mode.shape[1], np.nan)
     if np.isfinite(truth).all():
-        error = np.abs(mode - truth).mean(axis=-1)
+        # one step at which an early layer is far off would decide the mean
+        error = np.median(np.abs(mode - truth), axis=-1)
         out.append(
-            f"Its distance from the truth, mean over steps, is {amount(error[0])} at {words[0]} and "
+            f"Its distance from the truth, median over steps, is {amount(error[0])} at {words[0]} and "
             f"{amount(error[-1])} at {words[-1]}; the least is {amount(error.min())}, at "
             f"{words[int(error.argmin())]}."
         )
@@ -226,8 +228,8 @@ def read_lens_logits(ds: xr.Dataset) -> list[str]:
     logit, words = array(ds, "logit", "layer", "step", "bin", series=0), layers(ds)
     lead = (logit.max(-1) - np.median(logit, axis=-1)).mean(-1)
     return [
-        f"The largest logit of a step is {num(lead[0])} above the median logit at {words[0]} and {num(lead[-1])} at "
-        f"{words[-1]}, mean over steps."
+        f"The largest logit of a step is {num(lead[0])} above the median of all values' logits at {words[0]} and "
+        f"{num(lead[-1])} at {words[-1]}, mean over steps."
     ]
 
 

@@ -12,6 +12,7 @@ import xarray as xr
 from tsfm_lens.catalogue.attention import maps_of
 from tsfm_lens.catalogue.computing import on_first
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.words import num
 from tsfm_lens.viz.explore import (
     Update,
     ablation_update,
@@ -25,7 +26,7 @@ from tsfm_lens.viz.explore import (
 )
 from tsfm_lens.viz.explore_panels import TRACES, head_name
 from tsfm_lens.viz.select import array, names, unit_of
-from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.theme import percent
 
 _CELLS = 1024  # of the attention drawn; longer contexts are drawn in cells of several steps
 
@@ -123,17 +124,15 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     share = array(ds, "write_share", "layer", "head")[loudest]
     leads = np.argwhere(array(ds, "mean_shift_leads", "layer", "head").astype(bool))
     if not len(leads):
-        out = [f"No head stands out: without any of them the forecast moves by up to {number(shift.max())} {unit}."]
-        return [*out, f"Most is written by {head_name(ds, *loudest)}: {number(size[loudest])} {unit} on average."]
+        out = [f"No head stands out: without any of them the forecast moves by up to {num(shift.max())} {unit}."]
+        return [*out, f"Most is written by {head_name(ds, *loudest)}: {num(size[loudest])} {unit} on average."]
     most = (int(leads[0][0]), int(leads[0][1]))
     out = [
-        f"The forecast moves most without {head_name(ds, *most)}: by {number(shift[most])} {unit} on "
-        f"average, where the median head moves it by {number(float(np.median(shift)))} {unit}."
+        f"The forecast moves most without {head_name(ds, *most)}: by {num(shift[most])} {unit} on "
+        f"average, where the median head moves it by {num(float(np.median(shift)))} {unit}."
     ]
     same = "It also writes most" if most == loudest else f"Most is written by {head_name(ds, *loudest)}"
-    out.append(
-        f"{same}: {number(size[loudest])} {unit} on average, {percent(float(share))} of what all components write."
-    )
+    out.append(f"{same}: {num(size[loudest])} {unit} on average, {percent(float(share))} of what all components write.")
     return out
 
 

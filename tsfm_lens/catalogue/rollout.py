@@ -10,8 +10,9 @@ import xarray as xr
 from tsfm_lens.catalogue.computing import on_first
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.tables import frame, tokens_table
-from tsfm_lens.catalogue.words import capital, extremes, head_at, layers, listed, nats, num
+from tsfm_lens.catalogue.words import capital, count_of, extremes, head_at, is_head, layers, listed, nats, num, verb
 from tsfm_lens.viz import attention_flow_map, norm_weighted_map, rollout_panels
+from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.tokens import TokenAxis, token_axis
@@ -26,20 +27,21 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     place = int(ranks.argmin() if heads == "sharp" else ranks.argmax())
     entropy = array(ds, "entropy", "layer", "head")
     word = "sharpest" if heads == "sharp" else "most diffuse"
-    out = [f"The {word} head is {head_at(ds, place)} ({nats(entropy.flat[place])})."]
+    out = [f"On {single_series(ds)} the {word} {is_head(ds, entropy, place, nats)} ({nats(entropy.flat[place])})."]
     keys, queries = (token_axis(ds, side, overlaps=True) for side in ("key", "query"))
     layer, head = divmod(place, ranks.shape[1])
     one = array(ds, "attention", "query", "key", layer=layer, head=head)
     rest = float(one[:, keys.aside].sum(axis=1).mean())
     if rest >= 0.01:
-        out[0] = out[0][:-1] + f", with {percent(rest)} of its attention on special tokens."
+        out.append(f"Of the attention of {head_at(ds, place)}, {percent(rest)} is on special tokens.")
     if heads == "sharp" and len(keys.timed) > 1 and len(queries.timed) > 1:
         maps = array(ds, "attention", "layer", "head", "query", "key").reshape(-1, *one.shape)
         steady = [flat for flat, each in enumerate(maps) if _steadiest(each, keys, queries) >= 0.5]
         which = f": {listed([head_at(ds, flat) for flat in steady[:4]])}" if steady else ""
         out.append(
-            f"{len(steady)} of {ranks.size} heads have their largest weight at one and the same lag for at least half "
-            f"of the queries{which}."
+            f"{count_of(len(steady), ranks.size, 'heads')} {verb(len(steady), 'have', 'has')} "
+            f"{verb(len(steady), 'their', 'its')} largest weight at one and the same lag for at least half of the "
+            f"queries{which}."
         )
     return out
 
@@ -85,8 +87,8 @@ def read_norm_weighted(ds: xr.Dataset) -> list[str]:
         heavy = np.flatnonzero(share.ravel() > 0.5)
         most = int(np.nanargmax(share))
         out.append(
-            f"Special tokens make up most of it in {len(heavy)} of {total.size} heads; the largest share, "
-            f"{percent(float(share.flat[most]))}, is that of {head_at(ds, most)}."
+            f"Special tokens make up most of it in {count_of(len(heavy), total.size, 'heads').lower()}; the largest "
+            f"share, {percent(float(share.flat[most]))}, is that of {head_at(ds, most)}."
         )
     return out
 

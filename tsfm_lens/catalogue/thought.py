@@ -28,7 +28,8 @@ def read_thought(ds: xr.Dataset) -> list[str]:
     count, spurious = (array(ds, name, "layer", "series").sum(-1) for name in ("count", "spurious_count"))
     words = layers(ds)
     out = [
-        f"{listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}: so many lines of thought."
+        f"There {'is' if count[0] == 1 else 'are'} "
+        f"{listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
     ]
     if spurious.any():
         most = [words[place] for place in np.flatnonzero(spurious == spurious.max())]
@@ -38,7 +39,7 @@ def read_thought(ds: xr.Dataset) -> list[str]:
             f"{share} of the probability is theirs."
         )
     else:
-        out.append("None of them neither continues the context nor reaches the forecast.")
+        out.append("All of them continue the context or reach the forecast.")
     return out
 
 

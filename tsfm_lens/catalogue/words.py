@@ -8,16 +8,19 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.select import layer_name, names
+from tsfm_lens.viz.theme import significant
+
+_LISTED = 3  # heads alike that are named
 
 
 def num(value: float) -> str:
     """Three significant digits."""
-    return f"{value:.3g}"
+    return significant(value, 3).replace("-", "−")
 
 
 def signed(value: float) -> str:
     """Three significant digits with a true sign."""
-    return f"{value:+.3g}".replace("-", "−")
+    return f"{'' if value < 0 else '+'}{num(value)}"
 
 
 def capital(text: str) -> str:
@@ -50,6 +53,24 @@ def head_at(ds: xr.Dataset, place: int) -> str:
     """The head at a flat place of (layer, head)."""
     layer, head = divmod(int(place), ds.sizes["head"])
     return f"{layer_name(names(ds, 'layer')[layer])}, head {names(ds, 'head')[head]}"
+
+
+def count_of(count: int, whole: int, noun: str) -> str:
+    """How many of a whole, as a sentence begins: "None of the 12 heads", "1 of 12 heads"."""
+    return f"{count} of {whole} {noun}" if count else f"None of the {whole} {noun}"
+
+
+def verb(count: int, plural: str, single: str = "") -> str:
+    """The form of a verb for so many: "give" for two, "gives" for none and one."""
+    return plural if count > 1 else single or f"{plural}s"
+
+
+def is_head(ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[float], str]) -> str:
+    """The head at a flat place of (layer, head), and all that cannot be told from it, as "is …" or "are …"."""
+    alike = [i for i, value in enumerate(np.ravel(values)) if write(value) == write(np.ravel(values)[flat])]
+    if len(alike) > _LISTED:
+        return f"are {len(alike)} heads alike"
+    return f"{'is' if len(alike) == 1 else 'are'} {listed([head_at(ds, i) for i in alike])}"
 
 
 def extremes(values: np.ndarray) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from tsfm_lens.catalogue import Measurement, Plate, find, measurements
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.downloads import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
-from tsfm_lens.viz.select import model_of, names, shown
+from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
@@ -164,7 +164,7 @@ def _section(anchor: str, name: str, ds: Any, plates: list[Plate], remark: str) 
     file = f"{chapter.heading.lower().replace(' ', '-')}-{anchor}"
     return _Section(
         anchor=anchor,
-        heading=str(ds.attrs.get("title", "") or chapter.heading),
+        heading=_in_words(str(ds.attrs.get("title", "") or chapter.heading)),
         guide=chapter.guide,
         subject=chapter.subject(ds) if chapter.subject else _on_series(ds),
         remark=remark,
@@ -175,8 +175,15 @@ def _section(anchor: str, name: str, ds: Any, plates: list[Plate], remark: str) 
     )
 
 
+def _in_words(title: str) -> str:
+    """A title that names a kind of attention as models do, in words."""
+    text = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
+    return text[:1].upper() + text[1:]
+
+
 def _on_series(ds: xr.Dataset) -> str:
-    return f"{model_of(ds)} on {shown(names(ds, 'series') or [str(ds.attrs.get('series', ''))], limit=6)}"
+    series = names(ds, "series") or [str(ds.attrs["series"])] * bool(ds.attrs.get("series"))
+    return f"{model_of(ds)} on {shown(series, limit=6)}" if series else model_of(ds)
 
 
 def _fit(sections: list[_Section], budget: int) -> None:

@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding, finding
-from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.panels import means
 from tsfm_lens.viz.places import Places, coordinate, places_in
 from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, over_series, unit_of
 from tsfm_lens.viz.sheet import Sheet, sheet
@@ -76,7 +76,7 @@ def _grid(places: Places, layers: list[int], stack: str, kind: str, heads: int) 
 
 @draws("ablation")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
-    """Layer × component map of what zeroing each head, MLP and layer does, as the median over series.
+    """Layer × component map of what zeroing each head, MLP and layer does, as the mean over series.
 
     Args:
         ds: of kind "ablation" with ``metric`` (component, series).
@@ -98,7 +98,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     measure = MEASURES[metric]
     heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
-    middle = medians(effect)
+    middle = means(effect)
     several = effect.shape[1] > 1
     unit = f" ({unit_of(ds, None if several else 0) or 'data units'})" if metric == "mae" else ""
     # an error itself is no effect, its change is
@@ -183,7 +183,7 @@ def _told(
     order = np.argsort(-np.abs(np.nan_to_num(effect[i])))
     lines = [f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_LISTED]]
     more = [f"and {len(ids) - _LISTED} more"] if len(ids) > _LISTED else []
-    return "<br>".join([f"{head} (median)", *tail, *lines, *more])
+    return "<br>".join([f"{head} (mean)", *tail, *lines, *more])
 
 
 def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     weights = array(ds, "pattern", "query", "key", **at)
     keys, queries, time = token_axis(ds, "key"), token_axis(ds, "query"), timeline(ds)
     columns, rows = _sides(keys), _sides(queries)
-    with_series = columns[0].timed and "context" in ds
+    # keys of the forecast alone have no values above them but those of a forecast
+    past = columns[0].timed and bool(columns[0].axis.cells()[0][0] < -0.5)
+    with_series = columns[0].timed and (("context" in ds and past) or "forecast" in ds)
     heights = [110.0] * with_series + [_height(side, alone=len(rows) == 1) for side in rows]
     special = sum(len(side.owner) for side in columns if not side.timed)
     strip = float(np.clip(0.045 * special, 0.045, 0.25))

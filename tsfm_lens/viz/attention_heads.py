@@ -16,6 +16,7 @@ from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token
 
 __all__ = ["attention_grid", "norm_weighted_map"]
 
+_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _CELLS = 100_000  # in the whole figure
 
 
@@ -104,7 +105,7 @@ def _heads(
         [1] * columns,
         row_gap=8,
         column_gap=0.08 / columns,
-        min_width=max(420, 130 + 52 * columns),
+        min_width=max(420, 130 + (86 if columns <= _NUMBERED else 52) * columns),
         above=28,
         below=56,
         shared_xaxes="all",
@@ -128,6 +129,7 @@ def _heads(
         single_series(ds),
         remark,
         "the same axes and colours in every panel",
+        f"darkest: {number(limit)} and more" if float(np.nanmax(values)) > 1.005 * limit else "",
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)
@@ -139,7 +141,7 @@ def _label(made: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str])
     quiet: Look = {"showticklabels": False, "ticks": "", "nticks": 3, "mirror": True, "linewidth": 0.5}
     made.x(range=[x.edges[0], x.edges[-1]], **quiet)
     made.y(range=[y.edges[-1], y.edges[0]], **quiet)
-    crowded = columns > 6  # all panels share one axis: then one of them carries the numbers
+    crowded = columns > _NUMBERED  # all panels share one axis: then one of them carries the numbers
     outer: Look = {"ticks": "outside", "tickfont_size": 10}
     for c, head in enumerate(heads, start=1):
         ticks: Look = {"tickangle": 0, "nticks": 2 if crowded else 4}

@@ -9,13 +9,14 @@ import xarray as xr
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import draws, model_of, names, position, series_position
 from tsfm_lens.viz.shares import attribution_shares
-from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
 from tsfm_lens.viz.timeline import timeline
 
 __all__ = ["attribution_bars", "attribution_heatmap"]
 
 _OTHERS = "#9A9A9A"
+_FIRST = 1.25  # so many times larger than every later step, the first one leaves the colours
 
 
 @draws("attribution", needs=("attribution",))
@@ -87,8 +88,10 @@ def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> Non
     low = -limit if sign < 0 else min(1.15 * float(np.nanmin(others)), 0.0)
     high = limit if sign > 0 else max(1.15 * float(np.nanmax(others)), 0.0)
     panel.x(range=[low, high])
-    words = f"{lengths[giant]:+.4g}, beyond the axis"
-    panel.note(words, 0.6 * limit * sign, giant, size=12, colour="#FFFFFF")
+    words = f"{lengths[giant]:+.4g}, beyond the axis".replace("-", "−")
+    # on a white ground, since the bar may be hatched
+    end: Look = {"xanchor": "right" if sign > 0 else "left", "bgcolor": "#FFFFFF", "borderpad": 1}
+    panel.note(words, 0.97 * limit * sign, giant, size=11, **end)
 
 
 @draws("attribution", needs=("attribution",))
@@ -111,7 +114,7 @@ def attribution_heatmap(
 
     Returns:
         One heat map; the colours are symmetric about 0. They end at the largest contribution but the
-        embedding's, where that is more than twice as large.
+        embedding's, where that is more than twice as large, or at the largest after the first step.
 
     Example:
         >>> fig = viz.attribution_heatmap(results["attribution"])
@@ -127,6 +130,11 @@ def attribution_heatmap(
     rest = [p for p, i in zip(peaks, keep, strict=True) if shares.components[i] != "embed"]
     largest, others = float(peaks.max()), float(max(rest, default=0.0))
     clipped = largest > 2 * others > 0
+    limit = others if clipped else largest
+    # what is read at the first step has seen nothing of the forecast, and would set the colours of all
+    first, later = float(np.nanmax(np.abs(z[:, 0]))), float(np.nanmax(np.abs(z[:, 1:]))) if z.shape[1] > 1 else 0.0
+    first_clipped = not clipped and first > _FIRST * later > 0
+    limit = later if first_clipped else limit
     made = blank(max(140, 17 * len(keep)), 480)
     panel = made.panel()
     panel.cells(
@@ -139,11 +147,11 @@ def attribution_heatmap(
     )
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if time.stamps is not None else "forecast step")
-    limit = others if clipped else largest
     made.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
     return made.dress(
         f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
         shares.note,
         f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else "",
         f"embed reaches {number(largest)}, beyond the colours" if clipped else "",
+        f"the first step reaches {number(first)}, beyond the colours" if first_clipped else "",
     )

@@ -102,7 +102,7 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         ds,
         maps,
         f"Parroting by the heads of {model_of(ds)}",
-        over_series(ds, at, "mean"),
+        over_series(ds, at),
         f"lag {words or 'unknown'}; even spread: {even}; heads ablated one by one, brown: further off without it",
     )
 

@@ -43,7 +43,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
     Args:
         ds: of kind "circuit".
         edges: of kind "edges", over the same components.
-        most: how many edges are drawn, the strongest by the median over series.
+        most: how many edges are drawn, the strongest by the mean over series.
 
     Returns:
         Layers from left to right, in each a column a branch with its heads. Edges are as wide as their score is
@@ -169,7 +169,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     ranking = str(ds.attrs.get("ranking", ""))
     return sheet.dress(
         f"How many components of {model_of(ds)} keep {_behaviour(ds)}",
-        f"{over_series(ds, range(ds.sizes['series']), 'mean')}, others {ablation_word(ds)}",
+        f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
         str(ds.attrs.get("refused", "")),

@@ -79,7 +79,8 @@ def when(ds: xr.Dataset, position: int) -> str:
     if word:
         return f"{word} token"
     first, last = int(ds["position_start"].values[position]), int(ds["position_stop"].values[position]) - 1
-    return f"step {first}" if first >= last else f"steps {first} to {last}"
+    # a true minus, as all numbers of figures and sentences have
+    return (f"step {first}" if first >= last else f"steps {first} to {last}").replace("-", "−")
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.noise import Finding, finding
-from tsfm_lens.viz.panels import fitted_range, medians
+from tsfm_lens.viz.panels import fitted_range, means
 from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import array, check, draws, kind_word, model_of, names, over_series, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
@@ -68,7 +68,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
 
     Args:
         ds: of kind "effects".
-        series: id, or place counted from 0; the median over series unless given.
+        series: id, or place counted from 0; the mean over series unless given.
 
     Returns:
         Dots coloured by kind, the largest named, over regions that say what later components do. Several series are
@@ -81,7 +81,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     """
     chosen = series_rows(ds, series)
     sizes, places = effect_sizes(ds, chosen), places_in(ds)
-    x, y = medians(sizes.direct)[places.order], medians(sizes.total)[places.order]
+    x, y = means(sizes.direct)[places.order], means(sizes.total)[places.order]
     giants = _giants(x, y)
     fine = np.isfinite(y)
     fine[giants] = False
@@ -119,7 +119,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     Args:
         ds: of kind "effects".
         top: how many components.
-        series: id, or place counted from 0; the median over series unless given.
+        series: id, or place counted from 0; the mean over series unless given.
 
     Returns:
         Two panels with a row per component, the largest direct effect first: direct effect, and self-repair with a
@@ -135,15 +135,16 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     ids, chosen = names(ds, "series"), series_rows(ds, series)
     sizes = effect_sizes(ds, chosen)
     each = array(ds, "self_repair", "component", "series")[:, chosen]
-    repair, size = medians(each), medians(sizes.direct)
+    repair, size = means(each), means(sizes.direct)
     order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
     labels = [plain(names(ds, "component")[i]) for i in order]
     judged = finding(ds, "self_repair", "component") if series is None else None
     mine = None if judged is None else judged.at(order)
-    made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.03, min_width=520, shared_yaxes=True)
+    made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.03, min_width=620, below=68, shared_yaxes=True)
     left, right = made
     hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
-    noise = _standing(ds, order) if series is None else None
+    direct = finding(ds, "direct_share", "component", unit="of the range") if series is None else None
+    noise = None if direct is None else direct.at(order).without_interval
     left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True, noise=noise)
     colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
     right.floor(mine, across=True)
@@ -163,8 +164,8 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     made.y(autorange="reversed", ticks="", showline=False, dtick=1)
     left.y("component")
     unit = sizes.unit.replace("the forecast's range", "range")
-    left.x(f"direct effect ({unit})", nticks=5)
-    right.x("self-repair (share of the direct effect undone)", range=bounds)
+    left.x(f"direct effect\n({unit})", nticks=5)
+    right.x("self-repair\n(share of the direct effect undone)", range=bounds)
     return made.dress(
         f"Self-repair in {model_of(ds)} after its strongest components are taken out",
         f"{over_series(ds, chosen)}, {ablation_word(ds)} one at a time",

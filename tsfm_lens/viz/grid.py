@@ -75,6 +75,7 @@ def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
     """Number and title the lowest x axis of every column and, halfway down, the value axis that all rows share."""
     middle = (max(row for row, _ in grid.places) + 1) // 2
     columns = max(column for _, column in grid.places)
+    grid.min_width = max(grid.min_width, width_for([(x_title,)], columns))
     grid.x(nticks={1: 8, 2: 6, 3: 4}.get(columns, 3 if x_title == "date" else 4))
     # what is longer than the shortest panel is high gets two lines
     words = y_title.replace(" (", "\n(", 1) if len(plain(y_title)) > 16 else y_title

@@ -117,8 +117,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     count = ds["count"].values
     return made.dress(
         f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
-        f"{int(count[0, 0])} of {int(count[0].sum())} induction heads and of {int(count[:, 0].sum())} sharp heads are "
-        "both",
+        f"{int(count[0].sum())} by the means induction heads, {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
         f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
     )
 
@@ -142,17 +141,24 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     """
     sharp = ("entropy_threshold", "sharp_below", "normalised entropy below")
     maps = {
-        "P(sharp | induction)": ("sweep_sharp_given_induction", *sharp),
-        "P(induction | sharp)": ("sweep_induction_given_sharp", *sharp),
-        "P(induction)": ("sweep_proportion_induction", "prefix_threshold", "prefix_from", "prefix matching from"),
+        "share of induction heads\nthat are sharp": ("sweep_sharp_given_induction", *sharp),
+        "share of sharp heads\nthat are induction heads": ("sweep_induction_given_sharp", *sharp),
+        "share of all heads\nthat are induction heads": (
+            "sweep_proportion_induction",
+            "prefix_threshold",
+            "prefix_from",
+            "prefix matching from",
+        ),
     }
-    made = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, shared_yaxes=True)
+    made = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
     for panel, (title, (name, dim, key, words)) in zip(made, maps.items(), strict=True):
-        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{title} %{{z:.3g}}"
+        hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{title.replace(chr(10), ' ')} %{{z:.3g}}"
         values = array(ds, name, "copy_threshold", dim)
-        panel.cells(values, ds[dim].values, ds["copy_threshold"].values, hover, name=title, xgap=0, ygap=0)
+        panel.cells(
+            values, ds[dim].values, ds["copy_threshold"].values, hover, name=title.replace("\n", " "), xgap=0, ygap=0
+        )
         cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
-        panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the table", **cross)
+        panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
         panel.x(words, nticks=6)
     made.panel().y("copy score from (std)")
     made.colours(colour_scale("share of heads", low=0.0, high=1.0))

@@ -11,7 +11,7 @@ from plotly.colors import sample_colorscale
 
 from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.grid import title_axes
-from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
 from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, positions
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.structure import head_lines
@@ -67,7 +67,7 @@ def tilt_map(ds: xr.Dataset) -> go.Figure:
     top = float(np.nanmax(values))
     return head_maps(
         ds,
-        [HeadMap(values, "", "tilt factor", low=0.0, high=top, write="{:.2g}".format)],
+        [HeadMap(values, "", "tilt factor", low=0.0, high=top, write=two_digits)],
         f"Tilt of the cross-attention kernels of {model_of(ds)}",
         single_series(ds),
         "variance over keys of the tilt, relative to tilt and kernel together: near 0 the query decides, from 1 on "

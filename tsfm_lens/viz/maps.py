@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, plain
 
 _PRINTED = 60  # cells of one of several maps that still have room for their number
+NUMBER_WIDTH = 36  # pixels that a number in a cell needs, with a sign; in brackets, half a dozen more
 _FOOT, _BAR = 46, 62  # pixels under the maps for the head axis, and for colour bars
 
 
@@ -57,7 +59,7 @@ def colour_scale(
         "cmin": low,
         "cmax": top if top > low else low + 1,
         **({"cmid": 0.0} if diverging else {}),
-        "colorbar": {"title": {"text": plain(title), "side": side}, "nticks": 6, **bar},
+        "colorbar": {"title": {"text": plain(title).replace("\n", "<br>"), "side": side}, "nticks": 6, **bar},
     }
 
 
@@ -105,8 +107,13 @@ class HeadMap:
                 told[place] += f"<br>{self.noise.told(place)}"
         return [list(row) for row in told]
 
-    def colours(self, **bar: Any) -> dict[str, Any]:
-        """The colour axis; ``bar`` places its bar."""
+    @property
+    def named(self) -> str:
+        """What the colours are, with the unit."""
+        return f"{self.word} ({self.unit})" if self.unit else self.word
+
+    def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
+        """The colour axis; ``title`` of its bar in lines of one's own, ``bar`` places it."""
         known = self.values[np.isfinite(self.values)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         # white is for nothing, so a scale that does not start at nothing begins below its lowest value
@@ -115,9 +122,8 @@ class HeadMap:
             "low": (low if self.reverse else low - pad) if self.low is None else self.low,
             "high": (high + pad if self.reverse else high) if self.high is None else self.high,
         }
-        title = f"{self.word} ({self.unit})" if self.unit else self.word
         options: Look = {"diverging": self.diverging, "dark_low": self.reverse, **({} if self.diverging else ends)}
-        return colour_scale(title, self.values, **options, **bar)
+        return colour_scale(title or self.named, self.values, **options, **bar)
 
 
 def head_maps(
@@ -135,13 +141,16 @@ def head_maps(
         The dressed figure; trace and colour axis number i are those of map i where nothing is noise.
     """
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
+    numbers = len(layers) * len(heads) <= (_PRINTED if several else PRINTED)
+    cell = NUMBER_WIDTH + 8 * any(each.noise is not None for each in maps) if numbers else 26
+    titles = [_wrapped(each.named, max(cell * len(heads), 150)) for each in maps]
     drawn = sheet(
         [max((24 if several else 26) * len(layers), 130)],
         [1] * len(maps),
         titles=[each.title for each in maps] if several else None,
         column_gap=0.06,
-        min_width=110 + len(maps) * max(26 * len(heads), 150) if several else 360,
-        below=_FOOT + _BAR if several else 52,
+        min_width=110 + len(maps) * max(cell * len(heads), 150) if several else max(360, 150 + cell * len(heads)),
+        below=_FOOT + _BAR + 14 * max(title.count("\n") for title in titles) if several else 52,
         shared_yaxes=True,
     )
     for index, (each, panel) in enumerate(zip(maps, drawn, strict=True)):
@@ -160,7 +169,7 @@ def head_maps(
         )
         if several:
             first, last = drawn.fig.get_subplot(1, 1 + index).xaxis.domain
-            colours = each.colours(**_under((first + last) / 2, last - first, drawn.plot_height))
+            colours = each.colours(titles[index], **_under((first + last) / 2, last - first, drawn.plot_height))
             drawn.fig.update_layout({axis: colours})
         else:
             drawn.colours(each.colours())
@@ -169,6 +178,11 @@ def head_maps(
     drawn.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
     drawn.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
     return drawn.dress(title, *remarks)
+
+
+def _wrapped(title: str, width: int) -> str:
+    """A title in lines that are no wider than this, in pixels."""
+    return "\n".join(wrap(title, max(width // 6, 12)))
 
 
 def _under(middle: float, width: float, height: int) -> dict[str, Any]:

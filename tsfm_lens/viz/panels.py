@@ -210,6 +210,14 @@ def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, 
     return "what leaves the axis is cut off" * cut
 
 
+def means(values: np.ndarray) -> np.ndarray:
+    """The mean of every row that has a finite value, NaN for the others, as it is judged. ``values``: (row, series)."""
+    known = np.isfinite(values).any(axis=1)
+    out = np.full(len(values), np.nan)
+    out[known] = np.nanmean(values[known], axis=1)
+    return out
+
+
 def medians(values: np.ndarray) -> np.ndarray:
     """The median of every row that has a finite value, NaN for the others. ``values``: (row, series)."""
     known = np.isfinite(values).any(axis=1)

@@ -15,6 +15,7 @@ from tsfm_lens.viz.theme import VERMILION, number, percent, plain
 
 __all__ = ["patch_attention_grid", "selected_patch"]
 
+_FEW = 5  # rows that are all numbered
 _NARROW = 600  # steps that one column has room for
 
 
@@ -51,7 +52,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
             xgap=0,
             ygap=0,
         )
-    grid.y(autorange="reversed", nticks=5)
+    grid.y(autorange="reversed", **({"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}))
     grid.x(nticks=5)
     # a causal model has queries in its context too
     ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())

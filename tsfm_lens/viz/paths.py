@@ -10,7 +10,7 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.contrast import way
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.panels import means
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named, separate
 from tsfm_lens.viz.select import array, draws, model_of, names, over_series, series_position, series_rows, unit_of
 from tsfm_lens.viz.sheet import blank
@@ -30,7 +30,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     Args:
         ds: of kind "paths" or "edges".
         value: "recovered" or "effect" of paths, "score" of edges; the first if None.
-        series: id, or place counted from 0; the median over all unless given.
+        series: id, or place counted from 0; the mean over all unless given.
 
     Returns:
         One heat map, senders downwards and receivers to the right by depth, layers parted by lines, the output last.
@@ -90,7 +90,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
 
 
 def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
-    """(sender, receiver) of one series, or the median over all; NaN where there is no path.
+    """(sender, receiver) of one series, or the mean over all; NaN where there is no path.
 
     Raises:
         UnknownNameError: no such series.
@@ -101,7 +101,7 @@ def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> 
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    return medians(values.reshape(-1, values.shape[-1])).reshape(values.shape[:2])
+    return means(values.reshape(-1, values.shape[-1])).reshape(values.shape[:2])
 
 
 def _limit(z: np.ndarray) -> tuple[float, str]:

@@ -19,12 +19,15 @@ from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token
 __all__ = ["attention_flow_map", "rollout_panels"]
 
 _GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
+_HEADS = 9
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 
 
 @draws("rollout", needs=("attention", "entropy", "sharpness_rank"))
-def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax: float | None = None) -> go.Figure:
+def rollout_panels(
+    ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
+) -> go.Figure:
     """The roll-out maps of the sharpest or the most diffuse heads, each head a panel.
 
     A diagonal band is a head that reads at a fixed lag; a horizontal one reads the same steps throughout.
@@ -32,7 +35,8 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
     Args:
         ds: of kind "rollout".
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
-        count: panels, at most the heads that there are.
+        count: panels, at most the heads that there are; nine unless given, of few heads half, so that no head is
+            among both the sharpest and the most diffuse.
         zmax: weight at which the grey ends in black; 0.1 or the 99.9 % quantile, whichever is larger, if None.
 
     Returns:
@@ -47,9 +51,10 @@ def rollout_panels(ds: xr.Dataset, *, heads: str = "sharp", count: int = 9, zmax
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
-    if count < 1:
+    if count is not None and count < 1:
         raise InputError(f"count is {count}, expected 1 or more")
     ranks = array(ds, "sharpness_rank", "layer", "head")
+    count = min(_HEADS, max(ranks.size // 2, 1)) if count is None else count
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     chosen = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))

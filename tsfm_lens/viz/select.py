@@ -134,7 +134,7 @@ def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
     return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
 
 
-def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "median") -> str:
+def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
     """Which series a figure shows, and how several were put together."""
     ids = names(ds, "series")
     return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])

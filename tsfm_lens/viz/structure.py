@@ -12,7 +12,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.layers import few_ticks
-from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps, two_digits
+from tsfm_lens.viz.maps import NUMBER_WIDTH, HeadMap, colour_scale, head_maps, two_digits
 from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, check, draws, layer_name, layer_names, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
@@ -20,6 +20,7 @@ from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
 
 __all__ = ["entropic_rank_line", "head_similarity_map", "similarity_map", "spectrum_lines", "stable_rank_map"]
 
+_PRINTED = 36  # cells of a panel that still have room for their number
 _PRODUCTS = {"QK": "query–key product W_Q W_Kᵀ", "OV": "value–output product W_V W_O"}
 
 
@@ -198,8 +199,11 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
     hover = "heads %{y} and %{x}<br>cosine %{z:.3f}"
     cosines = array(ds, "cosine", "layer", "head", "other_head")[chosen]
     for panel, value, label in zip(grid, cosines, labels, strict=True):
-        panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=36)
+        panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=_PRINTED)
     title_axes(grid, "head", "head")
+    if len(heads) ** 2 <= _PRINTED:
+        columns = max(column for _, column in grid.places)
+        grid.min_width = max(grid.min_width, 150 + columns * NUMBER_WIDTH * len(heads))
     grid.x(type="category", ticks="")
     grid.y(type="category", ticks="", autorange="reversed")
     grid.colours(colour_scale("cosine", high=1.0, diverging=True))

@@ -105,15 +105,21 @@ def plain(text: object) -> str:
     return escaped.replace("%{", "%&#123;").replace("$", "&#36;")
 
 
+def significant(value: float, digits: int) -> str:
+    """Significant digits; numbers below a million are written out, with all digits before the point."""
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
 def number(value: float) -> str:
     """Four significant digits, as hover boxes and labels show numbers."""
-    return f"{value:.4g}"
+    return significant(value, 4)
 
 
 def percent(share: float) -> str:
     """A share of 1 in percent, three digits."""
     value = 100 * share
-    return "less than 0.01 %" if 0 < abs(value) < 0.01 else f"{value:.3g} %"
+    return "less than 0.01 %" if 0 < abs(value) < 0.01 else f"{significant(value, 3)} %"
 
 
 def mixed(colour: str, strength: float) -> str:
