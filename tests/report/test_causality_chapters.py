@@ -30,7 +30,7 @@ def test_patching_names_what_carries_the_forecast(results):
     assert "are 4 m apart on average" in words
     assert "from the corrupted to the clean one" in words
     assert (
-        "the stream after layer 1, the EOS token (100 %) and the stream before layer 1, steps -12 to -1 (75 %)" in words
+        "the stream after layer 1, the EOS token (100 %) and the stream before layer 1, steps −12 to −1 (75 %)" in words
     )
     assert "2 of 9 patches carry half of it or more" in words
     assert "away" not in words
@@ -63,7 +63,7 @@ def test_attribution_patching_says_where_it_errs(results):
     assert "rank correlation with patching is 0.9" in words
     assert "The estimate finds most at the stream before layer 1" in words
     assert "patching at the stream after layer 1, the EOS token" in words
-    assert "steps -12 to -1 (+1.25)" in patching.read_estimate(results["attribution_patching"], 0)[0]
+    assert "steps −12 to −1 (+1.25)" in patching.read_estimate(results["attribution_patching"], 0)[0]
 
 
 @pytest.mark.parametrize("name", ["paths", "edges"])
@@ -78,14 +78,18 @@ def test_paths_are_named_with_their_signs(name, results):
 
 def test_effects_and_repair_are_counted(results):
     ds = results["effects"].isel(series=[0])
-    largest, counted = circuits.read_effects(ds)
+    largest, counted, later = circuits.read_effects(ds)
     assert "Set to zero, these change the forecast most" in largest
     assert "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)" in largest
-    assert counted == "7 of 8 components stand out of the noise."
+    assert counted == "7 of 8 components stand out of the noise directly."
+    assert later.startswith("With all that follows, 6 of 8 do, most of all decoder.1.cross_attn.2 (30 %)")
+    # what is hollow in the figure stands out neither way, and the sentences say which way it is
     silent = circuits.read_effects(judge(ds, "direct_share", floor=2.0))
-    assert silent == ["Set to zero, no component changes the forecast by itself by more than the noise."]
+    assert silent == ["Set to zero, no component changes the forecast directly by more than the noise.", later]
+    both = circuits.read_effects(judge(judge(ds, "direct_share", floor=2.0), "total_share", floor=2.0))
+    assert both[1] == "With all that follows, none changes it by more than the noise either."
     counted, most = circuits.read_self_repair(ds)
-    assert "Of the 7 components" in counted
+    assert "Of 7 components" in counted
     assert "undo a part of it for 7, and add to it for 0" in counted
     assert most == "Most is undone of decoder.1.mlp: 100 % of its direct effect."
 

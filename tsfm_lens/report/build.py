@@ -182,7 +182,7 @@ def _in_words(title: str) -> str:
 
 
 def _on_series(ds: xr.Dataset) -> str:
-    series = names(ds, "series") or [str(ds.attrs["series"])] * bool(ds.attrs.get("series"))
+    series = names(ds, "series") or [str(name) for name in [ds.attrs.get("series")] if name]
     return f"{model_of(ds)} on {shown(series, limit=6)}" if series else model_of(ds)
 
 
