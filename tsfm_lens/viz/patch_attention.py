@@ -52,7 +52,8 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
             xgap=0,
             ygap=0,
         )
-    grid.y(autorange="reversed", **({"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}))
+    ticks: Look = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
+    grid.y(autorange="reversed", **ticks)
     grid.x(nticks=5)
     # a causal model has queries in its context too
     ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
