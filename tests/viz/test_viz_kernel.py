@@ -45,7 +45,7 @@ def test_the_tilt_map_holds_the_shares_from_zero_on(kernel):
     fig = viz.tilt_map(kernel)
     np.testing.assert_array_equal(fig.data[0].z, kernel["tilt_share"])
     assert (fig.layout.coloraxis.cmin, fig.layout.coloraxis.cmax) == (0, 2)
-    assert fig.data[0].text[1][0] == "2"
+    assert fig.data[0].text[1][0] == "2.00"
 
 
 def test_dots_of_the_bound_are_the_measured_pairs(kernel):
