@@ -101,7 +101,7 @@ def test_an_advantage_is_one_over_series(nano: Lens) -> None:
     found = repeated_motif(nano, n_series=8, num_samples=1)
     for part in PARTS:
         assert found[f"advantage_{part}"].dims == ("target", "layer", "head")
-    np.testing.assert_allclose(found["advantage_estimate"], found["advantage"], atol=1e-12)
+    assert_close(found["advantage_estimate"], found["advantage"], depth=100, dtype=np.float32)
     assert bool(found["advantage_stands_out"].sel(target="after_any").any())
     assert (found["advantage_leads"].sum(["layer", "head"]) <= 1).all()
 
@@ -169,7 +169,8 @@ def test_attributions_recipes_and_gains_say_what_stands_out(name: str, batch: Se
     for effect in ("mass", "copy_error_change", "parrot_error_change", "truth_error_change"):
         assert heads[f"{effect}_leads"].dims == ("layer", "head")
         assert int(heads[f"{effect}_leads"].sum()) <= 1
-    np.testing.assert_allclose(heads["mass_floor"], heads["chance"], rtol=1e-3)
+    # a little above chance, by what rounding does to weights
+    assert_close(heads["mass_floor"], heads["chance"], depth=1000, magnitude=1.0, dtype=np.float32)
 
 
 def test_gains_within_rounding_are_none() -> None:
