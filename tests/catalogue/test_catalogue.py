@@ -276,5 +276,6 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Work) -> None:
     original = result("recipes")["quantile_forecast"].sel(recipe="original")
     for kind, forecast in (("recipes", original), ("patch_attention", result("patch_attention")["quantile_forecast"])):
         np.testing.assert_array_equal(forecast.transpose("series", "quantile", "step").values, quantiles, err_msg=kind)
+    np.testing.assert_array_equal(result("parroting")["best_lag"].values, result("head_parroting")["lag"].values)
     np.testing.assert_array_equal(result("attention")["native_median"].values, work.first.forecast.median)
     np.testing.assert_array_equal(result("parroting")["forecast"].values, work.first.forecast.median)

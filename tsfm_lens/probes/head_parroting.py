@@ -83,7 +83,8 @@ def head_parroting(
     plain = run.point
     ablated = ablated_points(run, run.lens.components(*wanted), how, reference, progress)
     ablated = ablated.reshape(len(layers), row.n_heads, *plain.shape)
-    lags = np.array([best_lag(values, one) for values, one in zip(batch.values, plain, strict=True)])
+    # the lag that the library's forecast copies at, as context_parroting has it
+    lags = np.array([best_lag(values, one) for values, one in zip(batch.values, run.forecast.median, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
     mass, chance, vacuous = _attention(run, lags, width, chosen)
     data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
