@@ -76,8 +76,9 @@ def attribution(
     gaps = np.broadcast_to(gap, ds.sizes["series"])
     ds["completeness_error"] = (("decomposition", "series"), np.stack([np.zeros_like(gaps, dtype=float), gaps]))
     ds["mean_attribution"] = ds["attribution"].mean("step")
-    floor = xr.DataArray(np.full((2, ds.sizes["series"]), 0.1), dims=("decomposition", "series"))
-    return judge(ds, "mean_attribution", floor=floor, signed=True, groups="decomposition")
+    ds["attribution_share"] = ds["mean_attribution"] / abs(ds["mean_attribution"]).sum("component")
+    floor = xr.DataArray(np.full((2, ds.sizes["series"]), 0.01), dims=("decomposition", "series"))
+    return judge(ds, "attribution_share", floor=floor, signed=True, groups="decomposition")
 
 
 def effects(

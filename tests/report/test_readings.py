@@ -122,8 +122,10 @@ def test_attribution_names_signs_sums_and_gap(results):
     assert "positive ones sum to +3, all negative ones to −1" in words
     assert "completeness error is 25 %: so much of the whole is unexplained" in words
     over = attribution.read_attribution_over_series
-    assert over(results["attribution"], "expected_value") == ["Over all series decoder.0.mlp contributes most (+3)."]
-    drowned = judge(results["attribution"], "mean_attribution", floor=9.0, signed=True, groups="decomposition")
+    assert over(results["attribution"], "expected_value") == [
+        "Over all series decoder.0.mlp contributes most, as a share of the sizes of all contributions (75 %)."
+    ]
+    drowned = judge(results["attribution"], "attribution_share", floor=9.0, signed=True, groups="decomposition")
     assert over(drowned, "logit") == ["Over all series no component contributes more than every other."]
     exact = " ".join(attribution.read_attribution(results["attribution"], "logit", 0))
     assert "up to rounding they add up" in exact

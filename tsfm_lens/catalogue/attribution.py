@@ -49,11 +49,16 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
     """Which component contributes most over all series, if one does."""
     if ds.sizes["series"] < 2:
         return []
-    mean = Standing(ds, "mean_attribution", "component", decomposition=names(ds, "decomposition").index(decomposition))
-    first = mean.leader()
+    share = Standing(
+        ds, "attribution_share", "component", decomposition=names(ds, "decomposition").index(decomposition)
+    )
+    first = share.leader()
     if first is None:
         return ["Over all series no component contributes more than every other."]
-    return [f"Over all series {names(ds, 'component')[first]} contributes most ({mean.told(first, signed)})."]
+    return [
+        f"Over all series {names(ds, 'component')[first]} contributes most, as a share of the sizes of all "
+        f"contributions ({share.told(first, percent)})."
+    ]
 
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:

@@ -67,8 +67,9 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not
         total), ``series``, (``quantile``), ``step``; ``mean_attribution`` (decomposition, component, series), its mean
         over steps, the median's of several quantiles, without the first step of a token model's decoder, which reads a
-        start token and no value, and with what :func:`tsfm_lens.probes.findings.judge` adds: heads are compared with
-        heads, in each decomposition by itself; ``completeness_error`` (decomposition, series): the largest
+        start token and no value; ``attribution_share``, the same over the sum of the sizes of all components', since
+        units of series differ, with what :func:`tsfm_lens.probes.findings.judge` adds: heads are compared with heads,
+        in each decomposition by itself; ``completeness_error`` (decomposition, series): the largest
         deviation of the parts' sum from the whole, relative to the largest whole.
 
     Raises:
@@ -110,12 +111,15 @@ def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
     """With means over steps and what is known of them."""
     parts, total = (of_median(data[name]).isel(step=slice(run.steps_from, None)) for name in ("attribution", "total"))
     data["mean_attribution"] = parts.mean("step")
+    size = abs(data["mean_attribution"]).sum("component")
+    size = size.where(size > 0)
+    data["attribution_share"] = data["mean_attribution"] / size
     # what is summed up to the whole rounds as the whole does, and values in data units at their level, too
     level = xr.where(data["unit"] == "data units", rounding(run, run.point).max(), 0.0)
     floor = relative_rounding(run.lens) * abs(total).max("step") + level
     members = xr.DataArray(head_or_kind(data), dims="component")
     groups = data["decomposition"].astype(object) + " " + members.astype(object)
-    return judge(data, "mean_attribution", floor=floor, signed=True, groups=groups)
+    return judge(data, "attribution_share", floor=floor / size, signed=True, groups=groups)
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.viz.noise import Finding, finding
+from tsfm_lens.viz.noise import Finding
 from tsfm_lens.viz.select import array, check, median_position, names, position, series_position, statistic_of, unit_of
 from tsfm_lens.viz.theme import percent
 
@@ -65,7 +65,10 @@ def attribution_shares(
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]
     cut = ds.isel(decomposition=which, series=at)
-    note, judged = [], finding(cut, "mean_attribution", "component")
+    unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
+    own = unit_of(ds, at)
+    unit = own if unit in ("", "data units") and own else unit or "data units"
+    note, judged = [], _noise(cut, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
@@ -86,9 +89,6 @@ def attribution_shares(
         if fine.any():
             values, judged = values[fine], judged and judged.at(fine)
             components = [c for c, keep in zip(components, fine, strict=True) if keep]
-    unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
-    own = unit_of(ds, at)
-    unit = own if unit in ("", "data units") and own else unit or "data units"
     words = _METHOD_WORDS.get(label, label)
     return Shares(
         components=components,
@@ -97,6 +97,14 @@ def attribution_shares(
         decomposition=words,
         unit=unit,
         note="; ".join(note),
-        # the interval is that of several series
-        noise=judged and replace(judged.without_interval, unit=unit),
+        noise=judged,
     )
+
+
+def _noise(cut: xr.Dataset, unit: str) -> Finding | None:
+    """What is above the noise floor of one series and decomposition, (component,); None where no floor is known."""
+    if "attribution_share_floor" not in cut:
+        return None
+    mean = array(cut, "mean_attribution", "component")
+    floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
+    return Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
