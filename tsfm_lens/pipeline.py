@@ -61,14 +61,15 @@ def analyse(run: Run, *, chapters: Sequence[str] = CHAPTERS, progress: Progress 
     from tsfm_lens.catalogue import work_on
 
     work = work_on(run)
-    for name, measurement, options in _results(run.lens, chapters):
+    asked = _results(run.lens, chapters)
+    for name, measurement, options in asked:
         told = partial(progress or _untold, name)
         told(0, 1)
         work.progress = told
         if options or name not in work.results:
             work.results[name] = measurement.of(work, **options)
         told(1, 1)
-    return {name: work.results[name] for name, _, _ in _results(run.lens, chapters)}
+    return {name: work.results[name] for name, _, _ in asked}
 
 
 def _untold(name: str, done: int, total: int) -> None:

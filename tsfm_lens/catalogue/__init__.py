@@ -15,7 +15,7 @@ from tsfm_lens.catalogue.computing import (
     on_first,
 )
 from tsfm_lens.catalogue.entry import THEMES, Figure, Measurement, Needs, Plate
-from tsfm_lens.catalogue.registry import add, drawn_by, figures, find, measured_by, measurements, work_on
+from tsfm_lens.catalogue.registry import add, figures, find, measured_by, measurements, work_on
 
 __all__ = [
     "THEMES",
@@ -27,7 +27,6 @@ __all__ = [
     "Work",
     "add",
     "between",
-    "drawn_by",
     "figures",
     "find",
     "first_item",

@@ -14,8 +14,8 @@ from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import capital, listed, measured, num, verb
 from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
 from tsfm_lens.viz.effects import ablation_word
-from tsfm_lens.viz.places import kind_word, places_in
-from tsfm_lens.viz.select import array, names, unit_of
+from tsfm_lens.viz.places import places_in
+from tsfm_lens.viz.select import array, kind_word, names, unit_of
 from tsfm_lens.viz.theme import percent
 
 _NAMED = 3  # components in a sentence

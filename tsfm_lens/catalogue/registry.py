@@ -97,17 +97,6 @@ def measured_by(item: str) -> list[Measurement]:
     return [each for each in measurements().values() if item in each.paper]
 
 
-def drawn_by(kind: str) -> tuple[str, ...]:
-    """Names of the renderers of a kind of result; none where the kind is not known.
-
-    Example:
-        >>> catalogue.drawn_by("ablation")
-        ('ablation_heatmap', 'ablation_forecasts')
-    """
-    known = measurements()
-    return tuple(figure.name for figure in known[kind].figures) if kind in known else ()
-
-
 def work_on(run: Run) -> Work:
     """A run whose results are computed by this catalogue, each once.
 

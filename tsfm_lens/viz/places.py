@@ -12,7 +12,6 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.select import kind_word as kind_word
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import Panel
 from tsfm_lens.viz.theme import CATEGORICAL, plain
