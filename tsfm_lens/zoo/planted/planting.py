@@ -1,0 +1,84 @@
+"""Plant a mechanism in a model of the native library, prove that it does what its card says, and save it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.models import Lens, load
+from tsfm_lens.zoo.planted.card import Card, read_card, write_card
+
+__all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter"]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A native model (or pipeline) with set weights, and what is true of it."""
+
+    model: Any
+    card: Card
+
+    def lens(self) -> Lens:
+        """The model as a lens."""
+        return load(self.model)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write checkpoint and card; `tsfm_lens.load(folder)` opens it, `read_card(folder)` reads the card."""
+        folder = Path(folder)
+        self.model.save_pretrained(folder)
+        write_card(self.card, folder)
+        return folder
+
+
+def open_planted(folder: str | Path) -> tuple[Lens, Card]:
+    """Open a saved planted model; raises `CheckpointError` if checkpoint or card is not whole."""
+    card = read_card(folder)
+    return load(folder), card
+
+
+Planter = Callable[..., Planted]
+_PLANTERS: dict[tuple[str, str], Planter] = {}
+
+
+def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
+    """Declare a function that plants `mechanism` in `architecture`: `f(*, seed, rotate, weight_noise) -> Planted`."""
+
+    def declare(function: Planter) -> Planter:
+        _PLANTERS[mechanism, architecture] = function
+        return function
+
+    return declare
+
+
+def mechanisms() -> tuple[tuple[str, str], ...]:
+    """Every (mechanism, architecture) that can be planted, sorted."""
+    _import_formats()
+    return tuple(sorted(_PLANTERS))
+
+
+def plant(
+    mechanism: str, architecture: str, *, seed: int = 0, rotate: bool = True, weight_noise: float = 0.0
+) -> Planted:
+    """Build a model that holds `mechanism`.
+
+    Args:
+        mechanism, architecture: a pair of :func:`mechanisms`.
+        seed: of everything drawn.
+        rotate: turn the residual basis at random, so that nothing lies on an axis.
+        weight_noise: standard deviation of noise on every weight, relative to the weight matrix's own.
+
+    Raises:
+        UnknownNameError: nothing of that name can be planted there; the message has the nearest pair.
+    """
+    _import_formats()
+    if (mechanism, architecture) not in _PLANTERS:
+        wanted = f"{mechanism} in {architecture}"
+        raise unknown_name("planted mechanism", wanted, [f"{one} in {other}" for one, other in mechanisms()])
+    return _PLANTERS[mechanism, architecture](seed=seed, rotate=rotate, weight_noise=weight_noise)
+
+
+def _import_formats() -> None:
+    """Import the modules that declare planters."""

@@ -1,0 +1,122 @@
+"""What a planted model computes, in closed form: the oracle of its weights.
+
+A rule knows no model. It says what is forecast (`forecast`) and how much every observed value moves every forecast
+step (`inputs`, the Jacobian); both in data units.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy"]
+
+Array = NDArray[np.float64]
+
+
+class _Linear(BaseModel):
+    """A rule that is linear in the observed values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """Change of every forecast step per unit of every observed value: (horizon, time)."""
+        raise NotImplementedError
+
+    def forecast(self, context: Array, horizon: int) -> Array:
+        """What is forecast from the observed values (time,): (horizon,)."""
+        return np.asarray(self.inputs(context, horizon) @ context)
+
+
+class SeasonalCopy(_Linear):
+    """The value one period back, over and over."""
+
+    kind: Literal["seasonal copy"] = "seasonal copy"
+    period: int = Field(gt=0)
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """See the base class."""
+        weights = np.zeros((horizon, len(context)))
+        steps = np.arange(horizon)
+        weights[steps, len(context) - self.period + steps % self.period] = 1.0
+        return weights
+
+
+class LocalMean(_Linear):
+    """The mean of the last `width` values; with `recursive`, forecasts count as values of the steps after them."""
+
+    kind: Literal["local mean"] = "local mean"
+    width: int = Field(gt=0)
+    recursive: bool = False
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """See the base class."""
+        time = len(context)
+        rows = np.vstack([np.eye(time), np.zeros((horizon, time))])
+        for step in range(horizon):
+            end = time + (step if self.recursive else 0)
+            rows[time + step] = rows[end - self.width : end].mean(0)
+        return rows[time:]
+
+
+class LinearTrend(_Linear):
+    """The line through the mean of the last `width` values and that of the `width` values `lag` steps before."""
+
+    kind: Literal["linear trend"] = "linear trend"
+    width: int = Field(gt=0)
+    lag: int = Field(gt=0)
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """See the base class."""
+        late, early = np.zeros((2, len(context)))
+        late[-self.width :] = 1 / self.width
+        end = len(context) - self.lag
+        early[end - self.width : end] = 1 / self.width
+        # the last `width` values are centred (width - 1) / 2 steps before the last one
+        ahead = (np.arange(1, horizon + 1) + (self.width - 1) / 2)[:, None]
+        return np.asarray(late + ahead * (late - early) / self.lag)
+
+
+class Gate(_Linear):
+    """The seasonal copy if the last period resembles the one before, otherwise the last value.
+
+    Attributes:
+        tolerance: largest mean absolute difference of the last two periods, in mean absolute values of the context,
+            that counts as a season.
+    """
+
+    kind: Literal["gate"] = "gate"
+    period: int = Field(gt=0)
+    tolerance: float = Field(gt=0)
+
+    def seasonal(self, context: Array) -> bool:
+        """Whether the gate lets the copy through."""
+        last, before = context[-self.period :], context[-2 * self.period : -self.period]
+        return bool(np.abs(last - before).mean() <= self.tolerance * np.abs(context).mean())
+
+    def inputs(self, context: Array, horizon: int) -> Array:
+        """See the base class; the gate itself is held as it stands."""
+        if self.seasonal(context):
+            return SeasonalCopy(period=self.period).inputs(context, horizon)
+        weights = np.zeros((horizon, len(context)))
+        weights[:, -1] = 1.0
+        return weights
+
+
+class CovariateTimes(BaseModel):
+    """The last value of the target and the known future covariate times a coefficient."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["covariate"] = "covariate"
+    coefficient: float
+
+    def forecast(self, known: Array) -> Array:
+        """What the covariate's future values (horizon,) say of the target: (horizon,)."""
+        return np.asarray(self.coefficient * known)
+
+
+Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]
