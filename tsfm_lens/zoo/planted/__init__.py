@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tsfm_lens.zoo.planted.card import Attends, Card, Part, read_card, write_card
-from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
+from tsfm_lens.zoo.planted.examples import draw_contexts
+from tsfm_lens.zoo.planted.planting import Planted, mechanisms, open_planted, plant
+from tsfm_lens.zoo.planted.proving import rule_error
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
 
 __all__ = [
@@ -16,8 +18,11 @@ __all__ = [
     "Part",
     "Planted",
     "SeasonalCopy",
+    "draw_contexts",
     "mechanisms",
+    "open_planted",
     "plant",
     "read_card",
+    "rule_error",
     "write_card",
 ]

@@ -16,6 +16,9 @@ CARD = "mechanism.json"
 """File of the card, in the folder of the checkpoint."""
 
 Role = Literal["mechanism", "backup", "decoy"]
+Query = Literal[
+    "every token", "last token", "last value", "forecast token", "first forecast token", "later forecast tokens"
+]
 
 
 class Part(BaseModel):
@@ -23,8 +26,8 @@ class Part(BaseModel):
 
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like "encoder.0.self_attn.2".
-        role: "mechanism": the forecast changes without it; "backup": only without the part that it stands in for;
-            "decoy": never.
+        role: "mechanism": the forecast changes without it, or without it and what stands in for it; "backup": only
+            without the part that it stands in for too; "decoy": never.
         does: one sentence.
         stands_in_for: the component that a backup stands in for.
     """
@@ -42,17 +45,20 @@ class Attends(BaseModel):
 
     Attributes:
         component: the head.
-        query: "every token", "last token" or "forecast token".
-        back: tokens between query and key, the key being earlier; in cross-attention, between the encoder's last
-            token and the key.
+        query: "every token" that has such keys, the "last token" of the stack, the "last value" of the context,
+            every "forecast token", the "first forecast token", or the "later forecast tokens".
+        back: tokens between query and key, the key being earlier (later where negative); in cross-attention, between
+            the encoder's last token and the key of the first query.
+        moves: tokens by which the keys move on from one query to the next, in cross-attention.
         weight: attention that falls on these keys, together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     component: str
-    query: Literal["every token", "last token", "forecast token"]
+    query: Query
     back: tuple[int, ...]
+    moves: int = 0
     weight: float = Field(gt=0, le=1)
 
 
@@ -107,6 +113,10 @@ class Card(BaseModel):
     def components(self, role: Role) -> tuple[str, ...]:
         """Components of the parts with this role."""
         return tuple(part.component for part in self.parts if part.role == role)
+
+    def stands_in(self, component: str) -> tuple[str, ...]:
+        """Backups of a component: what must be ablated with it to change the forecast."""
+        return tuple(part.component for part in self.parts if part.stands_in_for == component)
 
 
 def write_card(card: Card, folder: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import CheckpointError, UnknownNameError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import Card, read_card, write_card
 
-__all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter"]
+__all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter", "refuse_strangers"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,22 @@ class Planted:
 def open_planted(folder: str | Path) -> tuple[Lens, Card]:
     """Open a saved planted model; raises `CheckpointError` if checkpoint or card is not whole."""
     card = read_card(folder)
-    return load(folder), card
+    lens = load(folder)
+    refuse_strangers(card, lens)
+    return lens, card
+
+
+def refuse_strangers(card: Card, lens: Lens) -> None:
+    """Refuse a card that names a component that its model has not.
+
+    Raises:
+        CheckpointError: it does; the message has the nearest components.
+    """
+    for part in card.parts:
+        try:
+            lens.components(part.component)
+        except UnknownNameError as error:
+            raise CheckpointError(f"the card of {card.name} is not of this model: {error}") from error
 
 
 Planter = Callable[..., Planted]
@@ -81,4 +98,8 @@ def plant(
 
 
 def _import_formats() -> None:
-    """Import the modules that declare planters."""
+    """Import the modules of this room, of which those that declare planters are found by being there."""
+    room = Path(__file__).parent
+    for module in pkgutil.iter_modules([str(room)]):
+        if module.name != "__main__" and not module.name.startswith("scores"):
+            import_module(f"{__package__}.{module.name}")
