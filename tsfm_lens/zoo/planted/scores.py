@@ -1,0 +1,252 @@
+"""Score every method of the package on models whose mechanism is known.
+
+``python -m tsfm_lens.zoo.planted.scores --out docs/planted.md`` plants every mechanism several times, runs every method
+on it and on an untrained twin, and writes the table, with everything measured beside it as CSV.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.models import Lens
+from tsfm_lens.zoo.planted import scores_edges, scores_inputs
+from tsfm_lens.zoo.planted.card import Card
+from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
+from tsfm_lens.zoo.planted.rules import CovariateTimes
+from tsfm_lens.zoo.planted.scores_marks import Labels, claim_marks, marks, ranks
+from tsfm_lens.zoo.planted.scores_methods import METHODS, PARTS, Found, Method
+from tsfm_lens.zoo.planted.scores_series import Bench, bench
+from tsfm_lens.zoo.planted.scores_twins import untrained
+
+__all__ = ["Condition", "Scores", "campaign", "score"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a model is planted and what it is shown.
+
+    Attributes:
+        name: as the table calls it.
+        rotate, weight_noise: see :func:`tsfm_lens.zoo.planted.plant`.
+        noise: of observed values, in standard deviations of their series.
+        twin: whether the methods look at an untrained twin instead.
+    """
+
+    name: str
+    rotate: bool = True
+    weight_noise: float = 0.0
+    noise: float = 0.0
+    twin: bool = False
+
+
+CONDITIONS = (
+    Condition("planted"),
+    Condition("on axes", rotate=False),
+    Condition("noisy series", noise=0.05),
+    Condition("noisy weights", weight_noise=0.01),
+    Condition("untrained", twin=True),
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What methods found, as tidy tables.
+
+    Attributes:
+        methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
+            are candidates at all), "auroc", "precision" (at the true size), "worst_rank", "mean_rank" of the true ones,
+            "claimed", "claim_precision", "claim_recall".
+        decoys: one row per decoy and method that could name it: whether the method puts it among as many candidates
+            as are true ("fooled"), and whether it claims it ("claimed").
+    """
+
+    methods: pd.DataFrame
+    decoys: pd.DataFrame
+
+
+def score(
+    lens: Lens, card: Card, *, series: int = 6, noise: float = 0.0, seed: int = 0, methods: Iterable[str] | None = None
+) -> Scores:
+    """Run methods on one model and hold them against its card.
+
+    Args:
+        lens: the planted model, or an untrained twin of it.
+        card: what is true of the planted one.
+        series: random series that the mechanism forecasts.
+        noise: of their values, in standard deviations of a series.
+        seed: of the series.
+        methods: names of :data:`tsfm_lens.zoo.planted.scores_methods.METHODS`; all that the model allows if None.
+
+    Raises:
+        UnknownNameError: no such method.
+        InputError: the mechanism takes covariates.
+    """
+    wanted = list(METHODS) if methods is None else list(methods)
+    for name in wanted:
+        if name not in METHODS:
+            raise unknown_name("method", name, list(METHODS))
+    on = bench(lens, card, series=series, noise=noise, seed=seed)
+    rows, decoys = [], []
+    for each in (METHODS[name] for name in wanted):
+        if not (has_answer(card, each) and each.applies(on)):
+            continue
+        found = each.find(on)
+        rows.append({"method": each.name, "level": each.level, **marks_of(on, each, found)})
+        decoys += _decoys(card, each, found)
+    return Scores(pd.DataFrame(rows), pd.DataFrame(decoys))
+
+
+def has_answer(card: Card, method: Method) -> bool:
+    """Whether the card says what a method is asked for: a model without a backup has nothing that repairs itself."""
+    if method.level in (scores_edges.REPAIRED, scores_edges.PAIRS):
+        return bool(card.components("backup"))
+    if method.level == scores_edges.EDGES:
+        return bool(card.edges)
+    return True
+
+
+def truth(on: Bench, method: Method, names: Sequence[str]) -> tuple[Labels, Labels, int]:
+    """What is true of candidates.
+
+    Returns:
+        (candidate,) whether it is true; (candidate,) whether it counts, which backups do not where single parts are
+        looked for; how many are true in the whole model.
+    """
+    card, counts = on.card, np.ones(len(names), dtype=bool)
+    backups = [part for part in card.parts if part.role == "backup"]
+    match method.level:
+        case scores_inputs.INPUTS:
+            known = scores_inputs.true_tokens(on)
+            return np.array([known[name] for name in names]), counts, sum(known.values())
+        case scores_edges.EDGES:
+            true = {scores_edges.edge_name(*edge) for edge in card.edges}
+        case scores_edges.REPAIRED:
+            true = {str(part.stands_in_for) for part in backups}
+        case scores_edges.PAIRS:
+            true = {scores_edges.pair_name(part.component, str(part.stands_in_for)) for part in backups}
+        case _:
+            true = set(card.components("mechanism"))
+            counts = np.array([name not in card.components("backup") for name in names])
+    return np.array([name in true for name in names]), counts, len(true)
+
+
+def marks_of(on: Bench, method: Method, found: Found) -> dict[str, float]:
+    """How well what a method says agrees with the card."""
+    labels, counts, every = truth(on, method, found.names)
+    scope = float(labels.sum() / every) if every else float("nan")
+    scores, labels = found.scores[counts], labels[counts]
+    names = tuple(name for name, counted in zip(found.names, counts, strict=True) if counted)
+    if method.level == scores_inputs.INPUTS:
+        by_series = [marks(*pair) for pair in scores_inputs.by_series(names, scores, labels)]
+        measured = {key: float(np.nanmean([row[key] for row in by_series])) for key in by_series[0]}
+    else:
+        measured = marks(scores, labels)
+    claims = {} if found.claims is None else claim_marks(found.claims[counts], labels)
+    return {"scope": scope, **measured, **claims}
+
+
+def _decoys(card: Card, method: Method, found: Found) -> list[dict[str, object]]:
+    """Which decoys a method that names parts falls for."""
+    true = set(card.components("mechanism")) & set(found.names)
+    if method.level != PARTS or not true:
+        return []
+    places = dict(zip(found.names, ranks(found.scores), strict=True))
+    claims = dict(zip(found.names, found.claims, strict=True)) if found.claims is not None else {}
+    return [
+        {
+            "method": method.name,
+            "component": part.component,
+            "decoy": part.does,
+            "fooled": bool(places[part.component] <= len(true)),
+            "claimed": bool(claims[part.component]) if claims else None,
+        }
+        for part in card.parts
+        if part.role == "decoy" and part.component in places
+    ]
+
+
+def campaign(
+    pairs: Sequence[tuple[str, str]] | None = None,
+    *,
+    seeds: int = 5,
+    conditions: Sequence[Condition] = CONDITIONS,
+    series: int = 6,
+    methods: Iterable[str] | None = None,
+    planter: Callable[..., Planted] = plant,
+    told: Callable[[str], None] = lambda line: None,
+) -> Scores:
+    """Score methods on every mechanism, planted anew with every seed and under every condition.
+
+    Args:
+        pairs: (mechanism, architecture); all that can be planted and shown without covariates if None.
+        seeds: parametrisations of each.
+        conditions: see :class:`Condition`.
+        series: see :func:`score`.
+        methods: see :func:`score`.
+        planter: what plants a mechanism.
+        told: called with a line about each model.
+
+    Returns:
+        The tables of :func:`score` with "mechanism", "architecture", "condition", "seed", and "error": how far the
+        model's forecast is from its rule on these series, in mean absolute values of the context.
+    """
+    names = None if methods is None else list(methods)
+    rows, decoys = [], []
+    for mechanism, architecture in mechanisms() if pairs is None else pairs:
+        for condition in conditions:
+            for seed in range(seeds):
+                how = {"seed": seed, "rotate": condition.rotate, "weight_noise": condition.weight_noise}
+                planted = planter(mechanism, architecture, **how)
+                if isinstance(planted.card.rule, CovariateTimes):
+                    continue
+                lens = untrained(planted, seed) if condition.twin else planted.lens()
+                found = score(lens, planted.card, series=series, noise=condition.noise, seed=seed, methods=names)
+                about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture}
+                about |= {"condition": condition.name, "seed": seed}
+                about["error"] = forecast_error(lens, planted.card, series=series, noise=condition.noise, seed=seed)
+                rows.append(found.methods.assign(**about))
+                decoys.append(found.decoys.assign(**about))
+                told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(found.methods)} methods")
+    return Scores(pd.concat(rows, ignore_index=True), pd.concat(decoys, ignore_index=True))
+
+
+def forecast_error(lens: Lens, card: Card, *, series: int, noise: float, seed: int) -> float:
+    """Largest distance of the library's median forecast from the rule, in mean absolute values of the context."""
+    run = bench(lens, card, series=series, noise=noise, seed=seed).clean
+    assert run.truth is not None
+    scales = np.array([np.abs(values).mean() for values in run.batch.values])
+    return float((np.abs(run.forecast.median - run.truth).max(-1) / scales).max())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and write the page."""
+    from tsfm_lens.zoo.planted.scores_page import write_page
+
+    parser = argparse.ArgumentParser(description="Score every method on models whose mechanism is known.")
+    parser.add_argument("--out", type=Path, required=True, help="the page; a .csv of everything goes beside it")
+    parser.add_argument("--seeds", type=int, default=5, help="parametrisations of each mechanism")
+    parser.add_argument("--only", nargs="*", help="mechanisms or architectures; all if left out")
+    parser.add_argument("--read", action="store_true", help="write the page from the .csv that is there")
+    given = parser.parse_args(arguments)
+    out: Path = given.out
+    if given.read:
+        found = Scores(pd.read_csv(out.with_suffix(".csv")), pd.read_csv(out.with_suffix(".decoys.csv")))
+    else:
+        pairs = [pair for pair in mechanisms() if not given.only or set(pair) & set(given.only)]
+        found = campaign(pairs, seeds=given.seeds, told=console(stderr=True).print)
+        found.methods.to_csv(out.with_suffix(".csv"), index=False, float_format="%.4g")
+        found.decoys.to_csv(out.with_suffix(".decoys.csv"), index=False)
+    write_page(found, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The page of scores: tables from what was measured, between two marks of a page whose sentences stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.probes.findings import FEWEST, interval_over_series
+
+if TYPE_CHECKING:
+    from tsfm_lens.zoo.planted.scores import Scores
+
+START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"
+LEVELS = {
+    "parts": "Which heads and MLPs",
+    "edges": "Which edges",
+    "inputs": "Which of the past",
+    "repaired": "Which part is made up for by another",
+    "pairs": "Which two make up for each other",
+}
+PLANTED, UNTRAINED = "planted", "untrained"
+
+
+def write_page(found: Scores, page: Path) -> None:
+    """Put the tables between the marks of a page; one that is not there is made of them alone."""
+    text = page.read_text() if page.exists() else f"# Planted mechanisms\n\n{START}{STOP}\n"
+    before, rest = text.split(START)
+    _, after = rest.split(STOP)
+    part = page.with_name(page.name + ".part")
+    part.write_text(f"{before}{START}\n{tables(found)}\n{STOP}{after}")
+    part.replace(page)
+
+
+def tables(found: Scores) -> str:
+    """All tables as markdown."""
+    rows = found.methods
+    parts = [_about(rows)]
+    for level, title in LEVELS.items():
+        of_level = rows[rows["level"] == level]
+        if len(of_level):
+            parts += [f"## {title}", _summary(of_level)]
+            if level in ("parts", "edges", "inputs"):
+                parts += ["AUROC by mechanism:", _by(of_level, "mechanism")]
+    parts += ["## Noise", "AUROC of every method, over all mechanisms:", _by_condition(rows)]
+    if len(found.decoys):
+        parts += ["## Decoys", _decoys(found.decoys)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(rows: pd.DataFrame) -> str:
+    planted = rows[rows["condition"] == PLANTED]
+    models = planted.drop_duplicates(["mechanism", "architecture", "seed"])
+    table = [["mechanism", "architecture", "parametrisations", "largest error of the forecast"]]
+    for (mechanism, architecture), group in models.groupby(["mechanism", "architecture"]):
+        table.append([str(mechanism), str(architecture), str(len(group)), f"{group['error'].max():.1e}"])
+    return f"## Models\n\n{_markdown(table)}"
+
+
+def _summary(rows: pd.DataFrame) -> str:
+    """A line a method: means over all models, and on untrained twins."""
+    heads = ["method", "in scope", "AUROC", "precision at the true size", "worst rank of a true one", "of"]
+    heads += ["claims right", "claims complete", "untrained: AUROC", "untrained: claimed"]
+    table = [heads]
+    for name, group in _methods(rows):
+        own, twin = group[group["condition"] == PLANTED], group[group["condition"] == UNTRAINED]
+        line = [name, _share(own["scope"]), _interval(own["auroc"]), _interval(own["precision"])]
+        line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
+        line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
+        table.append([*line, _interval(twin["auroc"]), _share(twin["claimed"])])
+    return _markdown(table)
+
+
+def _by(rows: pd.DataFrame, column: str) -> str:
+    """AUROC of planted models by method and by the values of a column."""
+    planted = rows[rows["condition"] == PLANTED]
+    values = sorted(planted[column].unique())
+    table = [["method", *map(str, values)]]
+    for name, group in _methods(planted):
+        table.append([name, *(_interval(group.loc[group[column] == value, "auroc"]) for value in values)])
+    return _markdown(table)
+
+
+def _by_condition(rows: pd.DataFrame) -> str:
+    values = list(dict.fromkeys(rows["condition"]))
+    table = [["method", *map(str, values)]]
+    errors = rows.groupby("condition")["error"].max()
+    table.append(["*largest error of the forecast*", *(f"{errors[value]:.1e}" for value in values)])
+    for name, group in _methods(rows):
+        table.append([name, *(_interval(group.loc[group["condition"] == value, "auroc"]) for value in values)])
+    return _markdown(table)
+
+
+def _decoys(decoys: pd.DataFrame) -> str:
+    """Share of decoys that a method ranks among the true ones, or claims."""
+    planted = decoys[decoys["condition"] == PLANTED]
+    kinds = sorted(planted["decoy"].unique())
+    keys = [f"({index})" for index in range(1, len(kinds) + 1)]
+    legend = "\n".join(f"- {key} {kind}" for key, kind in zip(keys, kinds, strict=True))
+    table = [["method", *keys]]
+    for name, group in _methods(planted):
+        table.append([name, *(_fooled(group[group["decoy"] == kind]) for kind in kinds)])
+    words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
+    return f"{words}\n\n{legend}\n\n{_markdown(table)}"
+
+
+def _fooled(rows: pd.DataFrame) -> str:
+    if not len(rows):
+        return ""
+    claimed = rows["claimed"].dropna()
+    return _share(rows["fooled"]) + (f" / {_share(claimed)}" if len(claimed) else "")
+
+
+def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    """Methods in the order in which they are declared."""
+    return ((name, rows[rows["method"] == name]) for name in dict.fromkeys(rows["method"]))
+
+
+def _interval(values: pd.Series) -> str:
+    """Mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
+    known = values.dropna().to_numpy(dtype=float)
+    if not len(known):
+        return ""
+    mean, low, high = (float(each) for each in interval_over_series(known))
+    if len(known) < FEWEST or high - low < 0.005:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"
+
+
+def _share(values: pd.Series) -> str:
+    known = values.dropna().to_numpy(dtype=float)
+    return f"{100 * known.mean():.0f} %" if len(known) else ""
+
+
+def _mean(values: pd.Series) -> str:
+    known = values.dropna().to_numpy(dtype=float)
+    return f"{np.mean(known):.1f}" if len(known) else ""
+
+
+def _markdown(table: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])

@@ -1,0 +1,131 @@
+"""Random series that a planted mechanism forecasts, and twins of the same values whose forecast is another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.zoo.planted.card import Card
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
+
+Array = NDArray[np.float64]
+
+LONGEST = 96
+"""Steps of context beyond which a mechanism is shown no more, unless it needs them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A model, what is true of it, and a contrast of two runs.
+
+    Attributes:
+        lens: the model.
+        card: what is true of it.
+        clean: series that the mechanism forecasts.
+        corrupted: the same values in another order, so that what the model scales by stays as it is.
+    """
+
+    lens: Lens
+    card: Card
+    clean: Run
+    corrupted: Run
+
+    @cached_property
+    def components(self) -> list[Component]:
+        """Every head and MLP of every stack."""
+        return [each for stack in self.lens.wiring.stacks for each in writers(self.lens.wiring, stack.name)]
+
+    @cached_property
+    def read_out(self) -> list[Component]:
+        """Those of the stack that is read out."""
+        return writers(self.lens.wiring)
+
+
+def bench(lens: Lens, card: Card, *, series: int = 6, noise: float = 0.0, seed: int = 0) -> Bench:
+    """Draw series and run the model on them and on their twins.
+
+    Args:
+        lens: the model, planted or not.
+        card: of the planted model; its rule says which series.
+        series: how many.
+        noise: standard deviation of what is added to every observed value, in those of its series.
+        seed: of the draw.
+
+    Raises:
+        InputError: the rule takes covariates.
+    """
+    if isinstance(card.rule, CovariateTimes):
+        raise InputError(f"{card.name} forecasts from a covariate; series without one cannot show its mechanism")
+    rng = np.random.default_rng(seed)
+    length = max(card.context[0], min(card.context[1], LONGEST))
+    pairs = [_pair(card.rule, length, i, noise, rng) for i in range(series)]
+    clean, twins = (np.stack(part) for part in zip(*pairs, strict=True))
+    options: dict[str, Any] = {"num_samples": 5} if lens.emits == "token" else {}
+    runs = []
+    for values in (clean, twins):
+        truth = np.stack([card.rule.forecast(one, card.horizon) for one in values])
+        runs.append(lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options))
+    return Bench(lens, card, *runs)
+
+
+def _pair(
+    rule: SeasonalCopy | LocalMean | LinearTrend | Gate, length: int, index: int, noise: float, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """A series and its twin, (time,) each, of one random scale."""
+    scale = np.exp(rng.uniform(-1, 1))
+    match rule:
+        case SeasonalCopy():
+            values, order = _season(rule.period, length, rng), _by_phase(rule.period, length, rng)
+        case LocalMean():
+            # no whole number of patches, since a model may not know their order
+            values, order = _wandering(length, rng), np.roll(np.arange(length), length // 2 - 3)
+        case LinearTrend():
+            slope = rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5)
+            values = slope * np.linspace(-1, 1, length) + rng.uniform(-0.5, 0.5)
+            order = np.arange(length)[::-1]
+        case Gate():
+            values, order = _season(rule.period, length, rng), rng.permutation(length)
+    values = scale * (values + noise * values.std() * rng.standard_normal(length))
+    twin = values[order]
+    # a gate is shown open and shut in turn
+    return (twin, values) if isinstance(rule, Gate) and index % 2 else (values, twin)
+
+
+def _season(period: int, length: int, rng: np.random.Generator) -> Array:
+    """A motif over and over, whole at the end, with a value of its own at every phase."""
+    steps = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
+    motif = 3.0 * (steps / max(period - 1, 1) - 0.5)
+    return np.asarray(motif[np.arange(-length, 0) % period])
+
+
+def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.int_]:
+    """Steps in another order within every period, the same in each."""
+    shift = np.roll(np.arange(period), 1)
+    # no phase keeps its value, whatever the order in which phases are turned round
+    names = rng.permutation(period)
+    moved = np.empty(period, dtype=int)
+    moved[names] = names[shift]
+    steps = np.arange(length)
+    whole = length - length % period
+    phase = (steps - length) % period
+    other = steps + moved[phase] - phase
+    # what comes before the first whole period stays
+    return np.where(steps < length - whole, steps, other)
+
+
+def _wandering(length: int, rng: np.random.Generator) -> Array:
+    """A series whose local mean comes and goes, of standard deviation 1."""
+    values = np.empty(length)
+    values[0] = rng.standard_normal()
+    for step in range(1, length):
+        values[step] = 0.9 * values[step - 1] + rng.standard_normal()
+    return np.asarray((values - values.mean()) / values.std())

@@ -1,0 +1,23 @@
+"""The null of every method: the same architecture with random weights, in which no mechanism was planted."""
+
+from __future__ import annotations
+
+import copy
+
+from tsfm_lens.models import Lens, load
+from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.zoo.planted.planting import Planted
+
+
+def untrained(planted: Planted, seed: int = 0) -> Lens:
+    """A twin of the planted model whose every weight is drawn anew.
+
+    Weights are so large that every head and MLP moves the forecast: what an ablation finds in it is there, and is
+    no mechanism.
+    """
+    lens = load(copy.deepcopy(planted.model))
+    width = getattr(lens.adapter.model.config, "d_kv", None)
+    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
+    dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
+    spread_weights(lens.adapter.model, {".q.weight": dot_product, ".k.weight": dot_product}, seed=seed)
+    return lens
