@@ -1,0 +1,153 @@
+"""What must hold of every planted patch model, whatever its format: oracles that know its card and its rule alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tsfm_lens import load
+from tsfm_lens.hooks import Component
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close, quick_check, rounding
+from tsfm_lens.zoo.planted import Card, Planted, open_planted
+from tsfm_lens.zoo.planted.patches import SIGNAL
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+EFFECT = 20
+"""What counts as an effect, in tolerances."""
+
+
+def tolerance(*series: Array) -> float:
+    """Rounding of a stream whose coordinates are of the order of 1, on values that are `SIGNAL` of a deviation."""
+    return rounding("float32", max(float(np.std(one)) for one in series) / SIGNAL, depth=40)
+
+
+def series_of(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
+    """White noise, noisy seasons and random walks, of lengths that the card allows and that fill no whole patch."""
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for index in range(count):
+        length = int(rng.integers(*card.context, endpoint=True))
+        noise, period = rng.standard_normal(length), getattr(card.rule, "period", 8)
+        season = np.resize(rng.standard_normal(period), length) + 0.05 * noise
+        shape = (noise, season, np.cumsum(noise))[index % 3]
+        drawn.append((30.0 ** rng.uniform(-1, 1) * (shape + rng.uniform(-3, 3))).astype(np.float32).astype(float))
+    return drawn
+
+
+def assert_follows_rule(planted: Planted) -> None:
+    """The median is the rule's closed form on random series, and the card's error is no larger than rounding."""
+    card = planted.card
+    series = series_of(card)
+    median = planted.lens().forecast(series, card.horizon).median
+    for one, forecast in zip(series, median, strict=True):
+        off = np.abs(forecast - card.rule.forecast(one, card.horizon)).max()
+        assert off <= tolerance(one), f"{card.name}: off by {off:.3g}, allowed {tolerance(one):.3g}"
+    assert 0 < card.error <= tolerance(np.array([-1.0, 1.0]))
+
+
+def assert_inputs_matter_as_stated(planted: Planted) -> None:
+    """Moving one value by half a deviation moves the forecast by the rule's weight of it, and where it is 0 not at all.
+
+    Mean and scale of the instance norm move with every value, which the rule must not feel.
+    """
+    card = planted.card
+    for one in series_of(card, count=2, seed=2):
+        # short enough that every value can be moved
+        base = one[-max(card.context[0], 48) :]
+        step = 0.5 * float(np.std(base))
+        moved = base + step * np.eye(len(base))
+        median = planted.lens().forecast([base, *moved], card.horizon).median
+        effects = (median[1:] - median[0]).T / step
+        weights = card.rule.inputs(base, card.horizon)
+        assert np.abs(effects - weights).max() * step <= 2 * tolerance(base)
+        assert (weights == 0).any(), "a rule that uses every value would make this test empty"
+
+
+def parts_of(lens: Lens) -> list[str]:
+    """Every head and MLP."""
+    return [str(part) for part in lens.components() if part.head is not None or part.kind == "mlp"]
+
+
+def change(lens: Lens, series: list[Array], horizon: int, *ablated: str) -> float:
+    """Largest change of the forecast in deviations when these components are set to 0, from what `series` gives."""
+    plain = lens.forecast(series, horizon).median
+    with lens.ablate(*ablated):
+        without = lens.forecast(series, horizon).median
+    return float((np.abs(without - plain).max(1) / np.array([np.std(one) for one in series])).max())
+
+
+def assert_parts_matter_as_stated(planted: Planted) -> None:
+    """Without a mechanism's part the forecast is another one; without a decoy or a part off the card it is the same."""
+    card, lens = planted.card, planted.lens()
+    series = series_of(card)
+    small = tolerance(np.array([-1.0, 1.0]))
+    kept = set(card.components("mechanism"))
+    effects = {part: change(lens, series, card.horizon, part) for part in parts_of(lens)}
+    assert set(effects) >= {part.component for part in card.parts}
+    for part, effect in effects.items():
+        if part in kept:
+            assert effect > EFFECT * small, f"{card.name} does without {part}: {effect:.3g}"
+        else:
+            assert effect <= small, f"{card.name} needs {part}: {effect:.3g}"
+    for part in card.parts:
+        if part.role == "backup":
+            assert part.stands_in_for
+            with lens.ablate(part.stands_in_for):
+                assert change(lens, series, card.horizon, part.component) > EFFECT * small
+
+
+def pattern_of(lens: Lens, series: Any, component: str) -> Array:
+    """Attention of one head: (series, query, key)."""
+    head = Component.parse(component)
+    name = f"{head.stack}_blocks" if head.stack else "blocks"
+    _, acts = lens.run_with_cache(series, names_filter=[f"{name}.{head.layer}.{head.kind}.hook_pattern"])
+    pattern = acts[f"{name}.{head.layer}.{head.kind}.hook_pattern"]
+    return np.asarray(torch.as_tensor(pattern)[:, head.head].double())
+
+
+def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
+    """Opened by the native loader, the model makes the same forecast bit for bit, and its card says the same."""
+    planted.save(folder)
+    lens, card = open_planted(folder)
+    assert card == planted.card
+    series = series_of(card, count=3)
+    np.testing.assert_array_equal(
+        load(folder).forecast(series, card.horizon).quantiles,
+        planted.lens().forecast(series, card.horizon).quantiles,
+    )
+    assert all(result.passed for result in quick_check(lens))
+
+
+def assert_same_in_any_basis(plain: Planted, turned: Planted) -> None:
+    """Turned, the weights are others and the forecast, the parts and the rule are the same."""
+    series = series_of(plain.card)
+    there, here = (planted.lens().forecast(series, plain.card.horizon).quantiles for planted in (plain, turned))
+    for one, other, shown in zip(there, here, series, strict=True):
+        assert np.abs(one - other).max() <= tolerance(shown)
+    unturned = {"name": plain.card.name, "rotated": False, "error": plain.card.error}
+    assert turned.card.model_copy(update=unturned) == plain.card
+    assert turned.card.rotated
+    zeros = [share_of_zeros(planted.model) for planted in (plain, turned)]
+    assert zeros[0] > 2 * zeros[1]
+
+
+def share_of_zeros(model: torch.nn.Module) -> float:
+    """Share of the entries of all matrices that are exactly 0."""
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    return sum(int((weight == 0).sum()) for weight in matrices) / sum(weight.numel() for weight in matrices)
+
+
+def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:
+    """Every level lies as far from the median as stated, in standard deviations of the context."""
+    card = planted.card
+    series = series_of(card)
+    quantiles = planted.lens().forecast(series, card.horizon).quantiles
+    for one, levels in zip(series, quantiles, strict=True):
+        apart = (levels - levels[len(deviates) // 2]) / np.std(one)
+        assert_close(
+            apart, np.repeat(deviates[:, None], card.horizon, 1), depth=40, magnitude=1 / SIGNAL, dtype="float32"
+        )

@@ -1,0 +1,81 @@
+"""Planted models in Chronos-Bolt's format do what their cards say, for the reasons that their cards give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tsfm_lens.zoo.planted import Planted, mechanisms, plant
+from tsfm_lens.zoo.planted.bolt import NAME
+from tsfm_lens.zoo.planted.patches import PATCH, deviates
+from zoo import planted_oracles as oracles
+
+PLANTED = [mechanism for mechanism, architecture in mechanisms() if architecture == NAME]
+
+
+@pytest.fixture(scope="module", params=PLANTED)
+def planted(request: pytest.FixtureRequest) -> Planted:
+    """Each mechanism, turned."""
+    return plant(request.param, NAME, seed=3)
+
+
+def test_forecasts_by_its_rule(planted: Planted) -> None:
+    oracles.assert_follows_rule(planted)
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("mechanism", PLANTED)
+def test_every_seed_forecasts_by_its_rule(mechanism: str, seed: int) -> None:
+    oracles.assert_follows_rule(plant(mechanism, NAME, seed=seed))
+
+
+def test_inputs_matter_as_stated(planted: Planted) -> None:
+    oracles.assert_inputs_matter_as_stated(planted)
+
+
+def test_parts_matter_as_stated(planted: Planted) -> None:
+    oracles.assert_parts_matter_as_stated(planted)
+
+
+def test_heads_look_where_stated(planted: Planted) -> None:
+    lens, card = planted.lens(), planted.card
+    length = card.context[1]
+    n_tokens = length // PATCH + 1
+    for looks in card.attends:
+        pattern = oracles.pattern_of(lens, [np.random.default_rng(0).standard_normal(length)], looks.component)[0]
+        assert pattern.shape[1] == n_tokens
+        last = n_tokens - 1
+        queries = range(max(looks.back), n_tokens) if looks.query == "every token" else [last]
+        for query in queries:
+            row = pattern[0] if looks.query == "forecast token" else pattern[query]
+            keys = [query - back for back in looks.back]
+            # all keys alike
+            oracles.assert_close(row[keys], looks.weight / len(keys), depth=64, magnitude=1.0, dtype="float32")
+
+
+def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+    oracles.assert_same_in_any_basis(plant(planted.card.mechanism, NAME, seed=3, rotate=False), planted)
+
+
+def test_quantiles_lie_around_the_rule_as_stated(planted: Planted) -> None:
+    oracles.assert_quantiles_spread(planted, deviates().numpy())
+
+
+def test_saved_and_opened_is_the_same(planted: Planted, tmp_path: Path) -> None:
+    oracles.assert_saved_is_the_same(planted, tmp_path)
+
+
+def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
+    clean, noisy = (plant("seasonal-copy", NAME, seed=3, weight_noise=noise) for noise in (0.0, 0.02))
+    assert 10 * clean.card.error < noisy.card.error < 1
+    assert noisy.card.weight_noise > 0
+
+
+def test_a_seed_is_one_model_and_another_seed_another() -> None:
+    one, again, other = (plant("seasonal-copy", NAME, seed=seed) for seed in (3, 3, 4))
+    weights = [planted.model.shared.weight.detach().numpy() for planted in (one, again, other)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert one.card == again.card
+    assert not np.array_equal(weights[0], weights[2])

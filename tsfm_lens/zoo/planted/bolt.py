@@ -1,0 +1,261 @@
+"""Planted models in Chronos-Bolt's format.
+
+T5's relative position bias holds an encoder head at lags of whole patches; what the REG token has gathered is fetched
+by a cross-attention head that knows it by its mark. The layers share the biases, so that a head of another layer with
+the same number looks at the same lag and writes noise that nobody reads: it stands on the card as a decoy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from torch import Tensor
+from transformers import T5Config
+
+from tsfm_lens.zoo.planted.basis import orthogonal
+from tsfm_lens.zoo.planted.draft import Draft, drawing
+from tsfm_lens.zoo.planted.patches import (
+    DECILES,
+    PATCH,
+    SHARP,
+    SIGNAL,
+    Head,
+    Stream,
+    deviates,
+    fill_with_noise,
+    turn,
+)
+from tsfm_lens.zoo.planted.planting import Planted, planter
+from tsfm_lens.zoo.planted.rules import SeasonalCopy
+
+NAME = "chronos-bolt"
+CONTEXT = 128
+WIDTH = 64
+HEADS = 4
+CHANNELS = 16
+LAYERS = {"encoder": 3, "decoder": 2}
+SIDE = (WIDTH / 2) ** 0.5
+"""Length of the constant direction, and of the mark: together they give every token a root mean square of 1."""
+
+
+def _blank() -> ChronosBoltModelForForecasting:
+    settings = {
+        "context_length": CONTEXT,
+        "prediction_length": PATCH,
+        "input_patch_size": PATCH,
+        "input_patch_stride": PATCH,
+        "quantiles": list(DECILES),
+        "use_reg_token": True,
+    }
+    config = T5Config(
+        d_model=WIDTH,
+        d_kv=CHANNELS,
+        d_ff=WIDTH,
+        num_layers=LAYERS["encoder"],
+        num_decoder_layers=LAYERS["decoder"],
+        num_heads=HEADS,
+        vocab_size=2,
+        feed_forward_proj="relu",
+        dropout_rate=0.0,
+        pad_token_id=0,
+        eos_token_id=1,
+        reg_token_id=1,
+        decoder_start_token_id=0,
+        architectures=["ChronosBoltModelForForecasting"],
+        chronos_pipeline_class="ChronosBoltPipeline",
+        chronos_config=settings,
+    )
+    return ChronosBoltModelForForecasting(config).double().eval()
+
+
+class Bolt:
+    """A Chronos-Bolt whose every head and MLP writes noise that nobody reads, until it is given something to do.
+
+    Args:
+        encoder, decoder: directions by name, besides "one" (constant), "mark" (positive at the REG token, negative at
+            patches; encoder only) and "values" (those of the patch; encoder only).
+
+    Attributes:
+        numbers: head numbers in random order.
+    """
+
+    def __init__(self, encoder: dict[str, int], decoder: dict[str, int]) -> None:
+        self.model = _blank()
+        self.encoder = Stream(WIDTH, one=1, mark=1, values=PATCH, **encoder)
+        self.decoder = Stream(WIDTH, one=1, **decoder)
+        self.numbers: list[int] = torch.randperm(HEADS).tolist()
+        for stack, stream in (("encoder", self.encoder), ("decoder", self.decoder)):
+            fill_with_noise(self._heads(stack), [self._mlp(stack, layer) for layer in range(LAYERS[stack])], stream)
+            bias = getattr(self.model, stack).block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            bias.copy_(0.3 * torch.randn(bias.shape))
+        self._embed()
+
+    def _embed(self) -> None:
+        for block in (self.model.input_patch_embedding, self.model.output_patch_embedding):
+            block.output_layer.weight.zero_()
+            for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
+                layer.bias.zero_()
+        linear = self.model.input_patch_embedding.residual_layer
+        linear.weight.zero_()
+        linear.weight[self.encoder["values"], :PATCH] = SIGNAL * torch.eye(PATCH, dtype=torch.float64)
+        linear.bias[self.encoder["one"]] = SIDE
+        linear.bias[self.encoder["mark"]] = -SIDE
+        start, reg = self.model.shared.weight.zero_()
+        start[self.decoder["one"]] = WIDTH**0.5
+        reg[self.encoder["one"]] = SIDE
+        reg[self.encoder["mark"]] = SIDE
+
+    def _attentions(self, stack: str) -> list[Any]:
+        names = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}[stack]
+        blocks = getattr(self.model, stack).block
+        return [getattr(block.layer[place], name) for block in blocks for place, name in enumerate(names)]
+
+    def _heads(self, stack: str) -> list[Head]:
+        return [_head(attention, number) for attention in self._attentions(stack) for number in range(HEADS)]
+
+    def _mlp(self, stack: str, layer: int) -> tuple[list[Tensor], Tensor]:
+        inside = getattr(self.model, stack).block[layer].layer[-1].DenseReluDense
+        return [inside.wi.weight], inside.wo.weight
+
+    def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
+        """An MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
+        (reading,), writing = self._mlp(stack, layer)
+        return reading.zero_(), writing.zero_()
+
+    def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
+        """An encoder head that looks, from every token, at the tokens so many patches back, at all alike."""
+        bias = self.model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        bias[:, number] = 0.0
+        bias[list(lags), number] = SHARP
+        head = _head(self.model.encoder.block[layer].layer[0].SelfAttention, number).clear()
+        # whatever the constant direction gives is the same for all keys
+        head.q[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
+        head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
+        return head
+
+    def fetch(self, layer: int, number: int) -> Head:
+        """A cross-attention head that looks at the REG token, by its mark."""
+        head = _head(self.model.decoder.block[layer].layer[1].EncDecAttention, number).clear()
+        head.q[-1, self.decoder["one"]] = 1.0
+        head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * WIDTH**0.5)
+        return head
+
+    def read_out(self, **weights: Tensor) -> None:
+        """Make the forecast of what stands in places of the decoder's stream: (step, direction) weights by place."""
+        linear = self.model.output_patch_embedding.residual_layer
+        linear.weight.zero_()
+        for name, weight in weights.items():
+            linear.weight[:, self.decoder[name]] = weight.double().repeat(len(DECILES), 1) / SIGNAL
+        linear.bias.copy_(deviates().repeat_interleave(PATCH))
+
+    def finish(self, *, rotate: bool) -> ChronosBoltModelForForecasting:
+        """Turn both streams at random, and return the model in single precision."""
+        if rotate:
+            self._turn(*(orthogonal(WIDTH, int(torch.randint(2**31, ()))) for _ in LAYERS))
+        return self.model.float()
+
+    def _turn(self, encoder: Tensor, decoder: Tensor) -> None:
+        start, reg = self.model.shared.weight
+        embedding, head = self.model.input_patch_embedding, self.model.output_patch_embedding
+        reading: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
+        writing: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
+        for stack in ("encoder", "decoder"):
+            for attention in self._attentions(stack):
+                crossing = attention in self._crossings()
+                reading[stack].append(attention.q.weight)
+                reading["encoder" if crossing else stack] += [attention.k.weight, attention.v.weight]
+                writing[stack].append(attention.o.weight)
+            for layer in range(LAYERS[stack]):
+                (into,), out = self._mlp(stack, layer)
+                reading[stack].append(into)
+                writing[stack].append(out)
+        for layer in (embedding.output_layer, embedding.residual_layer):
+            writing["encoder"] += [layer.weight, layer.bias]
+        reading["decoder"] += [head.hidden_layer.weight, head.residual_layer.weight]
+        turn(reading["encoder"], writing["encoder"], encoder)
+        turn(reading["decoder"], writing["decoder"], decoder)
+
+    def _crossings(self) -> list[Any]:
+        return [block.layer[1].EncDecAttention for block in self.model.decoder.block]
+
+
+def _head(attention: Any, number: int) -> Head:
+    channels = slice(number * CHANNELS, (number + 1) * CHANNELS)
+    q, k, v = (part.weight[channels] for part in (attention.q, attention.k, attention.v))
+    return Head(q, k, v, attention.o.weight[:, channels])
+
+
+def encoder_head(layer: int, number: int) -> str:
+    """Its name as a component."""
+    return f"encoder.{layer}.self_attn.{number}"
+
+
+def cross_head(layer: int, number: int) -> str:
+    """Its name as a component."""
+    return f"decoder.{layer}.cross_attn.{number}"
+
+
+Build = Callable[[], tuple[Bolt, Draft]]
+
+
+def declare(mechanism: str) -> Callable[[Build], Build]:
+    """Declare a function that sets the weights of `mechanism`."""
+
+    def wrap(build: Build) -> Build:
+        @planter(mechanism, NAME)
+        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+            with drawing(seed), torch.no_grad():
+                bolt, draft = build()
+                _name_sharing_heads(draft)
+                model = bolt.finish(rotate=rotate)
+                bias = model.output_patch_embedding.residual_layer.bias.view(len(DECILES), PATCH)
+                facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME}
+                return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
+
+        return build
+
+    return wrap
+
+
+def _name_sharing_heads(draft: Draft) -> None:
+    """Put on the card the heads that look where a planted one looks, because they have its number."""
+    known = {part.component for part in draft.parts}
+    for part in list(draft.parts):
+        stack, _, kind, *number = part.component.split(".")
+        if stack == "encoder" and kind == "self_attn":
+            for layer in range(LAYERS["encoder"]):
+                component = encoder_head(layer, int(number[0]))
+                if component not in known:
+                    known.add(component)
+                    draft.part(component, "decoy", f"looks where {part.component} looks, and writes noise")
+
+
+def drawn(*choices: int) -> int:
+    """One of the choices at random."""
+    return choices[int(torch.randint(len(choices), ()))]
+
+
+@declare("seasonal-copy")
+def _seasonal_copy() -> tuple[Bolt, Draft]:
+    lag, layer, late = drawn(2, 3, 4), drawn(0, 1, 2), drawn(0, 1)
+    bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
+    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
+    plant_copy(bolt, draft, lag, layer, late)
+    return bolt, draft
+
+
+def plant_copy(bolt: Bolt, draft: Draft, lag: int, layer: int, late: int) -> None:
+    """One encoder head copies the patch `lag` patches back, one cross-attention head fetches the copy."""
+    copying, fetching = bolt.numbers[0], drawn(*range(HEADS))
+    bolt.back(layer, copying, [lag]).carry(bolt.encoder["values"], bolt.encoder["copy"])
+    bolt.fetch(late, fetching).carry(bolt.encoder["copy"], bolt.decoder["copy"])
+    bolt.read_out(copy=torch.eye(PATCH))
+    head, cross = encoder_head(layer, copying), cross_head(late, fetching)
+    draft.part(head, "mechanism", f"copies the patch {lag} patches back to the REG token")
+    draft.part(cross, "mechanism", "fetches the copy from the REG token")
+    draft.looks(head, "every token", [lag])
+    draft.looks(cross, "forecast token", [0])
+    draft.path(head, cross, "output")

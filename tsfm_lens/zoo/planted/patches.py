@@ -1,0 +1,161 @@
+"""What the planted patch models share: a residual stream of named directions, and heads and MLPs set along them.
+
+A constant direction (and in some formats a mark of the kind of token) makes up the norm of every token; values are
+added at :data:`SIGNAL` of a unit, so that every RMSNorm is the identity up to (values · SIGNAL)² / (2 · width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+SIGNAL = 0.004
+"""Length, in the stream, of a value of one standard deviation of the context; coordinates have a root mean square of 1.
+
+Larger, and the norms bend the values; smaller, and single precision rounds them. At 0.004 both cost about 1e-5.
+"""
+SPREAD = 0.1
+"""Standard deviation of the quantiles around the rule's value, in standard deviations of the context."""
+SHARP = 40.0
+"""Logits by which a key stands out: all other keys share less than 1e-15 of the attention."""
+LOUD = 5.0
+"""Gain of a decoy's output, where a mechanism's is 1."""
+DECILES = tuple(level / 10 for level in range(1, 10))
+PATCH = 8
+
+
+def deviates() -> Tensor:
+    """How far the quantile levels lie from the median, in standard deviations of the context: (quantile,)."""
+    return SPREAD * torch.tensor([NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64)
+
+
+class Stream:
+    """Named, orthogonal directions of a residual stream; what is left over is called "junk" and read by nobody.
+
+    Args:
+        width: of the stream.
+        sizes: directions under every name.
+
+    Raises:
+        ValueError: more directions were asked for than the stream is wide.
+    """
+
+    def __init__(self, width: int, **sizes: int) -> None:
+        if sum(sizes.values()) > width:
+            raise ValueError(f"{sum(sizes.values())} directions in a stream of width {width}")
+        self.width = width
+        self.places: dict[str, slice] = {}
+        used = 0
+        for name, size in sizes.items():
+            self.places[name] = slice(used, used + size)
+            used += size
+        self.places["junk"] = slice(used, width)
+
+    def __getitem__(self, name: str) -> slice:
+        return self.places[name]
+
+    def size(self, name: str) -> int:
+        """Directions under a name."""
+        place = self.places[name]
+        return int(place.stop - place.start)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The weights of one head, as views: q, k, v (channel, stream), o (stream, channel)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+
+    def clear(self) -> Head:
+        """Set everything to 0."""
+        for weight in (self.q, self.k, self.v, self.o):
+            weight.zero_()
+        return self
+
+    def carry(self, source: slice | int, target: slice, *, gain: float = 1.0, channel: int = 0) -> Head:
+        """Read a place of the attended token and add it, times the gain, to a place of the attending one.
+
+        A target of one direction gets the mean of the source.
+
+        Args:
+            source, target: places of the stream.
+            gain: what is written per unit read.
+            channel: first channel of the head that carries it.
+        """
+        first = source if isinstance(source, int) else source.start
+        n_source = 1 if isinstance(source, int) else source.stop - source.start
+        n_target = target.stop - target.start
+        for index in range(n_source):
+            at = channel + index * (n_target > 1)
+            self.v[at, first + index] = 1.0 if n_target > 1 or n_source == 1 else 1.0 / n_source
+        for index in range(n_target):
+            self.o[target.start + index, channel + index] = gain
+        return self
+
+
+def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor], Tensor]], stream: Stream) -> None:
+    """Let every head and MLP write noise of what it reads, about as long as a value, to where nobody reads.
+
+    Args:
+        heads: of all layers.
+        mlps: reading weights and writing weight of all layers.
+        stream: of the heads.
+    """
+    junk = stream["junk"]
+    spread = stream.size("junk") ** -0.5
+    for head in heads:
+        head.clear()
+        channels = head.v.shape[0]
+        for weight, deviation in ((head.q, 0.3), (head.k, 0.3), (head.v, SIGNAL * stream.width**-0.5)):
+            weight.copy_(deviation * torch.randn(weight.shape, dtype=weight.dtype))
+        head.o[junk] = spread * channels**-0.5 * torch.randn(head.o[junk].shape, dtype=head.o.dtype)
+    for reading, writing in mlps:
+        for weight in reading:
+            weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
+        writing.zero_()
+        writing[junk] = (
+            SIGNAL * spread * writing.shape[1] ** -0.5 * torch.randn(writing[junk].shape, dtype=writing.dtype)
+        )
+
+
+def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor) -> None:
+    """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain do not see it.
+
+    Args:
+        reading: weights (anything, stream), rows of embeddings among them.
+        writing: weights (stream, anything) and biases (stream,).
+        rotation: (stream, stream).
+    """
+    for weight in reading:
+        weight.copy_(weight @ rotation.T)
+    for weight in writing:
+        weight.copy_(rotation @ weight)
+
+
+def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tensor, Tensor]:
+    """A constant query and key whose rotated product is largest `lag` tokens back, by :data:`SHARP` logits.
+
+    Args:
+        frequencies: angle per token of every pair of channels, (pair,).
+        lag: tokens between query and key.
+        far: largest distance of two tokens, to either side.
+
+    Returns:
+        Query and key, both (pair, 2): what the first channel and what the second channel of every pair holds.
+    """
+    distance = torch.arange(-far, far + 1, dtype=torch.float64)
+    apart = distance[distance != lag] - lag
+    gap = (1 - torch.cos(apart[:, None] * frequencies.double())).sum(1).min()
+    size = float((SHARP / gap) ** 0.5)
+    phase = lag * frequencies.double()
+    # rotating the query by its position and the key by its own leaves cos(frequency · (distance - lag))
+    query = size * torch.stack([torch.cos(phase), -torch.sin(phase)], dim=1)
+    key = size * torch.stack([torch.ones_like(phase), torch.zeros_like(phase)], dim=1)
+    return query, key
