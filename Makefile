@@ -5,7 +5,7 @@ SERIES ?= bundled:co2,elnino,electricity,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck conformance bench notebook clean
+.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck conformance planted-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -66,6 +66,10 @@ typecheck: $(STAMP)
 
 conformance: $(STAMP)
 	$(BIN)/python -m pytest -m published
+
+# every method on models whose mechanism is known; ONLY="seasonal-copy chronos" measures a part of them again
+planted-scores: $(STAMP)
+	$(BIN)/python -m tsfm_lens.zoo.planted.scores --out docs/planted.md $(addprefix --only ,$(ONLY))
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"

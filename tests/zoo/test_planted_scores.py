@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Part, Planted, SeasonalCopy
 from tsfm_lens.zoo.planted.rules import Rule
-from tsfm_lens.zoo.planted.scores import CONDITIONS, Scores, campaign, marks_of, score, truth
+from tsfm_lens.zoo.planted.scores import CONDITIONS, campaign, files_of, marks_of, read_scores, renewed, score, truth
 from tsfm_lens.zoo.planted.scores_inputs import token_name, true_tokens
 from tsfm_lens.zoo.planted.scores_marks import auroc, claim_marks, marks, precision_at_size
 from tsfm_lens.zoo.planted.scores_methods import METHODS, Found
@@ -37,7 +38,7 @@ MAIN = (
 def on() -> Bench:
     """The stand-in on its series."""
     planted = stand_in()
-    return bench(planted.lens(), planted.card)
+    return bench(planted.lens(), planted.card, series=6)
 
 
 def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -89,7 +90,7 @@ RULES = (
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_twins_hold_the_same_values_and_another_forecast(rule: Rule, noise: float) -> None:
     planted = stand_in()
-    on = bench(planted.lens(), planted.card.model_copy(update={"rule": rule}), noise=noise)
+    on = bench(planted.lens(), planted.card.model_copy(update={"rule": rule}), series=4, noise=noise)
     clean, twins = on.clean.batch.values, on.corrupted.batch.values
     assert on.clean.truth is not None
     for row, (one, other) in enumerate(zip(clean, twins, strict=True)):
@@ -128,7 +129,7 @@ def test_backups_count_only_where_pairs_are_looked_for(on: Bench) -> None:
 
 def test_the_main_probes_are_right_where_the_truth_is_known() -> None:
     planted = stand_in()
-    found = score(planted.lens(), planted.card, methods=MAIN).methods
+    found = score(planted.lens(), planted.card, series=6, methods=MAIN).methods
     assert list(found["method"]) == list(MAIN)
     assert (found["scope"] == 1).all()
     assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
@@ -137,7 +138,7 @@ def test_the_main_probes_are_right_where_the_truth_is_known() -> None:
 
 def test_the_main_probes_find_no_mechanism_in_untrained_twins() -> None:
     planted = stand_in()
-    twins = [score(untrained(planted, seed), planted.card, methods=MAIN).methods for seed in range(3)]
+    twins = [score(untrained(planted, seed), planted.card, series=6, methods=MAIN).methods for seed in range(3)]
     found = pd.concat(twins).groupby("method")
     # of two true ones among 37, a random order has 0.05 on average
     assert (found["precision"].mean() < 0.3).all()
@@ -159,7 +160,7 @@ def test_unknown_methods_are_named() -> None:
 def test_decoys_are_counted_by_method(on: Bench) -> None:
     decoy = Part(component="decoder.0.mlp", role="decoy", does="is loud")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
-    found = score(on.lens, card, methods=["zero ablation", "path patching"]).decoys
+    found = score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
     assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
         ["zero ablation", "is loud", False, False]
     ]
@@ -173,8 +174,8 @@ def _plant(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight
 def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> None:
     chosen = ["zero ablation", "sharp heads", "path patching", "attention, mean over heads"]
     conditions = [each for each in CONDITIONS if each.name in ("planted", "untrained")]
-    how = {"seeds": 1, "conditions": conditions, "methods": chosen, "planter": _plant}
-    found = campaign([("stand-in", "chronos-bolt")], **how)
+    how: dict[str, Any] = {"seeds": 1, "series": 6, "methods": chosen, "planter": _plant}
+    found = campaign([("stand-in", "chronos-bolt")], conditions, **how)
     assert list(found.methods["method"]) == 2 * chosen
     assert found.methods[["mechanism", "architecture", "condition", "seed"]].drop_duplicates().shape == (2, 4)
     page = tmp_path / "planted.md"
@@ -186,8 +187,14 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     assert "old" not in text
     assert "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
     # what is kept beside the page is enough to make it again
-    found.methods.to_csv(tmp_path / "planted.csv", index=False, float_format="%.4g")
-    assert tables(Scores(pd.read_csv(tmp_path / "planted.csv"), found.decoys)) == tables(found)
+    for table, file in zip((found.methods, found.decoys), files_of(page), strict=True):
+        table.to_csv(file, index=False, float_format="%.4g")
+    assert tables(read_scores(page)) == tables(found)
+    # what is measured again takes the place of what was, and the rest stays
+    again = campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})
+    both = renewed(read_scores(page), again).methods
+    assert list(both["method"]) == [*chosen, chosen[0]]
+    assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}
 
 
 def test_ranks_of_scores_are_those_of_scipy() -> None:

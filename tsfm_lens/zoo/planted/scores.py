@@ -6,17 +6,17 @@ on it and on an untrained twin, and writes the table, with everything measured b
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+import typer
 
 from tsfm_lens.console import console
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.models import Lens
 from tsfm_lens.zoo.planted import scores_edges, scores_inputs
 from tsfm_lens.zoo.planted.card import Card
@@ -24,6 +24,7 @@ from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 from tsfm_lens.zoo.planted.scores_marks import Labels, claim_marks, marks, ranks
 from tsfm_lens.zoo.planted.scores_methods import METHODS, PARTS, Found, Method
+from tsfm_lens.zoo.planted.scores_page import write_page
 from tsfm_lens.zoo.planted.scores_series import Bench, bench
 from tsfm_lens.zoo.planted.scores_twins import untrained
 
@@ -50,11 +51,15 @@ class Condition:
 
 CONDITIONS = (
     Condition("planted"),
-    Condition("on axes", rotate=False),
-    Condition("noisy series", noise=0.05),
-    Condition("noisy weights", weight_noise=0.01),
+    Condition("on-axes", rotate=False),
+    Condition("noisy-series", noise=0.05),
+    Condition("noisy-weights", weight_noise=0.01),
     Condition("untrained", twin=True),
 )
+
+
+DECOY = ("method", "component", "decoy", "fooled", "claimed")
+"""What is told of a decoy."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Scores:
 
 
 def score(
-    lens: Lens, card: Card, *, series: int = 6, noise: float = 0.0, seed: int = 0, methods: Iterable[str] | None = None
+    lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0, methods: Iterable[str] | None = None
 ) -> Scores:
     """Run methods on one model and hold them against its card.
 
@@ -102,7 +107,7 @@ def score(
         found = each.find(on)
         rows.append({"method": each.name, "level": each.level, **marks_of(on, each, found)})
         decoys += _decoys(card, each, found)
-    return Scores(pd.DataFrame(rows), pd.DataFrame(decoys))
+    return Scores(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
 
 def has_answer(card: Card, method: Method) -> bool:
@@ -161,14 +166,12 @@ def _decoys(card: Card, method: Method, found: Found) -> list[dict[str, object]]
         return []
     places = dict(zip(found.names, ranks(found.scores), strict=True))
     claims = dict(zip(found.names, found.claims, strict=True)) if found.claims is not None else {}
+
+    def _fooled(name: str) -> tuple[bool, bool | None]:
+        return bool(places[name] <= len(true)), bool(claims[name]) if claims else None
+
     return [
-        {
-            "method": method.name,
-            "component": part.component,
-            "decoy": part.does,
-            "fooled": bool(places[part.component] <= len(true)),
-            "claimed": bool(claims[part.component]) if claims else None,
-        }
+        dict(zip(DECOY, (method.name, part.component, part.does, *_fooled(part.component)), strict=True))
         for part in card.parts
         if part.role == "decoy" and part.component in places
     ]
@@ -176,10 +179,10 @@ def _decoys(card: Card, method: Method, found: Found) -> list[dict[str, object]]
 
 def campaign(
     pairs: Sequence[tuple[str, str]] | None = None,
-    *,
-    seeds: int = 5,
     conditions: Sequence[Condition] = CONDITIONS,
-    series: int = 6,
+    *,
+    seeds: int = 4,
+    series: int = 12,
     methods: Iterable[str] | None = None,
     planter: Callable[..., Planted] = plant,
     told: Callable[[str], None] = lambda line: None,
@@ -188,8 +191,8 @@ def campaign(
 
     Args:
         pairs: (mechanism, architecture); all that can be planted and shown without covariates if None.
-        seeds: parametrisations of each.
         conditions: see :class:`Condition`.
+        seeds: parametrisations of each.
         series: see :func:`score`.
         methods: see :func:`score`.
         planter: what plants a mechanism.
@@ -227,26 +230,70 @@ def forecast_error(lens: Lens, card: Card, *, series: int, noise: float, seed: i
     return float((np.abs(run.forecast.median - run.truth).max(-1) / scales).max())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write the page."""
-    from tsfm_lens.zoo.planted.scores_page import write_page
+def main(
+    out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
+    *,
+    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
+    only: Annotated[list[str] | None, typer.Option(help="mechanism, architecture or condition; all if none")] = None,
+    read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
+) -> None:
+    """Score every method on models whose mechanism is known, and write the page.
 
-    parser = argparse.ArgumentParser(description="Score every method on models whose mechanism is known.")
-    parser.add_argument("--out", type=Path, required=True, help="the page; a .csv of everything goes beside it")
-    parser.add_argument("--seeds", type=int, default=5, help="parametrisations of each mechanism")
-    parser.add_argument("--only", nargs="*", help="mechanisms or architectures; all if left out")
-    parser.add_argument("--read", action="store_true", help="write the page from the .csv that is there")
-    given = parser.parse_args(arguments)
-    out: Path = given.out
-    if given.read:
-        found = Scores(pd.read_csv(out.with_suffix(".csv")), pd.read_csv(out.with_suffix(".decoys.csv")))
-    else:
-        pairs = [pair for pair in mechanisms() if not given.only or set(pair) & set(given.only)]
-        found = campaign(pairs, seeds=given.seeds, told=console(stderr=True).print)
-        found.methods.to_csv(out.with_suffix(".csv"), index=False, float_format="%.4g")
-        found.decoys.to_csv(out.with_suffix(".decoys.csv"), index=False)
-    write_page(found, out)
+    With ``--only``, what was measured of other models before stays.
+    """
+    try:
+        found = None if read else campaign(*_chosen(only or []), seeds=seeds, told=console(stderr=True).print)
+        if (read or only) and files_of(out)[0].exists():
+            found = renewed(read_scores(out), found)
+        if found is None:
+            raise InputError(f"nothing was measured for {out} yet; leave out --read")
+        for table, file in zip((found.methods, found.decoys), files_of(out), strict=True):
+            table.to_csv(file, index=False, float_format="%.4g")
+        write_page(found, out)
+    except (LensError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def files_of(page: Path) -> tuple[Path, Path]:
+    """The tables beside a page: of methods, and of decoys."""
+    return page.with_suffix(".csv"), page.with_suffix(".decoys.csv")
+
+
+def read_scores(page: Path) -> Scores:
+    """The tables beside a page."""
+    return Scores(*(pd.read_csv(file) for file in files_of(page)))
+
+
+def renewed(before: Scores, now: Scores | None) -> Scores:
+    """What was measured before, with all rows of the models and conditions that were measured now in their place."""
+    if now is None:
+        return before
+    parts = []
+    keys = ["mechanism", "architecture", "condition"]
+    models = set(now.methods[keys].itertuples(index=False, name=None))
+    for old, new in ((before.methods, now.methods), (before.decoys, now.decoys)):
+        stale = [row in models for row in old[keys].itertuples(index=False, name=None)]
+        both = pd.concat([old[~np.array(stale, dtype=bool)], new], ignore_index=True)
+        parts.append(both.sort_values(["mechanism", "architecture"], kind="stable", ignore_index=True))
+    return Scores(*parts)
+
+
+def _chosen(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:
+    """Pairs and conditions that are named; of each kind all where none of it is.
+
+    Raises:
+        UnknownNameError: nothing has such a name.
+    """
+    pairs, conditions = list(mechanisms()), list(CONDITIONS)
+    known = [{one for one, _ in pairs}, {other for _, other in pairs}, {each.name for each in conditions}]
+    for name in only:
+        if not any(name in names for names in known):
+            raise unknown_name("mechanism, architecture or condition", name, sorted(set().union(*known)))
+    first, second, third = (names & set(only) or names for names in known)
+    return [pair for pair in pairs if pair[0] in first and pair[1] in second], [
+        each for each in conditions if each.name in third
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -12,8 +12,10 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.hooks.component import Component
+from tsfm_lens.models.noise import ranges
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.attribution import decompositions_of
+from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.zoo.planted.scores_marks import Labels, Scores
 from tsfm_lens.zoo.planted.scores_series import Bench
 
@@ -108,9 +110,22 @@ def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None
 # --- what happens when a component is changed ---------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)
+def _ablated(bench: Bench) -> xr.Dataset:
+    return probes.ablation_effects(bench.clean, components=bench.components)
+
+
 @method("zero ablation")
 def _zero(bench: Bench) -> Found:
-    return by_estimate(probes.ablation_effects(bench.clean, components=bench.components), "mean_shift")
+    return by_estimate(_ablated(bench), "mean_shift")
+
+
+@method("zero ablation, of the range")
+def _zero_of_range(bench: Bench) -> Found:
+    """As a share of the series' range, and claimed from the share on below which we form no ratio elsewhere."""
+    data, plain = _ablated(bench), bench.clean.point
+    share = data["mean_shift"].transpose("component", "series").values / ranges(bench.clean, plain)
+    return Found(tuple(map(str, data["component"].values)), share.mean(-1), share.mean(-1) > SMALLEST_SHARE)
 
 
 @method("mean ablation")

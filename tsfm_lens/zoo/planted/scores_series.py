@@ -50,7 +50,7 @@ class Bench:
         return writers(self.lens.wiring)
 
 
-def bench(lens: Lens, card: Card, *, series: int = 6, noise: float = 0.0, seed: int = 0) -> Bench:
+def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0) -> Bench:
     """Draw series and run the model on them and on their twins.
 
     Args:
