@@ -40,7 +40,7 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
 
 
 def test_heads_look_where_stated(planted: Planted) -> None:
-    lens, card = planted.lens(), planted.card
+    lens, card = oracles.lens_of(planted), planted.card
     length = card.context[1]
     n_tokens = length // PATCH + 1
     for looks in card.attends:

@@ -29,7 +29,6 @@ from tsfm_lens.zoo.planted.patches import (
     turn,
 )
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import SeasonalCopy
 
 NAME = "chronos-bolt"
 CONTEXT = 128
@@ -79,7 +78,8 @@ class Bolt:
             patches; encoder only) and "values" (those of the patch; encoder only).
 
     Attributes:
-        numbers: head numbers in random order.
+        numbers: numbers of the encoder's heads in random order.
+        cross_numbers: the same for the decoder's cross-attention heads.
     """
 
     def __init__(self, encoder: dict[str, int], decoder: dict[str, int]) -> None:
@@ -87,6 +87,7 @@ class Bolt:
         self.encoder = Stream(WIDTH, one=1, mark=1, values=PATCH, **encoder)
         self.decoder = Stream(WIDTH, one=1, **decoder)
         self.numbers: list[int] = torch.randperm(HEADS).tolist()
+        self.cross_numbers: list[int] = torch.randperm(HEADS).tolist()
         for stack, stream in (("encoder", self.encoder), ("decoder", self.decoder)):
             fill_with_noise(self._heads(stack), [self._mlp(stack, layer) for layer in range(LAYERS[stack])], stream)
             bias = getattr(self.model, stack).block[0].layer[0].SelfAttention.relative_attention_bias.weight
@@ -125,15 +126,27 @@ class Bolt:
         (reading,), writing = self._mlp(stack, layer)
         return reading.zero_(), writing.zero_()
 
+    def head(self, layer: int, number: int) -> Head:
+        """A head of the encoder as it stands."""
+        return _head(self.model.encoder.block[layer].layer[0].SelfAttention, number)
+
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
         """An encoder head that looks, from every token, at the tokens so many patches back, at all alike."""
         bias = self.model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         bias[:, number] = 0.0
         bias[list(lags), number] = SHARP
-        head = _head(self.model.encoder.block[layer].layer[0].SelfAttention, number).clear()
+        head = self.head(layer, number).clear()
         # whatever the constant direction gives is the same for all keys
         head.q[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
         head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
+        return head
+
+    def face(self, layer: int, number: int) -> Head:
+        """An encoder head that looks, from every token, at the REG token, by its mark."""
+        head = self.back(layer, number, [])
+        head.q[-1] = head.k[-1] = 0.0
+        head.q[-1, self.encoder["one"]] = 1.0
+        head.k[-1, self.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
         return head
 
     def fetch(self, layer: int, number: int) -> Head:
@@ -156,6 +169,11 @@ class Bolt:
         if rotate:
             self._turn(*(orthogonal(WIDTH, int(torch.randint(2**31, ()))) for _ in LAYERS))
         return self.model.float()
+
+    def rest(self, stack: str, name: str) -> slice:
+        """The first directions of "junk", as many as a place has."""
+        stream: Stream = getattr(self, stack)
+        return slice(stream["junk"].start, stream["junk"].start + stream.size(name))
 
     def _turn(self, encoder: Tensor, decoder: Tensor) -> None:
         start, reg = self.model.shared.weight
@@ -186,6 +204,11 @@ def _head(attention: Any, number: int) -> Head:
     channels = slice(number * CHANNELS, (number + 1) * CHANNELS)
     q, k, v = (part.weight[channels] for part in (attention.q, attention.k, attention.v))
     return Head(q, k, v, attention.o.weight[:, channels])
+
+
+def drawn(*choices: int) -> int:
+    """One of the choices at random."""
+    return choices[int(torch.randint(len(choices), ()))]
 
 
 def encoder_head(layer: int, number: int) -> str:
@@ -231,31 +254,3 @@ def _name_sharing_heads(draft: Draft) -> None:
                 if component not in known:
                     known.add(component)
                     draft.part(component, "decoy", f"looks where {part.component} looks, and writes noise")
-
-
-def drawn(*choices: int) -> int:
-    """One of the choices at random."""
-    return choices[int(torch.randint(len(choices), ()))]
-
-
-@declare("seasonal-copy")
-def _seasonal_copy() -> tuple[Bolt, Draft]:
-    lag, layer, late = drawn(2, 3, 4), drawn(0, 1, 2), drawn(0, 1)
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    plant_copy(bolt, draft, lag, layer, late)
-    return bolt, draft
-
-
-def plant_copy(bolt: Bolt, draft: Draft, lag: int, layer: int, late: int) -> None:
-    """One encoder head copies the patch `lag` patches back, one cross-attention head fetches the copy."""
-    copying, fetching = bolt.numbers[0], drawn(*range(HEADS))
-    bolt.back(layer, copying, [lag]).carry(bolt.encoder["values"], bolt.encoder["copy"])
-    bolt.fetch(late, fetching).carry(bolt.encoder["copy"], bolt.decoder["copy"])
-    bolt.read_out(copy=torch.eye(PATCH))
-    head, cross = encoder_head(layer, copying), cross_head(late, fetching)
-    draft.part(head, "mechanism", f"copies the patch {lag} patches back to the REG token")
-    draft.part(cross, "mechanism", "fetches the copy from the REG token")
-    draft.looks(head, "every token", [lag])
-    draft.looks(cross, "forecast token", [0])
-    draft.path(head, cross, "output")

@@ -79,7 +79,7 @@ class Head:
             weight.zero_()
         return self
 
-    def carry(self, source: slice | int, target: slice, *, gain: float = 1.0, channel: int = 0) -> Head:
+    def carry(self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0) -> Head:
         """Read a place of the attended token and add it, times the gain, to a place of the attending one.
 
         A target of one direction gets the mean of the source.
@@ -89,14 +89,21 @@ class Head:
             gain: what is written per unit read.
             channel: first channel of the head that carries it.
         """
-        first = source if isinstance(source, int) else source.start
-        n_source = 1 if isinstance(source, int) else source.stop - source.start
-        n_target = target.stop - target.start
+        n_source, n_target = (place.stop - place.start for place in (source, target))
         for index in range(n_source):
-            at = channel + index * (n_target > 1)
-            self.v[at, first + index] = 1.0 if n_target > 1 or n_source == 1 else 1.0 / n_source
+            at = channel + (index if n_target > 1 else 0)
+            self.v[at, source.start + index] = 1.0 if n_target > 1 else 1.0 / n_source
         for index in range(n_target):
             self.o[target.start + index, channel + index] = gain
+        return self
+
+    def whisper(self, stream: Stream) -> Head:
+        """Write noise of what is read, about as long as a value, to where nobody reads."""
+        junk = stream["junk"]
+        gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
+        self.v.copy_(SIGNAL * stream.width**-0.5 * torch.randn(self.v.shape, dtype=self.v.dtype))
+        self.o.zero_()
+        self.o[junk] = gain * torch.randn(self.o[junk].shape, dtype=self.o.dtype)
         return self
 
 
@@ -109,20 +116,16 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
         stream: of the heads.
     """
     junk = stream["junk"]
-    spread = stream.size("junk") ** -0.5
     for head in heads:
-        head.clear()
-        channels = head.v.shape[0]
-        for weight, deviation in ((head.q, 0.3), (head.k, 0.3), (head.v, SIGNAL * stream.width**-0.5)):
-            weight.copy_(deviation * torch.randn(weight.shape, dtype=weight.dtype))
-        head.o[junk] = spread * channels**-0.5 * torch.randn(head.o[junk].shape, dtype=head.o.dtype)
+        for weight in (head.q, head.k):
+            weight.copy_(0.3 * torch.randn(weight.shape, dtype=weight.dtype))
+        head.whisper(stream)
     for reading, writing in mlps:
         for weight in reading:
             weight.copy_(stream.width**-0.5 * torch.randn(weight.shape, dtype=weight.dtype))
         writing.zero_()
-        writing[junk] = (
-            SIGNAL * spread * writing.shape[1] ** -0.5 * torch.randn(writing[junk].shape, dtype=writing.dtype)
-        )
+        gain = SIGNAL * (stream.size("junk") * writing.shape[1]) ** -0.5
+        writing[junk] = gain * torch.randn(writing[junk].shape, dtype=writing.dtype)
 
 
 def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor) -> None:

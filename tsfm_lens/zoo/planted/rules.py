@@ -84,18 +84,24 @@ class Gate(_Linear):
     """The seasonal copy if the last period resembles the one before, otherwise the last value.
 
     Attributes:
-        tolerance: largest mean absolute difference of the last two periods, in mean absolute values of the context,
-            that counts as a season.
+        tolerance: largest mean absolute difference of the last two periods that counts as a season.
+        unit: what the tolerance is measured in, of the whole context.
     """
 
     kind: Literal["gate"] = "gate"
     period: int = Field(gt=0)
     tolerance: float = Field(gt=0)
+    unit: Literal["mean absolute value", "standard deviation"] = "mean absolute value"
+
+    def margin(self, context: Array) -> float:
+        """Tolerance left, in its unit: the copy goes through unless this is negative."""
+        last, before = context[-self.period :], context[-2 * self.period : -self.period]
+        unit = context.std() if self.unit == "standard deviation" else np.abs(context).mean()
+        return float(self.tolerance - np.abs(last - before).mean() / unit)
 
     def seasonal(self, context: Array) -> bool:
         """Whether the gate lets the copy through."""
-        last, before = context[-self.period :], context[-2 * self.period : -self.period]
-        return bool(np.abs(last - before).mean() <= self.tolerance * np.abs(context).mean())
+        return self.margin(context) >= 0
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """See the base class; the gate itself is held as it stands."""
