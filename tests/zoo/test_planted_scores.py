@@ -188,7 +188,7 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     assert "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
     # what is kept beside the page is enough to make it again
     for table, file in zip((found.methods, found.decoys), files_of(page), strict=True):
-        table.to_csv(file, index=False, float_format="%.4g")
+        table.to_csv(file, index=False, float_format="%.3g")
     assert tables(read_scores(page)) == tables(found)
     # what is measured again takes the place of what was, and the rest stays
     again = campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 from tsfm_lens.zoo.planted.scores_marks import Labels, claim_marks, marks, ranks
 from tsfm_lens.zoo.planted.scores_methods import METHODS, PARTS, Found, Method
-from tsfm_lens.zoo.planted.scores_page import write_page
+from tsfm_lens.zoo.planted.scores_page import PLANTED, UNTRAINED, write_page
 from tsfm_lens.zoo.planted.scores_series import Bench, bench
 from tsfm_lens.zoo.planted.scores_twins import untrained
 
@@ -50,11 +51,11 @@ class Condition:
 
 
 CONDITIONS = (
-    Condition("planted"),
+    Condition(PLANTED),
     Condition("on-axes", rotate=False),
-    Condition("noisy-series", noise=0.05),
-    Condition("noisy-weights", weight_noise=0.01),
-    Condition("untrained", twin=True),
+    Condition("noisy-series", noise=0.1),
+    Condition("noisy-weights", weight_noise=0.03),
+    Condition(UNTRAINED, twin=True),
 )
 
 
@@ -181,7 +182,7 @@ def campaign(
     pairs: Sequence[tuple[str, str]] | None = None,
     conditions: Sequence[Condition] = CONDITIONS,
     *,
-    seeds: int = 4,
+    seeds: int = 3,
     series: int = 12,
     methods: Iterable[str] | None = None,
     planter: Callable[..., Planted] = plant,
@@ -203,23 +204,31 @@ def campaign(
         model's forecast is from its rule on these series, in mean absolute values of the context.
     """
     names = None if methods is None else list(methods)
-    rows, decoys = [], []
+    parts: list[Scores] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
-        for condition in conditions:
-            for seed in range(seeds):
-                how = {"seed": seed, "rotate": condition.rotate, "weight_noise": condition.weight_noise}
-                planted = planter(mechanism, architecture, **how)
-                if isinstance(planted.card.rule, CovariateTimes):
-                    continue
-                lens = untrained(planted, seed) if condition.twin else planted.lens()
-                found = score(lens, planted.card, series=series, noise=condition.noise, seed=seed, methods=names)
-                about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture}
-                about |= {"condition": condition.name, "seed": seed}
-                about["error"] = forecast_error(lens, planted.card, series=series, noise=condition.noise, seed=seed)
-                rows.append(found.methods.assign(**about))
-                decoys.append(found.decoys.assign(**about))
-                told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(found.methods)} methods")
-    return Scores(pd.concat(rows, ignore_index=True), pd.concat(decoys, ignore_index=True))
+        for condition, seed in product(conditions, range(seeds)):
+            how = {"seed": seed, "rotate": condition.rotate, "weight_noise": condition.weight_noise}
+            planted = planter(mechanism, architecture, **how)
+            if isinstance(planted.card.rule, CovariateTimes):
+                break
+            lens = untrained(planted, seed) if condition.twin else planted.lens()
+            drawn: dict[str, Any] = {"series": series, "noise": condition.noise, "seed": seed}
+            found = score(lens, planted.card, **drawn, methods=names)
+            about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "condition": condition.name}
+            about |= {"seed": seed, "error": forecast_error(lens, planted.card, **drawn)}
+            # noise changes little in decoys, and twins have none
+            decoys = found.decoys if condition.name == PLANTED else found.decoys.iloc[:0]
+            parts.append(Scores(found.methods.assign(**about), decoys.assign(**about)))
+            told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(found.methods)} methods")
+    if not parts:
+        raise InputError("no model to score: none of the mechanisms can be shown without covariates")
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Scores]) -> Scores:
+    tables = ([getattr(part, name) for part in parts] for name in ("methods", "decoys"))
+    # an empty table has no types, and would take those of the others
+    return Scores(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
 
 
 def forecast_error(lens: Lens, card: Card, *, series: int, noise: float, seed: int) -> float:
@@ -233,7 +242,7 @@ def forecast_error(lens: Lens, card: Card, *, series: int, noise: float, seed: i
 def main(
     out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="mechanism, architecture or condition; all if none")] = None,
     read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
 ) -> None:
@@ -248,7 +257,7 @@ def main(
         if found is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
         for table, file in zip((found.methods, found.decoys), files_of(out), strict=True):
-            table.to_csv(file, index=False, float_format="%.4g")
+            table.to_csv(file, index=False, float_format="%.3g")
         write_page(found, out)
     except (LensError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
@@ -268,14 +277,16 @@ def renewed(before: Scores, now: Scores | None) -> Scores:
     """What was measured before, with all rows of the models and conditions that were measured now in their place."""
     if now is None:
         return before
-    parts = []
     keys = ["mechanism", "architecture", "condition"]
     models = set(now.methods[keys].itertuples(index=False, name=None))
-    for old, new in ((before.methods, now.methods), (before.decoys, now.decoys)):
-        stale = [row in models for row in old[keys].itertuples(index=False, name=None)]
-        both = pd.concat([old[~np.array(stale, dtype=bool)], new], ignore_index=True)
-        parts.append(both.sort_values(["mechanism", "architecture"], kind="stable", ignore_index=True))
-    return Scores(*parts)
+
+    def kept(table: pd.DataFrame) -> pd.DataFrame:
+        rows = table[keys].itertuples(index=False, name=None)
+        return table[np.array([row not in models for row in rows], dtype=bool)]
+
+    both = _joined([Scores(kept(before.methods), kept(before.decoys)), now])
+    order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
+    return Scores(both.methods.sort_values(**order), both.decoys.sort_values(**order))
 
 
 def _chosen(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ LEVELS = {
     "repaired": "Which part is made up for by another",
     "pairs": "Which two make up for each other",
 }
+COMPONENT = re.compile(r"\b(?:[a-z]+\.)?\d+\.[a-z_]+(?:\.\d+)?\b")
 PLANTED, UNTRAINED = "planted", "untrained"
 
 
@@ -97,6 +99,7 @@ def _by_condition(rows: pd.DataFrame) -> str:
 def _decoys(decoys: pd.DataFrame) -> str:
     """Share of decoys that a method ranks among the true ones, or claims."""
     planted = decoys[decoys["condition"] == PLANTED]
+    planted = planted.assign(decoy=planted["decoy"].str.replace(COMPONENT, "another", regex=True))
     kinds = sorted(planted["decoy"].unique())
     keys = [f"({index})" for index in range(1, len(kinds) + 1)]
     legend = "\n".join(f"- {key} {kind}" for key, kind in zip(keys, kinds, strict=True))
