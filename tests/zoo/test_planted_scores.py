@@ -122,6 +122,9 @@ def test_backups_count_only_where_pairs_are_looked_for(on: Bench) -> None:
     assert (labels.tolist(), counts.all(), every) == ([False, False, True, False], True, 1)
     pair = f"{ALIVE[1]} + decoder.2.mlp"
     assert truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[0].tolist() == [True, False]
+    edges = (f"{ALIVE[0]} > {ALIVE[1]}", f"{ALIVE[1]} > decoder.2.mlp", "decoder.2.mlp > output")
+    labels, counts, every = truth(with_backup, METHODS["path patching"], edges)
+    assert (labels.tolist(), counts.tolist(), every) == ([True, False, False], [True, False, False], 3)
     # the backup's score is left out, however high it is
     found = marks_of(with_backup, METHODS["zero ablation"], Found(names, np.array([9.0, 2.0, 1.0, 0.0])))
     assert (found["auroc"], found["worst_rank"], found["scope"]) == (1.0, 2.0, 1.0)

@@ -124,24 +124,26 @@ def truth(on: Bench, method: Method, names: Sequence[str]) -> tuple[Labels, Labe
     """What is true of candidates.
 
     Returns:
-        (candidate,) whether it is true; (candidate,) whether it counts, which backups do not where single parts are
-        looked for; how many are true in the whole model.
+        (candidate,) whether it is true; (candidate,) whether it counts, which backups and their edges do not unless
+        they are what is looked for; how many are true in the whole model.
     """
     card, counts = on.card, np.ones(len(names), dtype=bool)
     backups = [part for part in card.parts if part.role == "backup"]
+    idle = {part.component for part in backups}
     match method.level:
         case scores_inputs.INPUTS:
             known = scores_inputs.true_tokens(on)
             return np.array([known[name] for name in names]), counts, sum(known.values())
         case scores_edges.EDGES:
             true = {scores_edges.edge_name(*edge) for edge in card.edges}
+            counts = np.array([not idle & set(scores_edges.ends_of(name)) for name in names])
         case scores_edges.REPAIRED:
             true = {str(part.stands_in_for) for part in backups}
         case scores_edges.PAIRS:
             true = {scores_edges.pair_name(part.component, str(part.stands_in_for)) for part in backups}
         case _:
             true = set(card.components("mechanism"))
-            counts = np.array([name not in card.components("backup") for name in names])
+            counts = np.array([name not in idle for name in names])
     return np.array([name in true for name in names]), counts, len(true)
 
 

@@ -20,6 +20,11 @@ def edge_name(sender: str, receiver: str) -> str:
     return f"{sender} > {receiver}"
 
 
+def ends_of(edge: str) -> list[str]:
+    """Sender and receiver of a candidate."""
+    return edge.split(" > ")
+
+
 def pair_name(one: str, other: str) -> str:
     """A candidate's name, whichever comes first."""
     return " + ".join(sorted((one, other)))
