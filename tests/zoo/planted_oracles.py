@@ -118,6 +118,25 @@ def pattern_of(lens: Lens, series: Any, component: str) -> Array:
     return np.asarray(torch.as_tensor(pattern)[:, head.head].double())
 
 
+def assert_heads_look_where_stated(planted: Planted, n_tokens: int) -> None:
+    """On white noise that fills the context, every head on the card gives all keys that it names the same attention.
+
+    Args:
+        planted: the model.
+        n_tokens: keys of every head, at a full context.
+    """
+    card = planted.card
+    series = [np.random.default_rng(0).standard_normal(card.context[1])]
+    for looks in card.attends:
+        pattern = pattern_of(lens_of(planted), series, looks.component)[0]
+        assert pattern.shape[1] == n_tokens
+        last = n_tokens - 1
+        for query in range(max(looks.back), n_tokens) if looks.query == "every token" else [last]:
+            row = pattern[0] if looks.query == "forecast token" else pattern[query]
+            keys = [query - back for back in looks.back]
+            assert_close(row[keys], looks.weight / len(keys), depth=64, magnitude=1.0, dtype="float32")
+
+
 def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
     """Opened by the native loader, the model makes the same forecast bit for bit, and its card says the same."""
     planted.save(folder)
@@ -147,13 +166,19 @@ def share_of_zeros(model: torch.nn.Module) -> float:
     return sum(int((weight == 0).sum()) for weight in matrices) / sum(weight.numel() for weight in matrices)
 
 
-def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:
-    """Every level lies as far from the median as stated, in standard deviations of the context."""
+def assert_quantiles_spread(planted: Planted, deviates: Array, squash: Any = np.asarray) -> None:
+    """Every level lies as far from the median as stated, where the readout writes it.
+
+    Args:
+        planted: the model.
+        deviates: the distance of every level, (quantile,).
+        squash: what the model does to standardised values.
+    """
     card = planted.card
     series = series_of(card)
     quantiles = lens_of(planted).forecast(series, card.horizon).quantiles
     for one, levels in zip(series, quantiles, strict=True):
-        apart = (levels - levels[len(deviates) // 2]) / np.std(one)
-        assert_close(
-            apart, np.repeat(deviates[:, None], card.horizon, 1), depth=40, magnitude=1 / SIGNAL, dtype="float32"
-        )
+        written = squash((levels - np.mean(one)) / np.std(one))
+        stated = np.repeat(deviates[:, None], card.horizon, 1)
+        apart = written - written[len(deviates) // 2]
+        assert_close(apart, stated, depth=40, magnitude=1 / SIGNAL, dtype="float32")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tsfm_lens.zoo.planted import Planted, mechanisms, plant
-from tsfm_lens.zoo.planted.bolt import NAME
+from tsfm_lens.zoo.planted.bolt import CONTEXT, NAME
 from tsfm_lens.zoo.planted.patches import PATCH, deviates
 from zoo import planted_oracles as oracles
 
@@ -40,19 +40,7 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
 
 
 def test_heads_look_where_stated(planted: Planted) -> None:
-    lens, card = oracles.lens_of(planted), planted.card
-    length = card.context[1]
-    n_tokens = length // PATCH + 1
-    for looks in card.attends:
-        pattern = oracles.pattern_of(lens, [np.random.default_rng(0).standard_normal(length)], looks.component)[0]
-        assert pattern.shape[1] == n_tokens
-        last = n_tokens - 1
-        queries = range(max(looks.back), n_tokens) if looks.query == "every token" else [last]
-        for query in queries:
-            row = pattern[0] if looks.query == "forecast token" else pattern[query]
-            keys = [query - back for back in looks.back]
-            # all keys alike
-            oracles.assert_close(row[keys], looks.weight / len(keys), depth=64, magnitude=1.0, dtype="float32")
+    oracles.assert_heads_look_where_stated(planted, CONTEXT // PATCH + 1)
 
 
 def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:

@@ -206,11 +206,6 @@ def _head(attention: Any, number: int) -> Head:
     return Head(q, k, v, attention.o.weight[:, channels])
 
 
-def drawn(*choices: int) -> int:
-    """One of the choices at random."""
-    return choices[int(torch.randint(len(choices), ()))]
-
-
 def encoder_head(layer: int, number: int) -> str:
     """Its name as a component."""
     return f"encoder.{layer}.self_attn.{number}"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from tsfm_lens.zoo.planted.bolt import CONTEXT, SIDE, WIDTH, Bolt, cross_head, declare, drawn, encoder_head
-from tsfm_lens.zoo.planted.draft import Draft
-from tsfm_lens.zoo.planted.patches import LOUD, PATCH, SHARP, SIGNAL
+from tsfm_lens.zoo.planted.bolt import CONTEXT, SIDE, WIDTH, Bolt, cross_head, declare, encoder_head
+from tsfm_lens.zoo.planted.draft import Draft, drawn
+from tsfm_lens.zoo.planted.patches import FLAG, LOUD, PATCH, SHARP, SIGNAL
 from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, SeasonalCopy
 
-FLAG = 10 * SIGNAL
-"""Length of a direction that says yes or no."""
 SHARES = (0.6, 0.4, 0.4)
 """Shares of the copy that the primary head, its partner and, without the primary, the backup write."""
 TOLERANCE = 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,7 +18,7 @@ from tsfm_lens.zoo.planted.card import Attends, Part, Query, Role
 from tsfm_lens.zoo.planted.examples import draw_contexts
 from tsfm_lens.zoo.planted.patches import deviates
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.proving import TRIED, finished, rule_error
+from tsfm_lens.zoo.planted.proving import TRIED, finished
 
 ALLOWED = 1e-3
 """Largest error without weight noise: single precision in the stream (see `SIGNAL`), at outliers of a series."""
@@ -36,11 +36,13 @@ class Draft:
         rule: what it is to compute.
         context: observed values that it needs and takes.
         horizon: steps of one forecast.
+        squash: what the model does to standardised values.
     """
 
     rule: Any
     context: tuple[int, int]
     horizon: int
+    squash: Callable[[Array], Array] = np.asarray
     parts: list[Part] = field(default_factory=list)
     edges: list[tuple[str, str]] = field(default_factory=list)
     attends: list[Attends] = field(default_factory=list)
@@ -63,35 +65,55 @@ class Draft:
 
         Args:
             model: the native model in single precision.
-            bias: of its readout, in standard deviations of the context, (quantile, step); changed in place.
+            bias: of its readout, (quantile, step) or, if all patches share it, (quantile, step of a patch); changed in
+                place.
             weight_noise: see `plant`.
             card: mechanism, architecture, seed and rotated.
         """
         add_weight_noise(model, weight_noise, card["seed"])
-        bias -= torch.as_tensor(self._offsets(model), dtype=bias.dtype)
-        error = self._error(model)
+        off = self.tried(model, self.easy()).offsets(self.squash) - deviates().numpy()[:, None]
+        shared = off.reshape(len(off), -1, bias.shape[1]).mean(1)
+        bias -= torch.as_tensor(shared, dtype=bias.dtype)
+        error = self.tried(model, self.hard()).error()
         facts = {"rule": self.rule, "context": self.context, "horizon": self.horizon, "weight_noise": weight_noise}
         parts = tuple(sorted(self.parts, key=lambda part: part.component))
         found = {"parts": parts, "edges": tuple(self.edges), "attends": tuple(self.attends)}
         return finished(model, allowed=ALLOWED, error=error, **facts, **found, **card)
 
-    def _offsets(self, model: Any) -> Array:
-        """What rounding and noise of the weights add to every forecast: medians over white noise, (quantile, step)."""
-        rng = np.random.default_rng(0)
-        series = self._clear(rng.standard_normal((CENTRED, self.context[1])))
-        quantiles = load(model, check=False).forecast(series, self.horizon).quantiles
-        rule = np.stack([self.rule.forecast(one, self.horizon) for one in series])[:, None]
-        off = (quantiles - rule) / np.std(series, axis=1)[:, None, None]
-        return np.asarray(np.median(off, axis=0) - deviates().numpy()[:, None])
-
-    def _error(self, model: Any) -> float:
-        contexts = draw_contexts(self.rule, TRIED, self.context)
-        return rule_error(load(model, check=False), self.rule, self._clear(contexts), self.horizon)
-
-    def _clear(self, series: Any) -> list[Array]:
-        """Without series that lie so near the threshold of a gate that it stands half open."""
+    def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
+        """What the model and the rule say of series; those for which a gate stands half open are left out."""
         margin: Callable[[Array], float] | None = getattr(self.rule, "margin", None)
-        return [one for one in series if margin is None or abs(margin(one)) > HALF_OPEN]
+        series = [one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN]
+        quantiles = load(model, check=False).forecast(series, self.horizon).quantiles
+        return Trials(quantiles, np.stack([self.rule.forecast(one, self.horizon) for one in series]), series)
+
+    def easy(self) -> Iterable[Array]:
+        """Series on which the constant part of the error is measured."""
+        return np.random.default_rng(0).standard_normal((CENTRED, self.context[1]))
+
+    def hard(self) -> Iterable[Array]:
+        """Series on which the error of the card is measured."""
+        return draw_contexts(self.rule, TRIED, self.context)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Forecasts (series, quantile, step), what the rule says (series, step), and the contexts."""
+
+    quantiles: Array
+    rule: Array
+    contexts: Sequence[Array]
+
+    def error(self) -> float:
+        """Largest difference of median and rule, in mean absolute values of the context."""
+        off = np.abs(self.quantiles[:, self.quantiles.shape[1] // 2] - self.rule).max(1)
+        return float(max(most / np.abs(one).mean() for most, one in zip(off, self.contexts, strict=True)))
+
+    def offsets(self, squash: Callable[[Array], Array]) -> Array:
+        """How far quantiles lie from the rule, medians over series, as the readout writes them: (quantile, step)."""
+        loc, scale = (np.array([part(one) for one in self.contexts])[:, None, None] for part in (np.mean, np.std))
+        written, wanted = (squash((part - loc) / scale) for part in (self.quantiles, self.rule[:, None]))
+        return np.asarray(np.median(written - wanted, axis=0))
 
 
 HALF_OPEN = 2e-3
@@ -104,3 +126,8 @@ def drawing(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def drawn(*choices: int) -> int:
+    """One of the choices at random."""
+    return choices[int(torch.randint(len(choices), ()))]

@@ -18,6 +18,8 @@ SIGNAL = 0.004
 
 Larger, and the norms bend the values; smaller, and single precision rounds them. At 0.004 both cost about 1e-5.
 """
+FLAG = 10 * SIGNAL
+"""Length of a direction that says yes or no."""
 SPREAD = 0.1
 """Standard deviation of the quantiles around the rule's value, in standard deviations of the context."""
 SHARP = 40.0

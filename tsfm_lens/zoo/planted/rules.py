@@ -113,7 +113,11 @@ class Gate(_Linear):
 
 
 class CovariateTimes(BaseModel):
-    """The last value of the target and the known future covariate times a coefficient."""
+    """The known future covariate times a coefficient, on the level of the target.
+
+    The covariate is measured in standard deviations of its past, from its past mean, and so is the target. Past values
+    matter through these two alone, and the rule is not linear in them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -121,8 +125,21 @@ class CovariateTimes(BaseModel):
     coefficient: float
 
     def forecast(self, known: Array) -> Array:
-        """What the covariate's future values (horizon,) say of the target: (horizon,)."""
+        """What the covariate's standardised future values (horizon,) say of the target, standardised: (horizon,)."""
         return np.asarray(self.coefficient * known)
+
+    def forecast_of(self, target: Array, covariate: Array, known: Array) -> Array:
+        """What is forecast, in data units: (horizon,).
+
+        Args:
+            target, covariate: observed values, (time,) each.
+            known: future values of the covariate, (horizon,).
+        """
+        return np.asarray(target.mean() + target.std() * self.forecast((known - covariate.mean()) / covariate.std()))
+
+    def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
+        """Change of every forecast step per unit of every future value of the covariate: (horizon, horizon)."""
+        return np.asarray(np.eye(horizon) * self.coefficient * target.std() / covariate.std())
 
 
 Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]

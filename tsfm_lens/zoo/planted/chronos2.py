@@ -1,0 +1,237 @@
+"""Planted models in Chronos-2's format.
+
+Rotary positions hold a time-attention head at a fixed lag; group attention carries a known covariate to the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from chronos.chronos2 import Chronos2Model
+from chronos.chronos2.config import Chronos2CoreConfig
+from torch import Tensor
+
+from tsfm_lens.zoo.planted.basis import orthogonal
+from tsfm_lens.zoo.planted.draft import Draft, drawing, drawn
+from tsfm_lens.zoo.planted.patches import (
+    DECILES,
+    FLAG,
+    LOUD,
+    PATCH,
+    SHARP,
+    SIGNAL,
+    Head,
+    Stream,
+    deviates,
+    fill_with_noise,
+    rotary_query_and_key,
+    turn,
+)
+from tsfm_lens.zoo.planted.planting import Planted, planter
+from tsfm_lens.zoo.planted.rules import SeasonalCopy
+
+NAME = "chronos-2"
+CONTEXT = 128
+WIDTH = 64
+HEADS = 4
+CHANNELS = 16
+LAYERS = 3
+AHEAD = 2
+"""Patches of one forecast."""
+HORIZON = AHEAD * PATCH
+ONE = WIDTH**0.5
+"""Length of the constant direction, which gives every token a root mean square of 1."""
+KINDS = ("time_attn", "group_attn")
+
+
+def _blank(*, arcsinh: bool) -> Chronos2Model:
+    settings = {
+        "context_length": CONTEXT,
+        "input_patch_size": PATCH,
+        "input_patch_stride": PATCH,
+        "output_patch_size": PATCH,
+        "max_output_patches": AHEAD,
+        "quantiles": list(DECILES),
+        "use_reg_token": True,
+        "use_arcsinh": arcsinh,
+        "time_encoding_scale": CONTEXT,
+    }
+    config = Chronos2CoreConfig(
+        d_model=WIDTH,
+        d_kv=CHANNELS,
+        d_ff=WIDTH,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        # the gain of the norms
+        initializer_factor=1.0,
+        dropout_rate=0.0,
+        vocab_size=2,
+        pad_token_id=0,
+        reg_token_id=1,
+        architectures=["Chronos2Model"],
+        chronos_pipeline_class="Chronos2Pipeline",
+        chronos_config=settings,
+    )
+    return Chronos2Model(config).double().eval()
+
+
+class Chronos2:
+    """A Chronos-2 whose every head and MLP writes noise that nobody reads, until it is given something to do.
+
+    The stream has directions "one" (constant), "known" (`FLAG` times the share of the patch that is observed), "values"
+    (those of the patch) and "found" (what is forecast, read at the tokens to come).
+
+    Args:
+        arcsinh: whether standardised values pass through the inverse hyperbolic sine, as in the published model.
+
+    Attributes:
+        numbers: head numbers in random order.
+    """
+
+    def __init__(self, *, arcsinh: bool) -> None:
+        self.model = _blank(arcsinh=arcsinh)
+        self.stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH)
+        self.numbers: list[int] = torch.randperm(HEADS).tolist()
+        fill_with_noise(
+            [_head(attention, number) for attention in self._attentions() for number in range(HEADS)],
+            [([mlp.wi.weight], mlp.wo.weight) for mlp in self._mlps()],
+            self.stream,
+        )
+        for block in (self.model.input_patch_embedding, self.model.output_patch_embedding):
+            block.output_layer.weight.zero_()
+            block.residual_layer.weight.zero_()
+            for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
+                layer.bias.zero_()
+        same = torch.eye(PATCH, dtype=torch.float64)
+        # a patch comes as its times, its values, and whether they are known
+        linear = self.model.input_patch_embedding.residual_layer
+        linear.weight[self.stream["values"], PATCH : 2 * PATCH] = SIGNAL * same
+        linear.weight[self.stream["known"], 2 * PATCH :] = FLAG / PATCH
+        linear.bias[self.stream["one"]] = ONE
+        self.model.shared.weight.zero_()[:, self.stream["one"]] = ONE
+        readout = self.model.output_patch_embedding.residual_layer
+        readout.weight[:, self.stream["found"]] = same.repeat(len(DECILES), 1) / SIGNAL
+        readout.bias.copy_(deviates().repeat_interleave(PATCH))
+
+    def _attentions(self) -> list[Any]:
+        return [block.layer[place].self_attention for block in self.model.encoder.block for place in range(len(KINDS))]
+
+    def _mlps(self) -> list[Any]:
+        return [block.layer[2].mlp for block in self.model.encoder.block]
+
+    def head(self, kind: str, layer: int, number: int) -> Head:
+        """A head without its noise, all 0."""
+        return _head(self._attentions()[layer * len(KINDS) + KINDS.index(kind)], number).clear()
+
+    def back(self, layer: int, number: int, tokens: int) -> Head:
+        """A time-attention head that looks, from every token, so many tokens back."""
+        head = self.head("time_attn", layer, number)
+        frequencies = self._attentions()[0].rope_embed.inv_freq
+        far = CONTEXT // PATCH + 1 + AHEAD
+        query, key = rotary_query_and_key(frequencies, tokens, far)
+        # a pair is a channel and the one half of all channels further on
+        head.q[:, self.stream["one"]] = query.T.reshape(-1, 1) / ONE
+        head.k[:, self.stream["one"]] = key.T.reshape(-1, 1) / ONE
+        return head
+
+    def known(self, layer: int, number: int) -> Head:
+        """A group-attention head that looks at the series whose values are known at this time."""
+        head = self.head("group_attn", layer, number)
+        head.q[-1, self.stream["one"]] = 1 / ONE
+        # one known value of a patch is enough
+        head.k[-1, self.stream["known"]] = PATCH * SHARP / FLAG
+        return head
+
+    def finish(self, *, rotate: bool) -> Chronos2Model:
+        """Turn the stream at random, and return the model in single precision."""
+        if rotate:
+            embedding, readout = self.model.input_patch_embedding, self.model.output_patch_embedding
+            reading = [self.model.shared.weight, readout.hidden_layer.weight, readout.residual_layer.weight]
+            writing = [part for layer in (embedding.output_layer, embedding.residual_layer) for part in _parts(layer)]
+            for attention in self._attentions():
+                reading += [attention.q.weight, attention.k.weight, attention.v.weight]
+                writing.append(attention.o.weight)
+            for mlp in self._mlps():
+                reading.append(mlp.wi.weight)
+                writing.append(mlp.wo.weight)
+            turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
+        return self.model.float()
+
+
+def _parts(layer: Any) -> list[Tensor]:
+    return [layer.weight, layer.bias]
+
+
+def _head(attention: Any, number: int) -> Head:
+    channels = slice(number * CHANNELS, (number + 1) * CHANNELS)
+    q, k, v = (part.weight[channels] for part in (attention.q, attention.k, attention.v))
+    return Head(q, k, v, attention.o.weight[:, channels])
+
+
+Build = Callable[[], tuple[Chronos2, Draft]]
+
+
+def declare(mechanism: str) -> Callable[[Build], Build]:
+    """Declare a function that sets the weights of `mechanism`."""
+
+    def wrap(build: Build) -> Build:
+        @planter(mechanism, NAME)
+        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+            with drawing(seed), torch.no_grad():
+                chronos, draft = build()
+                model = chronos.finish(rotate=rotate)
+                bias = model.output_patch_embedding.residual_layer.bias.view(len(DECILES), PATCH)
+                facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME}
+                return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
+
+        return build
+
+    return wrap
+
+
+@declare("seasonal-copy")
+def _seasonal_copy() -> tuple[Chronos2, Draft]:
+    chronos, draft, _ = _copying(drawn(2, 3, 4))
+    return chronos, draft
+
+
+def _copying(lag: int) -> tuple[Chronos2, Draft, int]:
+    """One time-attention head copies, to every token to come, the patch `lag` patches before it."""
+    chronos = Chronos2(arcsinh=True)
+    layer, number = drawn(*range(LAYERS)), chronos.numbers[0]
+    # the REG token stands between the context and what is to come
+    tokens = lag + 1
+    chronos.back(layer, number, tokens).carry(chronos.stream["values"], chronos.stream["found"])
+    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), HORIZON, squash=np.arcsinh)
+    head = draft.part(
+        f"{layer}.time_attn.{number}", "mechanism", f"copies the patch {lag} patches before each forecast"
+    )
+    draft.looks(head, "every token", [tokens])
+    draft.path(head, "output")
+    return chronos, draft, tokens
+
+
+@declare("decoys")
+def _decoys() -> tuple[Chronos2, Draft]:
+    chronos, draft, tokens = _copying(drawn(2, 3, 4))
+    values, found = chronos.stream["values"], chronos.stream["found"]
+    rest = slice(chronos.stream["junk"].start, chronos.stream["junk"].start + PATCH)
+    like, loud, sharp = ((drawn(*range(LAYERS)), number) for number in chronos.numbers[1:])
+    chronos.back(*like, tokens).carry(values, rest)
+    chronos.back(*loud, 1).carry(values, rest, gain=LOUD)
+    chronos.back(*sharp, 0).whisper(chronos.stream)
+    stories = (
+        (like, tokens, "looks where the copying head looks and copies, to where nobody reads"),
+        (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
+        (sharp, 0, "looks at its own token alone and writes noise"),
+    )
+    for (layer, number), back, does in stories:
+        head = draft.part(f"{layer}.time_attn.{number}", "decoy", does)
+        draft.looks(head, "every token", [back])
+    layer, number = LAYERS - 1, drawn(*range(HEADS))
+    chronos.known(layer, number).carry(found, rest, gain=LOUD)
+    draft.part(f"{layer}.group_attn.{number}", "decoy", f"writes {LOUD} times what is found to where nobody reads")
+    return chronos, draft
