@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +53,6 @@ class Condition:
 
 CONDITIONS = (
     Condition(PLANTED),
-    Condition("on-axes", rotate=False),
     Condition("noisy-series", noise=0.1),
     Condition("noisy-weights", weight_noise=0.03),
     Condition(UNTRAINED, twin=True),
@@ -208,9 +208,9 @@ def campaign(
     names = None if methods is None else list(methods)
     parts: list[Scores] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
-        for condition, seed in product(conditions, range(seeds)):
-            how = {"seed": seed, "rotate": condition.rotate, "weight_noise": condition.weight_noise}
-            planted = planter(mechanism, architecture, **how)
+        planted_once = lru_cache(maxsize=2)(partial(planter, mechanism, architecture))
+        for seed, condition in product(range(seeds), conditions):
+            planted = planted_once(seed=seed, rotate=condition.rotate, weight_noise=condition.weight_noise)
             if isinstance(planted.card.rule, CovariateTimes):
                 break
             lens = untrained(planted, seed) if condition.twin else planted.lens()

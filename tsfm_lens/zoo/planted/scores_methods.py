@@ -205,6 +205,21 @@ for _name in ("logit", "expected_value", "linearised", "integrated", "lens_diffe
     )
 
 
+@method("stream shares")
+def _shares(bench: Bench) -> Found:
+    """Heads, and the branches that have none, by the mean size of their direct attribution."""
+    data = probes.stream_shares(bench.clean)
+    heads = (data["head_size"] / data["size"].sum("writer")).mean("series").transpose("writer", "head")
+    wholes = (data["size"] / data["size"].sum("writer")).mean("series")
+    named = {}
+    for row, writer in enumerate(data["writer"].values):
+        for head in data["head"].values:
+            named[f"{writer}.{head}"] = float(heads[row, int(head)])
+        named[str(writer)] = float(wholes[row])
+    names = tuple(map(str, bench.read_out))
+    return Found(names, np.array([named[name] for name in names]))
+
+
 @method("norm of what heads write")
 def _norms(bench: Bench) -> Found:
     data = [probes.norm_weighted_attention(bench.clean.select(i)) for i in range(len(bench.clean.batch))]
@@ -217,7 +232,7 @@ def _norms(bench: Bench) -> Found:
 
 def _circuit(bench: Bench, ranking: str, contrast: bool) -> Found:
     other = bench.corrupted if contrast else None
-    how: dict[str, Any] = {"nodes": bench.components, "ranking": ranking, "per_round": 4}
+    how: dict[str, Any] = {"nodes": bench.components, "ranking": ranking, "per_round": 8}
     data = probes.minimal_circuit(bench.clean, other, **how)
     taken, kept = data["taken"].values, data["in_circuit"].values
     # what went late was missed more
