@@ -11,14 +11,17 @@ __all__ = ["draw_contexts"]
 
 Array = NDArray[np.float64]
 
+LEVELS = 6
+
 
 def draw_contexts(
     rule: Rule, count: int, length: tuple[int, int], *, seed: int = 0, noise: float = 0.0
 ) -> tuple[Array, ...]:
     """Random contexts, each of a random length, amplitude and phase.
 
-    Seasonal rules get a random shape repeated (for a gate every second series is a random walk, which has no season),
-    means and trends a level or line under independent values.
+    Seasonal rules get a random shape repeated, on a few levels that come back in other orders, so that no value but
+    every two in a row tell the phase; for a gate every second series is a random walk, which has no season, and none is
+    close to the edge. Means and trends get a level or line under independent values.
 
     Args:
         rule: of a planted model.
@@ -31,20 +34,49 @@ def draw_contexts(
         A (time,) array a series.
     """
     rng = np.random.default_rng(seed)
-    contexts = []
-    for number in range(count):
+    contexts: list[Array] = []
+    while len(contexts) < count:
         time = int(rng.integers(length[0], length[1] + 1))
-        series = _series(rule, number, time, rng)
+        series = _series(rule, len(contexts), time, rng)
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
-        contexts.append(series + noise * np.abs(series).mean() * rng.standard_normal(time))
+        series += noise * np.abs(series).mean() * rng.standard_normal(time)
+        if not (isinstance(rule, Gate) and _at_the_edge(rule, series)):
+            contexts.append(series)
     return tuple(contexts)
+
+
+def shape(period: int, rng: np.random.Generator) -> Array:
+    """A shape (period,) of few levels, in which no pair of neighbours occurs twice, the last and the first included."""
+    count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
+    levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
+    while True:
+        path = [int(rng.integers(count))]
+        pairs: set[tuple[int, int]] = set()
+        while len(path) <= period:
+            free = [after for after in range(count) if (path[-1], after) not in pairs]
+            if not free:
+                break
+            # the shape is closed by its first level
+            after = path[0] if len(path) == period else int(rng.choice(free))
+            if after not in free:
+                break
+            pairs.add((path[-1], after))
+            path.append(after)
+        if len(path) > period:
+            return levels[path[:period]]
+
+
+def _at_the_edge(rule: Gate, series: Array) -> bool:
+    return rule.model_copy(update={"tolerance": 0.8 * rule.tolerance}).seasonal(series) != rule.model_copy(
+        update={"tolerance": 1.25 * rule.tolerance}
+    ).seasonal(series)
 
 
 def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:
     if isinstance(rule, Gate) and number % 2:
         return np.asarray(rng.standard_normal() + rng.standard_normal(time).cumsum())
     if isinstance(rule, SeasonalCopy | Gate):
-        return np.resize(rng.standard_normal(rule.period).clip(-2.5, 2.5), time)
+        return np.resize(shape(rule.period, rng), time)
     steps = np.arange(time) / time
     slope = rng.standard_normal() if isinstance(rule, LinearTrend) else 0.0
     if isinstance(rule, LinearTrend | LocalMean):
