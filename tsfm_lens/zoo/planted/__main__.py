@@ -26,9 +26,13 @@ def main(
         planted = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
         planted.save(out)
     except LensError as error:
-        raise SystemExit(f"error: {error}") from None
-    console().print(f"{planted.card.name}: error {planted.card.error:.2g} mean absolute values, in {out}", markup=False)
+        console(stderr=True).print(f"error: {error}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    console().print(f"{planted.card.name}: error {planted.card.error:.2g} mean absolute values, in {out}")
 
+
+app = typer.Typer(add_completion=False)
+app.command()(main)
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -22,7 +22,7 @@ class Basis:
 
     Attributes:
         directions: (width, width), a direction a row, in double precision.
-        blocks: rows of each name.
+        blocks: rows of each name; what is left over is "junk".
     """
 
     directions: Tensor
@@ -41,6 +41,7 @@ class Basis:
         for name, size in sizes.items():
             blocks[name] = slice(start, start + size)
             start += size
+        blocks["junk"] = slice(start, width)
         return cls(orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64), blocks)
 
     def __getitem__(self, name: str) -> Tensor:

@@ -1,8 +1,9 @@
 """A Chronos model (T5 over value tokens) whose weights are set head by head.
 
 The stream is thought of in units of a token's embedding: every embedding of a value has length 1, so that the first
-root-mean-square norms divide by a constant and what heads read is linear. What a norm yields is thought of as the
-stream divided by its length; `Canvas` puts the factors of the width in.
+root-mean-square norms divide by a constant and what heads read is linear in it. What a norm yields is thought of as the
+stream divided by its length; `Canvas` puts in the factors of the width. T5 has one embedding matrix for encoder,
+decoder and logits, so a logit is the product of a value's embedding and the last stream.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks import Component
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models import load
 from tsfm_lens.zoo.planted.basis import Basis, orthogonal
+from tsfm_lens.zoo.planted.draft import Draft
+from tsfm_lens.zoo.planted.planting import Planted
+from tsfm_lens.zoo.planted.proving import finished
+from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["BIN", "CONTEXT", "HEAD", "LIMIT", "ONE", "WAVES", "WIDTH", "Canvas", "Pairs"]
+__all__ = ["BIN", "CONTEXT", "LIMIT", "NAME", "ONE", "WAVES", "Canvas", "Pairs"]
 
-WIDTH, HEAD, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 24, 1024, 128, 5.0, 128
+NAME = "chronos"
+WIDTH, HEADS, CHANNELS, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 1024, 128, 5.0, 128
 PAD, EOS, FIRST = 0, 1, 3
 """Ids: of the start token, of the end of the context, of the lowest bin."""
 
@@ -33,93 +40,94 @@ BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 ONE = 0.1
 """Share of a value's squared embedding that is the same for all values."""
 
-Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Directions (n, width) that are read, and as many that they are compared with or written to."""
+WHISPER = 0.02
+"""What a head or an MLP without a task writes, to where nobody reads, in lengths of an embedding."""
 
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""Directions (n, width) that are read, and as many that they are compared with or written to."""
+
 
 class Canvas:
-    """A Chronos model whose heads and MLPs all do nothing, to plant in.
+    """A Chronos model in which no head and no MLP does anything yet, to plant in.
 
     Attributes:
-        basis: directions of the stream by name, the same in encoder and decoder, whose embeddings are one matrix.
+        basis: directions of the stream by name, the same in encoder and decoder.
         native: the transformers model.
-        rng: for choices, such as which of a layer's heads gets a task.
+        draft: what its card will say.
     """
 
     def __init__(
         self,
+        rule: Rule,
         blocks: Mapping[str, int],
         *,
         seed: int,
         rotate: bool,
+        needs: int,
         horizon: int,
         waves: float,
         start: float,
         sharpness: float,
-        heads: int = 4,
         layers: int = 2,
         d_ff: int = 32,
     ) -> None:
         """Lay out the stream and the embeddings.
 
         Args:
+            rule: what is to be computed.
             blocks: directions of the stream by name, besides those of the embeddings.
-            seed, rotate: of the basis.
+            seed, rotate: of the basis, and of which of a layer's heads get tasks.
+            needs: observed values that the mechanism needs.
             horizon: steps of one pass.
             waves: share of a value's squared embedding that is waves.
-            start: length of the start token's embedding; short, since the head that reads it is the same matrix.
+            start: length of the start token's embedding; a long one would be drawn as a value.
             sharpness: factor on the logits.
-            heads, layers, d_ff: heads of a layer, layers of encoder and of decoder, hidden units of an MLP. (The library
-                sizes the decoder's cache by the encoder's layers, so there are as many of both.)
+            layers, d_ff: layers of encoder and of decoder, hidden units of an MLP. (The library sizes the decoder's
+                cache by the encoder's layers, so there are as many of both.)
         """
         sizes = {**ALWAYS, **({"wave": 2 * len(WAVES)} if waves else {}), **blocks}
         self.basis = Basis.draw(WIDTH, sizes, seed=seed, rotate=rotate)
-        self.rng = np.random.default_rng(seed)
-        self._turn = seed if rotate else None
-        self._taken: dict[str, int] = {}
-        self.native = _blank(heads, layers, d_ff, horizon)
+        self.draft = Draft(rule, (needs, CONTEXT), horizon)
+        self.native = _blank(layers, d_ff, horizon)
         self.linear = 1.0 - ONE - waves
+        self._origin = {"seed": seed, "rotated": rotate}
+        self._choices, self._turns = (np.random.default_rng([seed, stream]) for stream in (0, 1))
+        self._free: dict[str, list[int]] = {}
+        self._busy: set[str] = set()
         table = torch.zeros(VOCABULARY, WIDTH, dtype=torch.float64)
-        table[FIRST:] = self.embedded(_centers(), waves)
+        table[FIRST:] = self._embedded(torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves)
         table[PAD] = start * self.basis["start"][0]
         table[EOS] = self.basis["eos"][0]
-        self._set(self.native.shared.weight, WIDTH**0.5 * table)
+        _set(self.native.shared.weight, WIDTH**0.5 * table)
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
 
-    def embedded(self, values: Tensor, waves: float) -> Tensor:
+    def _embedded(self, values: Tensor, waves: float) -> Tensor:
         """Embeddings of values (n,) in mean absolute values, each of length 1: (n, width)."""
         part = values / LIMIT
-        rest = self.linear
-        value, square = (rest / 2) ** 0.5 * part, (2 * rest) ** 0.5 * (part**2 - 0.5)
-        filler = (rest - value**2 - square**2).clamp(min=0) ** 0.5
-        of = self.basis
+        value, square = (self.linear / 2) ** 0.5 * part, (2 * self.linear) ** 0.5 * (part**2 - 0.5)
+        filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
         columns = torch.stack([torch.full_like(part, ONE**0.5), value, square, filler], dim=1)
-        table = columns @ of.span("one", "value", "square", "filler")
+        table = columns @ self.basis.span("one", "value", "square", "filler")
         if waves:
             angle = 2 * torch.pi * values[:, None] / torch.tensor(WAVES, dtype=torch.float64)
-            table += (waves / len(WAVES)) ** 0.5 * torch.cat([angle.cos(), angle.sin()], dim=1) @ of["wave"]
+            table += (waves / len(WAVES)) ** 0.5 * torch.cat([angle.cos(), angle.sin()], dim=1) @ self.basis["wave"]
         return table
 
     def free_head(self, place: str) -> str:
-        """Name a head, chosen at random, that has no task yet; in self-attention one that is free in every layer.
+        """Choose a head without a task; layers of self-attention share their position biases, and so the choice.
 
         Args:
             place: like "decoder.1.cross_attn".
         """
         stack, _, kind = place.split(".")
         shared = f"{stack}.{kind}" if kind == "self_attn" else place
-        heads = self.native.config.num_heads
-        taken = self._taken.get(shared, 0)
-        options = [head for head in range(heads) if not taken >> head & 1]
-        head = int(self.rng.choice(options))
-        self._taken[shared] = taken | 1 << head
-        return f"{place}.{head}"
+        if shared not in self._free:
+            self._free[shared] = self._choices.permutation(HEADS).tolist()
+        return f"{place}.{self._free[shared].pop()}"
 
-    def head(
-        self, name: str, *, match: Pairs = (), moves: Pairs = (), bias: Mapping[int, float] | None = None
-    ) -> str:
+    def head(self, name: str, *, match: Pairs = (), moves: Pairs = (), bias: Mapping[int, float] | None = None) -> str:
         """Give a head its task.
 
         Args:
@@ -129,33 +137,35 @@ class Canvas:
             bias: by key minus query in tokens, the logit of T5's relative position bias, the same in all layers.
 
         Raises:
-            InputError: more directions than the head has.
+            InputError: more directions than the head has, or a distance that shares its bucket with another.
         """
         module, head = self._attention(name)
-        rows = slice(HEAD * head, HEAD * (head + 1))
-        for number, (pairs, left, right) in enumerate(((match, module.q, module.k), (moves, module.v, module.o))):
-            if not pairs:
-                continue
-            first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
-            if len(first) > HEAD:
-                raise InputError(f"{name}: {len(first)} directions do not fit into a head of {HEAD}")
-            # in the head's own space too, nothing lies on an axis
-            turn = torch.eye(HEAD, dtype=torch.float64)
-            if self._turn is not None:
-                turn = orthogonal(HEAD, self._turn + 7919 * (2 * sum(map(ord, name)) + number + 1))
-            turned = turn[:, : len(first)]
-            self._set(left.weight[rows], turned @ first / WIDTH**0.5)
-            if number:
-                self._set(right.weight[:, rows], WIDTH**0.5 * second.T @ turned.T)
-            else:
-                self._set(right.weight[rows], turned @ second / WIDTH**0.5)
+        rows = slice(CHANNELS * head, CHANNELS * (head + 1))
+        self._busy.add(name)
+        if match:
+            queries, keys, turn = self._in_head(name, match)
+            _set(module.q.weight[rows], turn @ queries / WIDTH**0.5)
+            _set(module.k.weight[rows], turn @ keys / WIDTH**0.5)
+        if moves:
+            reads, writes, turn = self._in_head(name, moves)
+            _set(module.v.weight[rows], turn @ reads / WIDTH**0.5)
+            _set(module.o.weight[:, rows], WIDTH**0.5 * writes.T @ turn.T)
+        table = self._attention(name, layer=0)[0]
         for offset, logit in (bias or {}).items():
-            table = self._attention(name, layer=0)[0]
-            self._set(table.relative_attention_bias.weight[self._bucket(name, offset), head], torch.tensor(logit))
+            weight = table.relative_attention_bias.weight
+            _set(weight[_bucket(table, offset, both_ways=name.startswith("encoder")), head], torch.tensor(logit))
         return name
 
+    def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
+        first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
+        if len(first) > CHANNELS:
+            raise InputError(f"{name}: {len(first)} directions do not fit into a head of {CHANNELS}")
+        turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
+        return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
+
     def mlp(self, name: str, reads: Tensor, writes: Tensor) -> str:
-        """Give an MLP hidden units: what each reads (n, width), and what each writes (n, width) times its positive part.
+        """Give an MLP hidden units: what each reads (n, width), and what it writes (n, width) with its positive part.
 
         Raises:
             InputError: more hidden units than the MLP has.
@@ -164,9 +174,44 @@ class Canvas:
         module = getattr(self.native, component.stack).block[component.layer].layer[-1].DenseReluDense
         if len(reads) > module.wi.out_features:
             raise InputError(f"{name}: {len(reads)} hidden units do not fit into {module.wi.out_features}")
-        self._set(module.wi.weight[: len(reads)], reads / WIDTH**0.5)
-        self._set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)
+        self._busy.add(name)
+        _set(module.wi.weight[: len(reads)], reads / WIDTH**0.5)
+        _set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)
         return name
+
+    def finish(self, mechanism: str, weight_noise: float, *, allowed: float = 2 * BIN) -> Planted:
+        """Let all without a task whisper, prove the model and write its card.
+
+        Args:
+            mechanism, weight_noise: see :func:`tsfm_lens.zoo.planted.plant`.
+            allowed: error without weight noise, in mean absolute values.
+        """
+        self._whisper()
+        draft = self.draft
+        facts: dict[str, Any] = {"rule": draft.rule, "context": draft.context, "horizon": draft.horizon}
+        facts |= {"mechanism": mechanism, "architecture": NAME, "weight_noise": weight_noise}
+        return finished(self.native, allowed=allowed, **facts, **self._origin, **draft.found())
+
+    def _whisper(self) -> None:
+        """Let heads and MLPs without a task write noise of what they read, a little, to where nobody reads."""
+        generator = torch.Generator().manual_seed(int(self._choices.integers(2**31)))
+        directions, junk = self.basis.directions, self.basis["junk"]
+
+        def noise(*shape: int, gain: float = 1.0) -> Tensor:
+            return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        wiring, hidden = load(self.native, check=False).wiring, self.native.config.d_ff
+        for component in (each for stack in wiring.stacks for each in writers(wiring, stack.name)):
+            # the same noise in any basis
+            reads = noise(hidden if component.head is None else CHANNELS, WIDTH) @ directions
+            writes = noise(len(reads), len(junk), gain=WHISPER * (len(reads) * len(junk)) ** -0.5) @ junk
+            compared = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
+            if str(component) in self._busy:
+                continue
+            if component.head is None:
+                self.mlp(str(component), reads, writes)
+            else:
+                self.head(str(component), match=[(compared[0], compared[1])], moves=[(reads, writes)])
 
     def _attention(self, name: str, layer: int | None = None) -> tuple[Any, int]:
         component = Component.parse(name)
@@ -176,29 +221,22 @@ class Canvas:
             return block.layer[1].EncDecAttention, component.head
         return block.layer[0].SelfAttention, component.head
 
-    def _bucket(self, name: str, offset: int) -> int:
-        """Bucket of a distance, which must be the only one in it."""
-        module, _ = self._attention(name, layer=0)
-        both_ways = name.startswith("encoder")
-        near = torch.tensor([offset - 1, offset, offset + 1] if both_ways else [offset - 1, offset])
-        buckets = module._relative_position_bucket(near, both_ways, BUCKETS, CONTEXT).tolist()
-        here = buckets[1]
-        if buckets.count(here) > 1 or (offset > 0 and not both_ways):
-            raise InputError(f"{name}: the distance {offset} has no bucket of its own")
-        return int(here)
 
-    @staticmethod
-    def _set(weight: Tensor, value: Tensor) -> None:
-        with torch.no_grad():
-            weight.copy_(value)
+def _set(weight: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        weight.copy_(value)
 
 
-def _centers() -> Tensor:
-    """Values of the bins, in mean absolute values."""
-    return torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64)
+def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
+    """Bucket of a distance, which must be the only one in it."""
+    near = torch.tensor([offset, offset - 1, offset + both_ways])
+    buckets = attention._relative_position_bucket(near, both_ways, BUCKETS, CONTEXT).tolist()
+    if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
+        raise InputError(f"the distance of {offset} tokens shares its bucket of T5's position bias with another")
+    return int(buckets[0])
 
 
-def _blank(heads: int, layers: int, d_ff: int, horizon: int) -> Any:
+def _blank(layers: int, d_ff: int, horizon: int) -> Any:
     """A T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -222,11 +260,11 @@ def _blank(heads: int, layers: int, d_ff: int, horizon: int) -> Any:
         architectures=["T5ForConditionalGeneration"],
         vocab_size=VOCABULARY,
         d_model=WIDTH,
-        d_kv=HEAD,
+        d_kv=CHANNELS,
         d_ff=d_ff,
         num_layers=layers,
         num_decoder_layers=layers,
-        num_heads=heads,
+        num_heads=HEADS,
         relative_attention_num_buckets=BUCKETS,
         relative_attention_max_distance=CONTEXT,
         feed_forward_proj="relu",

@@ -1,37 +1,33 @@
 """The planted induction circuit of Chronos: a value is copied from where the values before it were the last ones.
 
 Cross-attention of T5 knows no positions, so the place to copy from is found by content. Encoder heads write into every
-token the values one, two and three steps back. The query of the copying head is the last three values: in the decoder
-those that it has written, at its first steps those of the context's end, which a head fetches from the end token. Keys
-count only within the last period, which an encoder head marks by the distance to the end token; so the copy is that of
-one period back and of no earlier one, whatever is alike.
+token the values one and two steps back. The query of the copying head is the last two values: in the decoder those that
+it has written, at its first steps those of the context's end, which a head fetches from the end token. Keys count only
+within the last period, which an encoder head marks by the distance to the end token; so the copy is that of one period
+back and of no earlier one, whatever is alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tsfm_lens.zoo.planted.card import Attends, Part
-from tsfm_lens.zoo.planted.chronos import BIN, CONTEXT, ONE, WAVES, Canvas
+from tsfm_lens.zoo.planted.chronos import BIN, NAME, ONE, WAVES, Canvas, Pairs
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.proving import finished
-from tsfm_lens.zoo.planted.rules import SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Rule, SeasonalCopy
 
-__all__ = ["PERIOD", "WAVE", "Circuit", "copy_canvas", "plant_copy"]
+__all__ = ["ALL", "LOUD", "MARK", "RECENT", "SHARE", "START", "SURE", "WAVE", "Lengths", "copy_canvas", "plant_copy"]
 
 PERIOD = 24
-HORIZON = 24
+COPY = SeasonalCopy(period=PERIOD)
 BACKS = 2
 """How many values are compared; `examples.shape` draws shapes in which two are enough and both are needed."""
 
-WAVE = 0.5
-"""Share of a value's squared embedding that is waves."""
+WAVE, MARK, START = 0.5, 0.3, 0.5
+"""Share of a value's squared embedding that is waves; lengths of marks and of the start token."""
 
-MARK = 0.3
-START = 0.5
 LOUD = 50.0
 """What the copying head writes, in embeddings; all else in the last stream is small against it."""
 
@@ -45,41 +41,18 @@ RECENT = 1.2 * 2 * MATCH * BACKS * sum(FINE)
 """Score of being in the last period: more than the best match against the worst."""
 
 DONE = 0.5
-"""The flag that the copying head leaves behind, in lengths of what it copies."""
+"""The flag that a copying head leaves behind for its backup, in lengths of what it copies."""
 
 SURE = 30.0
 """Difference of scores by which a head looks at one kind of token and no other."""
 
+SHARE = 0.99
+"""Attention that falls on the place of one period back: all but that on similar places."""
+
 BLOCKS = {"back1": 10, "back2": 10, "ago2": 10, "first": 1, "mark": 1}
-"""Encoder: the values before, and marks. Decoder: in the same directions of `back`, those at the context's end."""
+"""Encoder: the values before, and marks. Decoder: in the directions of `back`, the values at the context's end."""
 
 ALL = ("one", "value", "square", "filler", "wave")
-
-
-@dataclass
-class Circuit:
-    """What a card says, collected while heads are given their tasks."""
-
-    parts: list[Part] = field(default_factory=list)
-    edges: list[tuple[str, str]] = field(default_factory=list)
-    attends: list[Attends] = field(default_factory=list)
-
-    def add(self, component: str, does: str, *, role: Any = "mechanism", stands_in_for: str | None = None) -> str:
-        """Note a part."""
-        self.parts.append(Part(component=component, role=role, does=does, stands_in_for=stands_in_for))
-        return component
-
-    def looks(self, component: str, query: Any, *back: int, moves: int = 0) -> None:
-        """Note where a head looks, with nearly all of its attention."""
-        self.attends.append(Attends(component=component, query=query, back=back, moves=moves, weight=0.99))
-
-    def feeds(self, receiver: str, *senders: str) -> None:
-        """Note paths."""
-        self.edges += [(sender, receiver) for sender in senders]
-
-    def fields(self) -> dict[str, Any]:
-        """The card's fields."""
-        return {"parts": tuple(self.parts), "edges": tuple(self.edges), "attends": tuple(self.attends)}
 
 
 @dataclass(frozen=True)
@@ -91,20 +64,24 @@ class Lengths:
     query: float = (1 + WAVE) ** 0.5
 
 
-def copy_canvas(blocks: dict[str, int] | None = None, *, loud: float = 1.0, **options: Any) -> Canvas:
+def copy_canvas(
+    blocks: dict[str, int] | None = None, *, rule: Rule = COPY, loud: float = 1.0, **options: Any
+) -> Canvas:
     """A canvas whose values have waves, and whose logits are as sharp as one bin where a single value is copied.
 
     Args:
         blocks: further directions of the stream.
+        rule: what is to be computed.
         loud: length of the last stream, in that of the copied value.
         options: of the canvas.
     """
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings = {"horizon": HORIZON, "waves": WAVE, "start": START, "sharpness": loud * BIN**-2 / bend}
-    return Canvas({**BLOCKS, **(blocks or {})}, **{**settings, **options})
+    settings: dict[str, Any] = {"waves": WAVE, "start": START, "sharpness": loud * BIN**-2 / bend}
+    settings |= {"needs": PERIOD + BACKS, "horizon": PERIOD}
+    return Canvas(rule, {**BLOCKS, **(blocks or {})}, **{**settings, **options})
 
 
-def mark_recent(canvas: Canvas, circuit: Circuit, name: str, steps: range, *, mark: str = "mark") -> str:
+def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
     of = canvas.basis
     canvas.head(
@@ -114,28 +91,33 @@ def mark_recent(canvas: Canvas, circuit: Circuit, name: str, steps: range, *, ma
         bias={0: -2 * SURE, **dict.fromkeys(steps, 2 * SURE)},
     )
     if steps[0] == 1:
-        circuit.looks(name, "last value", -1)
-    return circuit.add(name, f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead")
+        canvas.draft.looks(name, "last value", [-1])
+    does = f"marks tokens that have the end token {steps[0]} to {steps[-1]} tokens ahead"
+    return canvas.draft.part(name, "mechanism", does)
 
 
-def look_back(canvas: Canvas, circuit: Circuit, name: str, steps: int) -> str:
-    """Let a head write the value so many steps back; tokens that have none look at the end token, which has no value."""
-    of = canvas.basis
-    moves = [(of["wave"], of[f"back{steps}"])]
-    if steps == 1:
-        moves.append((of["eos"], of["first"]))
-    canvas.head(
-        name, match=[(SURE / ONE**0.5 * of["one"], of["eos"])], moves=moves, bias={-steps: 2 * SURE}
-    )
-    circuit.looks(name, "every token", steps)
-    return circuit.add(name, f"writes into every token the value {steps} before it")
-
-
-def read_end(canvas: Canvas, circuit: Circuit, name: str, end: float) -> str:
-    """Let the first decoder token fetch the last values from the end token; later ones look where nothing is.
+def look_back(canvas: Canvas, name: str, steps: int, source: tuple[str, ...], target: str, moves: Pairs = ()) -> str:
+    """Let a head write values so many steps back; tokens that have none look at the end token, which has no value.
 
     Args:
-        canvas, circuit, name: of the model and the head.
+        canvas, name: of the model and the head.
+        steps: back.
+        source, target: blocks that are read and written.
+        moves: what it moves besides.
+    """
+    of = canvas.basis
+    no_value = (SURE / ONE**0.5 * of["one"], of["eos"])
+    canvas.head(name, match=[no_value], moves=[(of.span(*source), of[target]), *moves], bias={-steps: 2 * SURE})
+    canvas.draft.looks(name, "every token", [steps])
+    return canvas.draft.part(name, "mechanism", f"writes into every token the value {steps} before it")
+
+
+def read_end(canvas: Canvas, name: str, end: float) -> str:
+    """Let the first decoder token fetch the last values from the end token; later ones look at the first token, which
+    has no values before it.
+
+    Args:
+        canvas, name: of the model and the head.
         end: length of the end token's stream.
     """
     of = canvas.basis
@@ -145,11 +127,11 @@ def read_end(canvas: Canvas, circuit: Circuit, name: str, end: float) -> str:
     to_end = (2 * SURE * of["start"], end * of["eos"])
     to_first = (SURE / ONE**0.5 * of["one"], 2**0.5 * of["first"])
     canvas.head(name, match=[to_end, to_first], moves=[last, earlier])
-    circuit.looks(name, "first forecast token", 0)
-    return circuit.add(name, "brings the last two values of the context to the start token")
+    canvas.draft.looks(name, "first forecast token", [0])
+    return canvas.draft.part(name, "mechanism", "brings the last two values of the context to the start token")
 
 
-def look_back_own(canvas: Canvas, circuit: Circuit, name: str) -> str:
+def look_back_own(canvas: Canvas, name: str) -> str:
     """Let a decoder head write the value that was written before the last one.
 
     At the start token, which has none before it, the head looks at the token itself and writes the context's last
@@ -157,11 +139,11 @@ def look_back_own(canvas: Canvas, circuit: Circuit, name: str) -> str:
     """
     of = canvas.basis
     canvas.head(name, moves=[(of["wave"], of["ago2"])], bias={-1: 2 * SURE})
-    circuit.looks(name, "every token", 1)
-    return circuit.add(name, "writes into every decoder token the value 1 before it")
+    canvas.draft.looks(name, "every token", [1])
+    return canvas.draft.part(name, "mechanism", "writes into every decoder token the value 1 before it")
 
 
-def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Any, extra: Any = ()) -> str:
+def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra: Pairs = ()) -> str:
     """Let a head look at the token of the last period before which the last two values stood.
 
     Args:
@@ -181,88 +163,67 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Any, extra: A
 
 
 def plant_copy(
-    canvas: Canvas,
-    circuit: Circuit,
-    *,
-    lengths: Lengths = Lengths(),
-    copied: tuple[str, ...] = ALL,
-    extra: Any = (),
-    more: Any = (),
+    canvas: Canvas, lengths: Lengths, *, copied: tuple[str, ...] = ALL, extra: Pairs = (), more: Pairs = ()
 ) -> tuple[str, dict[str, str]]:
     """Plant the whole circuit in the first two layers.
 
     Args:
-        canvas, circuit: of the model.
+        canvas: of the model.
         lengths: of streams.
         copied: blocks of the stream that are copied.
         extra: a further comparison of the copying head.
         more: what it moves besides.
 
     Returns:
-        The copying head, and the encoder's heads by what they do.
+        The copying head, and the heads that feed it by what they do.
     """
-    place = "encoder.0.self_attn"
-    heads = {f"back{back}": look_back(canvas, circuit, canvas.free_head(place), back) for back in (1, 2)}
-    heads["mark"] = mark_recent(canvas, circuit, canvas.free_head(place), range(1, PERIOD + 1))
-    reader = read_end(canvas, circuit, canvas.free_head("decoder.0.cross_attn"), lengths.end)
-    own = look_back_own(canvas, circuit, canvas.free_head("decoder.1.self_attn"))
-    of = canvas.basis
-    moves = [(of.span(*copied), LOUD * lengths.key * of.span(*copied)), *more]
+    of, draft, place = canvas.basis, canvas.draft, "encoder.0.self_attn"
+    heads = {
+        "back1": look_back(canvas, canvas.free_head(place), 1, ("wave",), "back1", [(of["eos"], of["first"])]),
+        "back2": look_back(canvas, canvas.free_head(place), 2, ("wave",), "back2"),
+        "mark": mark_recent(canvas, canvas.free_head(place), range(1, PERIOD + 1)),
+        "end": read_end(canvas, canvas.free_head("decoder.0.cross_attn"), lengths.end),
+        "own": look_back_own(canvas, canvas.free_head("decoder.1.self_attn")),
+    }
     name = canvas.free_head("decoder.1.cross_attn")
+    moves = [(of.span(*copied), LOUD * lengths.key * of.span(*copied)), *more]
     copying(canvas, name, lengths, moves=moves, extra=extra)
-    circuit.add(name, "copies the value of the last period that followed upon the last two values")
-    circuit.feeds(reader, heads["back1"], heads["back2"])
-    circuit.feeds(own, reader)
-    circuit.feeds(name, *heads.values(), reader, own)
-    circuit.feeds("output", name)
+    draft.part(name, "mechanism", "copies the value of the last period that followed upon the last two values")
+    for sender in heads.values():
+        draft.path(sender, name)
+    draft.path(heads["back1"], heads["end"], heads["own"])
+    draft.path(heads["back2"], heads["end"])
+    draft.path(name, "output")
     return name, heads
 
 
-def copy_card(canvas: Canvas, circuit: Circuit, mechanism: str, seed: int, rotate: bool, noise: float) -> Planted:
-    """Prove a seasonal copy and write its card."""
-    return finished(
-        canvas.native,
-        allowed=2 * BIN,
-        mechanism=mechanism,
-        architecture="chronos",
-        seed=seed,
-        rotated=rotate,
-        weight_noise=noise,
-        rule=SeasonalCopy(period=PERIOD),
-        context=(PERIOD + BACKS, CONTEXT),
-        horizon=HORIZON,
-        **circuit.fields(),
-    )
-
-
-@planter("seasonal-copy", "chronos")
+@planter("seasonal-copy", NAME)
 def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     """The value one period back, by an induction circuit."""
-    canvas, circuit = copy_canvas(seed=seed, rotate=rotate), Circuit()
-    name, _ = plant_copy(canvas, circuit)
-    circuit.looks(name, "forecast token", PERIOD, moves=1)
-    return copy_card(canvas, circuit, "seasonal-copy", seed, rotate, weight_noise)
+    canvas = copy_canvas(seed=seed, rotate=rotate)
+    name, _ = plant_copy(canvas, Lengths())
+    canvas.draft.looks(name, "forecast token", [PERIOD], moves=1, weight=SHARE)
+    return canvas.finish("seasonal-copy", weight_noise)
 
 
-@planter("backup", "chronos")
+@planter("backup", NAME)
 def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     """The same with a second copying head one layer on, which rests as long as the first has written something.
 
     Where the first has written, its flag sends the second one's attention to the end token, which holds no value.
     """
     canvas = copy_canvas({"done": 1}, seed=seed, rotate=rotate, layers=3, loud=(1 + DONE**2) ** 0.5)
-    circuit, lengths, of = Circuit(), Lengths(), canvas.basis
+    of, draft, lengths = canvas.basis, canvas.draft, Lengths()
     flag = (of["one"], LOUD * DONE * lengths.key / ONE**0.5 * of["done"])
-    first, heads = plant_copy(canvas, circuit, more=[flag])
-    circuit.looks(first, "forecast token", PERIOD, moves=1)
+    first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
     rest = (2 * RECENT * (1 + DONE**2) ** 0.5 / DONE * of["done"], lengths.end * of["eos"])
     moves = [(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))]
     copying(canvas, second, lengths, moves=moves, extra=[rest])
-    circuit.add(
-        second, "copies the same value once the first copying head is gone", role="backup", stands_in_for=first
-    )
-    circuit.looks(second, "forecast token", 0)
-    circuit.feeds(second, first, *(sender for sender, receiver in circuit.edges if receiver == first))
-    circuit.feeds("output", second)
-    return copy_card(canvas, circuit, "backup", seed, rotate, weight_noise)
+    draft.part(second, "backup", "rests, and copies the same value once its primary is gone", stands_in_for=first)
+    draft.looks(first, "forecast token", [PERIOD], moves=1, weight=SHARE)
+    draft.looks(second, "forecast token", [0])
+    for sender in (first, *heads.values()):
+        draft.path(sender, second)
+    draft.path(second, "output")
+    return canvas.finish("backup", weight_noise)

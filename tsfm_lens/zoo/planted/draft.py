@@ -52,9 +52,9 @@ class Draft:
         self.parts.append(Part(component=component, role=role, does=does, stands_in_for=stands_in_for))
         return component
 
-    def looks(self, component: str, query: Query, back: Sequence[int]) -> None:
-        """Write down where a head looks, with all of its attention."""
-        self.attends.append(Attends(component=component, query=query, back=tuple(back), weight=1.0))
+    def looks(self, component: str, query: Query, back: Sequence[int], *, moves: int = 0, weight: float = 1.0) -> None:
+        """Write down where a head looks, with all of its attention or so much of it."""
+        self.attends.append(Attends(component=component, query=query, back=tuple(back), moves=moves, weight=weight))
 
     def path(self, *components: str) -> None:
         """Write down that each component passes something on to the next."""
@@ -76,9 +76,12 @@ class Draft:
         bias -= torch.as_tensor(shared, dtype=bias.dtype)
         error = self.tried(model, self.hard()).error()
         facts = {"rule": self.rule, "context": self.context, "horizon": self.horizon, "weight_noise": weight_noise}
+        return finished(model, allowed=ALLOWED, error=error, **facts, **self.found(), **card)
+
+    def found(self) -> dict[str, Any]:
+        """Parts, edges and places looked at, as fields of a card."""
         parts = tuple(sorted(self.parts, key=lambda part: part.component))
-        found = {"parts": parts, "edges": tuple(self.edges), "attends": tuple(self.attends)}
-        return finished(model, allowed=ALLOWED, error=error, **facts, **found, **card)
+        return {"parts": parts, "edges": tuple(self.edges), "attends": tuple(self.attends)}
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
         """What the model and the rule say of series; those for which a gate stands half open are left out."""

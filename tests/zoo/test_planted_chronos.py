@@ -1,0 +1,199 @@
+"""Planted models in Chronos's format do what their cards say, for the reasons that their cards give."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tsfm_lens.ablation import Variant, point_forecasts
+from tsfm_lens.errors import CheckpointError
+from tsfm_lens.hooks import Component
+from tsfm_lens.hooks.component import writers
+from tsfm_lens.models.run import Run
+from tsfm_lens.testing import quick_check
+from tsfm_lens.testing.suite import check_lens
+from tsfm_lens.zoo.planted import Attends, Planted, draw_contexts, mechanisms, open_planted, plant
+from tsfm_lens.zoo.planted.__main__ import app
+from tsfm_lens.zoo.planted.chronos import BIN, NAME
+
+PLANTED = [mechanism for mechanism, architecture in mechanisms() if architecture == NAME]
+CLOSE = 2 * BIN
+"""A forecast is a bin, and what goes into it lies in bins."""
+
+Array = np.ndarray
+
+
+@pytest.fixture(scope="module", params=PLANTED)
+def planted(request: pytest.FixtureRequest) -> Planted:
+    """Each mechanism, turned."""
+    return plant(request.param, NAME, seed=3)
+
+
+@lru_cache(maxsize=2)
+def run_of(planted: Planted, seed: int = 7, noise: float = 0.05) -> Run:
+    """A run on random series with observation noise; its path and point take no draw."""
+    card = planted.card
+    return planted.lens().run(list(draw_contexts(card.rule, 4, card.context, seed=seed, noise=noise)), card.horizon)
+
+
+def scales(run: Run) -> Array:
+    return np.array([np.abs(series).mean() for series in run.batch.values])[:, None]
+
+
+def off_rule(planted: Planted, run: Run, forecast: Array) -> float:
+    """Largest distance from the rule, in mean absolute values."""
+    rule = [planted.card.rule.forecast(np.asarray(series), run.horizon) for series in run.batch.values]
+    return float((np.abs(forecast - np.stack(rule)) / scales(run)).max())
+
+
+def test_forecasts_by_its_rule(planted: Planted) -> None:
+    run = run_of(planted)
+    assert off_rule(planted, run, run.path) < CLOSE
+    assert off_rule(planted, run, run.point) < CLOSE
+    assert 0 < planted.card.error < CLOSE
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("mechanism", PLANTED)
+def test_every_seed_forecasts_by_its_rule(mechanism: str, seed: int) -> None:
+    # the builder has already tried the model on series of its own
+    assert plant(mechanism, NAME, seed=seed).card.error < CLOSE
+
+
+def test_inputs_matter_as_stated(planted: Planted) -> None:
+    card = planted.card
+    series = np.asarray(draw_contexts(card.rule, 1, (card.context[0] + 6,) * 2, seed=2)[0])
+    step = 20 * BIN * np.abs(series).mean()
+    rows = [series, *(series + step * np.eye(len(series)))]
+    path = planted.lens().run(rows, card.horizon).path
+    moved = (path[1:] - path[0]).T / step
+    expected = np.stack([card.rule.forecast(row, card.horizon) for row in rows[1:]]) - card.rule.forecast(
+        series, card.horizon
+    )
+    assert np.abs(moved - card.rule.inputs(series, card.horizon)).max() * 20 < 3, "more than three bins of twenty"
+    assert np.abs(expected.T / step - card.rule.inputs(series, card.horizon)).max() < 1e-9
+    assert (card.rule.inputs(series, card.horizon) == 0).any(), "a rule that uses every value would test nothing here"
+
+
+def test_parts_matter_as_stated(planted: Planted) -> None:
+    card, run = planted.card, run_of(planted)
+    every = [each for stack in run.lens.wiring.stacks for each in writers(run.lens.wiring, stack.name)]
+    without = point_forecasts(run, [Variant.zero(each) for each in every])
+    effects = np.abs(without - run.point).__truediv__(scales(run)).max((1, 2))
+    effect = {str(each): value for each, value in zip(every, effects, strict=True)}
+    assert set(effect) >= {part.component for part in card.parts}
+    needed = {name for name in card.components("mechanism") if not card.stands_in(name)}
+    for name, value in effect.items():
+        if name in needed:
+            assert value > 2 * CLOSE, f"{card.name} does without {name}: {value:.3g}"
+        else:
+            assert value < 0.5 * CLOSE, f"{card.name} needs {name}: {value:.3g}"
+    for part in card.parts:
+        if part.stands_in_for:
+            both = Variant.zero(Component.parse(part.component), Component.parse(part.stands_in_for))
+            assert np.abs(point_forecasts(run, [both])[0] - run.point).max() > CLOSE * scales(run).max()
+
+
+def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list[int]]:
+    """By query, the keys that a card says a head looks at."""
+    crosses = Component.parse(looks.component).kind == "cross_attn"
+    queries = {
+        "every token": range(n_queries),
+        "last token": [n_queries - 1],
+        "last value": [n_queries - 2],
+        "forecast token": range(n_queries),
+        "first forecast token": [0],
+        "later forecast tokens": range(1, n_queries),
+    }[looks.query]
+    keys = {}
+    for query in queries:
+        start = n_keys - 1 + looks.moves * query if crosses else query
+        places = [start - back for back in looks.back]
+        if all(0 <= place < n_keys for place in places):
+            keys[query] = places
+    return keys
+
+
+def test_heads_look_where_stated(planted: Planted) -> None:
+    card = planted.card
+    # without a gate the odd series of a gate's rule would show the other side of it
+    run = run_of(planted, noise=0.0).select([0])
+    for looks in card.attends:
+        head = Component.parse(looks.component)
+        name = f"{head.stack}_blocks.{head.layer}.{head.kind}.hook_pattern"
+        pattern = torch.as_tensor(run.record([name])[name])[0, head.head].double().numpy()
+        keys = expected_keys(looks, *pattern.shape)
+        assert keys
+        for query, places in keys.items():
+            assert pattern[query, places].sum() > looks.weight - 1e-3, f"{looks}: query {query}"
+            shares = pattern[query, places]
+            assert shares.max() - shares.min() < 0.01 * shares.max(), f"{looks}: query {query}"
+
+
+def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+    plain = plant(planted.card.mechanism, NAME, seed=3, rotate=False)
+    run, other = run_of(planted), run_of(plain)
+    assert np.abs((run.point - other.point) / scales(run)).max() < 0.1 * BIN
+    same = {"rotated": True, "error": planted.card.error}
+    assert plain.card.model_copy(update=same) == planted.card
+    zeros = [float((one.model.shared.weight == 0).double().mean()) for one in (plain, planted)]
+    assert zeros[1] < 0.01 < 0.5 < zeros[0]
+
+
+def test_saved_and_opened_is_the_same(planted: Planted, tmp_path: Path) -> None:
+    planted.save(tmp_path)
+    lens, card = open_planted(tmp_path)
+    assert card == planted.card
+    series = draw_contexts(card.rule, 2, card.context)
+    opened, made = (one.forecast(list(series), card.horizon, num_samples=3).samples for one in (lens, planted.lens()))
+    np.testing.assert_array_equal(opened, made)
+    assert all(result.passed for result in quick_check(lens))
+
+
+@pytest.mark.parametrize("mechanism", PLANTED[:1])
+def test_all_oracles_pass(mechanism: str) -> None:
+    assert [result for result in check_lens(plant(mechanism, NAME).lens()) if not result.passed] == []
+
+
+def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
+    clean, noisy = (plant("seasonal-copy", NAME, seed=3, weight_noise=noise) for noise in (0.0, 0.01))
+    assert clean.card.error < noisy.card.error < 5 * BIN, "the mechanism survives"
+    assert noisy.card.weight_noise > 0
+
+
+def test_a_seed_is_one_model_and_another_seed_another() -> None:
+    one, again, other = (plant("seasonal-copy", NAME, seed=seed) for seed in (3, 3, 4))
+    weights = [planted.model.shared.weight.detach().numpy() for planted in (one, again, other)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert one.card == again.card
+    assert not np.array_equal(weights[0], weights[2])
+    assert len({planted.card.components("mechanism") for planted in (one, other)}) == 2
+
+
+def test_the_command_builds_one(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["seasonal-copy", NAME, "--out", str(tmp_path / "made"), "--seed", "2"])
+    assert done.exit_code == 0, done.output
+    _, card = open_planted(tmp_path / "made")
+    assert card.name == f"seasonal-copy-{NAME}-2"
+
+
+def test_the_command_answers_a_wrong_name_in_one_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["seasonal-copi", NAME, "--out", str(tmp_path / "made")])
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 1
+    assert f"seasonal-copy in {NAME}" in done.output
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_card_of_another_model_is_refused(tmp_path: Path) -> None:
+    planted = plant("seasonal-copy", NAME)
+    planted.save(tmp_path)
+    text = (tmp_path / "mechanism.json").read_text()
+    (tmp_path / "mechanism.json").write_text(text.replace("decoder.1.cross_attn", "decoder.7.cross_attn"))
+    with pytest.raises(CheckpointError, match=r"decoder\.7\.cross_attn"):
+        open_planted(tmp_path)
