@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import xarray as xr
 from typer.testing import CliRunner
 
 from tsfm_lens import probes, viz
+from tsfm_lens.catalogue import find
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.zoo.corpus import Corpus
 from tsfm_lens.zoo.history import TrainingHistory, main, untrained
 from tsfm_lens.zoo.recipes import TrainingRecipe
 from tsfm_lens.zoo.train import LOG, Trainer, run
 
-SMALL = {"motif": 4, "repeats": 3}
+SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
 
 
 @pytest.fixture
@@ -65,20 +67,40 @@ def test_models_of_quantiles_are_scored_by_motifs_in_values(
     assert not {"copy_score", "loss"} & set(data)
 
 
+def planted_history(last: float = 0.8) -> xr.Dataset:
+    """Copying 0, 0.1, ``last`` at steps 0, 10, 100; only head 1 of layer 1 rises above an even spread, at step 100."""
+    grid = ("training_step", "layer", "head")
+    values = np.full((3, 2, 2), 0.05)
+    values[2, 1, 1] = 0.6
+    parts = dict.fromkeys(("prefix_matching", "copy_score", "entropy_share"), (grid, values))
+    parts |= {"prefix_matching_low": (grid, values - 0.01), "prefix_matching_high": (grid, values + 0.01)}
+    parts |= {"prefix_matching_stands_out": (grid, values > 0.5)}
+    of_step = {"prefix_floor": np.full(3, 0.05), "copying": np.array([0.0, 0.1, last])}
+    data = xr.Dataset(parts | {name: ("training_step", known) for name, known in of_step.items()})
+    data = data.assign_coords(training_step=[0, 10, 100], layer=["0", "1"], head=[0, 1])
+    return data.assign_attrs(kind="training_history", model="toy")
+
+
 def test_the_figure_has_a_line_per_head_and_step_0_at_its_left_end() -> None:
-    steps, heads = [0, 10, 100], (3, 2, 2)
-    values = np.arange(12.0).reshape(heads) / 12
-    parts = dict.fromkeys(("prefix_matching", "entropy_share"), (("training_step", "layer", "head"), values))
-    floor = ("training_step", np.full(3, 0.05))
-    data = xr.Dataset({**parts, "prefix_floor": floor}, {"training_step": steps, "layer": ["0", "1"], "head": [0, 1]})
-    fig = viz.training_history(data.assign_attrs(kind="training_history", model="toy"))
-    lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
-    assert len(lines) == 2 * 4
-    assert list(lines[3].y) == values[:, 1, 1].tolist()
-    assert 0 < lines[3].x[0] < 10
-    assert list(lines[3].x[1:]) == [10, 100]
-    assert (fig.layout.xaxis.ticktext[0], fig.layout.xaxis.tickvals[0]) == ("0", lines[3].x[0])
+    fig = viz.training_history(planted_history())
+    lines = [trace for trace in fig.data if trace.name == "layer 1" and trace.mode == "lines+markers"]
+    assert len(lines) == 3 * 2
+    assert list(lines[1].y) == [0.05, 0.05, 0.6]
+    assert 0 < lines[1].x[0] < 10
+    assert list(lines[1].x[1:]) == [10, 100]
+    assert (fig.layout.xaxis.ticktext[0], fig.layout.xaxis.tickvals[0]) == ("0", lines[1].x[0])
     assert [trace.y[0] for trace in fig.data if trace.name == "even attention"] == [0.05]
+
+
+def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> None:
+    (plate,) = find("training_history").plates(planted_history())
+    assert plate.reading == [
+        "At step 100 the model copies 80 % of the motif's tokens.",
+        "Half of that is reached between steps 10 and 100.",
+        "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the noise.",
+    ]
+    never = find("training_history").plates(planted_history(last=-0.1))
+    assert not any("Half" in sentence for sentence in next(never).reading)
 
 
 def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> None:

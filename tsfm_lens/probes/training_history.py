@@ -16,6 +16,7 @@ from tsfm_lens.probes.repeated_motif import repeated_motif
 __all__ = ["training_history"]
 
 _SOURCE = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
+_JUDGED = ("low", "high", "stands_out")
 _TOKENS = {"decoding": "forced", "positions": "all"}
 
 
@@ -44,7 +45,7 @@ def training_history(
         Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching`` and
         ``copy_score``, and ``prefix_floor`` (training_step), what an even spread of attention would give; of others
         ``advantage``, attention to what followed the last match beyond that in series that repeat nothing; each with
-        its 95 % interval over motifs, ``_low`` and ``_high``. ``entropy_share``, the entropy of the attention rows over
+        its 95 % interval over motifs, ``_low`` and ``_high``, and ``_stands_out``, of the noise of its checkpoint. ``entropy_share``, the entropy of the attention rows over
         that of an even spread: 0 for a head that looks at one key. ``copying`` (training_step), of token models the
         share of right tokens, of others 1 less the copy error relative to the motif's mean. ``loss`` over (loss_step).
 
@@ -62,14 +63,13 @@ def training_history(
     if not checkpoints:
         raise InputError("no checkpoints: expected at least one lens by optimiser step")
     steps = sorted(checkpoints)
-    scores, shape = [], ()
+    scores: list[xr.Dataset] = []
     for step in steps:
         lens = checkpoints[step]
         score = _of_tokens(lens, seed, options) if _is_token_model(lens) else _of_values(lens, seed, options)
-        here = tuple(score["entropy_share"].shape)
-        if scores and here != shape:
-            raise InputError(f"the checkpoint of step {step} has {here} layers and heads, the others {shape}")
-        shape = here
+        shape, first = (tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0]))
+        if shape != first:
+            raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
         scores.append(score)
     data = xr.concat(scores, dim="training_step", combine_attrs="override").assign_coords(training_step=steps)
     if losses:
@@ -103,7 +103,7 @@ def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
 
 
 def _with_interval(data: xr.Dataset, name: str) -> dict[str, xr.DataArray]:
-    return {part: data[part] for part in (name, f"{name}_low", f"{name}_high")}
+    return {part: data[part] for part in (name, *(f"{name}_{part}" for part in _JUDGED))}
 
 
 def _as_record(found: xr.Dataset, kept: dict[str, xr.DataArray], entropy: xr.DataArray) -> xr.Dataset:
