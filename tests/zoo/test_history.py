@@ -97,7 +97,8 @@ def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> Non
     assert plate.reading == [
         "At step 100 the model copies 80 % of the motif's tokens.",
         "Half of that is reached between steps 10 and 100.",
-        "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the noise.",
+        "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the "
+        "noise.",
     ]
     never = find("training_history").plates(planted_history(last=-0.1))
     assert not any("Half" in sentence for sentence in next(never).reading)

@@ -45,9 +45,10 @@ def training_history(
         Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching`` and
         ``copy_score``, and ``prefix_floor`` (training_step), what an even spread of attention would give; of others
         ``advantage``, attention to what followed the last match beyond that in series that repeat nothing; each with
-        its 95 % interval over motifs, ``_low`` and ``_high``, and ``_stands_out``, of the noise of its checkpoint. ``entropy_share``, the entropy of the attention rows over
-        that of an even spread: 0 for a head that looks at one key. ``copying`` (training_step), of token models the
-        share of right tokens, of others 1 less the copy error relative to the motif's mean. ``loss`` over (loss_step).
+        its 95 % interval over motifs, ``_low`` and ``_high``, and ``_stands_out``, of the noise of its checkpoint.
+        ``entropy_share``, the entropy of the attention rows over that of an even spread: 0 for a head that looks at one
+        key. ``copying`` (training_step), of token models the share of right tokens, of others 1 less the copy error
+        relative to the motif's mean. ``loss`` over (loss_step).
 
     Source:
         After Olsson et al. 2022, who watch induction heads form over training.
