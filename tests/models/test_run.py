@@ -47,6 +47,19 @@ class Counted:
         monkeypatch.setattr(lens.adapter, "run", ran)
 
 
+def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_another() -> None:
+    lens = lens_of("chronos")
+    run = lens.run(series_for(lens), H)
+    first = lens.adapter.first_value_token
+    with torch.no_grad():
+        logits = lens.forward(run.encoded).double()
+    share = torch.softmax(logits, -1)[..., first:]
+    values = lens.bin_values(run.encoded)[:, None].double()
+    expected = (share * values).sum(-1) / share.sum(-1)
+    logits[..., 0] += 2000.0
+    assert_close(run.read(logits).numpy(), expected.numpy(), depth=1000)
+
+
 @pytest.mark.parametrize("name", TOKENS)
 def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(name: str) -> None:
     lens = lens_of(name)

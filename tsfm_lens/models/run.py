@@ -186,8 +186,9 @@ class Run:
         if adapter.readout == "token":
             first: int = adapter.first_value_token  # type: ignore[attr-defined]
             values = adapter.values(self.encoded if part is None else part)[:, None, first:].to(output)
-            mass = torch.softmax(output, dim=-1)[..., first:]
-            return ((mass * values).sum(-1) / mass.sum(-1))[..., : self.horizon]
+            # among the value tokens alone, whose share may be too small to be divided by
+            mass = torch.softmax(output[..., first:], dim=-1)
+            return (mass * values).sum(-1)[..., : self.horizon]
         levels = np.array(adapter.levels)  # type: ignore[attr-defined]
         return output[..., int(np.argmin(np.abs(levels - 0.5))), : self.horizon]
 

@@ -221,9 +221,10 @@ def _token(run: Run, writes: Tensor) -> Parts:
     first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
 
     def readouts(stream: Tensor) -> Tensor:
-        p = torch.softmax(lens.readout(stream, run.encoded), dim=-1)
-        mass = p[..., first:]
-        expected = (mass * values).sum(-1) / mass.sum(-1)
+        logits = lens.readout(stream, run.encoded)
+        # among the value tokens alone, whose share may be too small to be divided by
+        p, mass = torch.softmax(logits, dim=-1), torch.softmax(logits[..., first:], dim=-1)
+        expected = (mass * values).sum(-1)
         return torch.stack([p.gather(-1, tokens)[..., 0], expected])
 
     steps = _telescope(readouts, writes)

@@ -53,8 +53,8 @@ class Condition:
 
 CONDITIONS = (
     Condition(PLANTED),
-    Condition("noisy-series", noise=0.1),
-    Condition("noisy-weights", weight_noise=0.03),
+    Condition("noisy-series", noise=0.05),
+    Condition("noisy-weights", weight_noise=0.01),
     Condition(UNTRAINED, twin=True),
 )
 

@@ -269,20 +269,22 @@ def _copy(bench: Bench) -> Found:
 @lru_cache(maxsize=1)
 def _repeated_tokens(bench: Bench) -> xr.Dataset:
     """Led along the motif, so that the scores do not depend on how well the model copies."""
-    room = bench.lens.context_length
-    motif = min(_period(bench), room // 4)
-    shown: dict[str, Any] = {"motif": motif, "repeats": 4, "n_sequences": 16, "offset": 1}
+    shown: dict[str, Any] = {"motif": _motif(bench) or 12, "repeats": 4, "n_sequences": 16, "offset": 1}
     return probes.repeated_tokens(bench.lens, **shown, decoding="forced", positions="all")
 
 
-def _period(bench: Bench) -> int:
-    """Of the planted rule; 12 where it has none."""
-    return int(getattr(bench.card.rule, "period", 12))
+def _motif(bench: Bench) -> int | None:
+    """Tokens of a motif as long as the rule's period, which a planted mechanism may need; None if it has none."""
+    period = getattr(bench.card.rule, "period", None)
+    spans = bench.clean.spans[bench.lens.wiring.stacks[0].name]
+    return None if period is None else int(period) // (spans.stop[0] - spans.start[0])
 
 
 @method("induction: repeated motifs")
 def _motifs(bench: Bench) -> Found:
-    options: dict[str, Any] = {"n_series": 8, "horizon": bench.card.horizon}
+    motif = _motif(bench)
+    # of one token nothing can be found again
+    options: dict[str, Any] = {"n_series": 8, "motif": motif if motif and motif > 1 else None}
     data = probes.repeated_motif(bench.lens, **options, num_samples=1 if bench.lens.emits == "token" else None)
     one = data.sel(target="after_last")
     return of_heads(data, one["advantage"], one["advantage_stands_out"])
