@@ -71,7 +71,7 @@ MAY_IMPORT = {
 }
 # imports inside functions that would point upwards: opening a model by name, checking it on load
 # and what a measurement computes, which a report of results does not
-DEFERRED = {("models", "zoo"), ("models", "testing"), ("catalogue", "probes")}
+DEFERRED = {("models", "zoo"), ("models", "testing"), ("catalogue", "probes"), ("catalogue", "zoo")}
 # the rooms of a room, each of which imports only those before it
 FOLLOWING = {"sweep": ("statistics", "plan", "store", "run", "results")}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -166,19 +167,22 @@ def share_of_zeros(model: torch.nn.Module) -> float:
     return sum(int((weight == 0).sum()) for weight in matrices) / sum(weight.numel() for weight in matrices)
 
 
-def assert_quantiles_spread(planted: Planted, deviates: Array, squash: Any = np.asarray) -> None:
+def assert_quantiles_spread(
+    planted: Planted, deviates: Array, squash: Any = np.asarray, scale: Callable[[Array], Any] = np.std
+) -> None:
     """Every level lies as far from the median as stated, where the readout writes it.
 
     Args:
         planted: the model.
         deviates: the distance of every level, (quantile,).
         squash: what the model does to standardised values.
+        scale: what it divides a context by.
     """
     card = planted.card
     series = series_of(card)
     quantiles = lens_of(planted).forecast(series, card.horizon).quantiles
     for one, levels in zip(series, quantiles, strict=True):
-        written = squash((levels - np.mean(one)) / np.std(one))
+        written = squash((levels - np.mean(one)) / scale(one))
         stated = np.repeat(deviates[:, None], card.horizon, 1)
         apart = written - written[len(deviates) // 2]
         assert_close(apart, stated, depth=40, magnitude=1 / SIGNAL, dtype="float32")

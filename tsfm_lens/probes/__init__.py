@@ -28,6 +28,7 @@ from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.stream_shares import stream_shares
+from tsfm_lens.probes.training_history import training_history
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = [
@@ -76,4 +77,5 @@ __all__ = [
     "stable_rank",
     "stream_shares",
     "trace_lines",
+    "training_history",
 ]

@@ -17,7 +17,7 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import pick_attention
+from tsfm_lens.probes.attention import pick_attention, row_entropy
 from tsfm_lens.probes.findings import by_unit, judge
 
 __all__ = ["repeated_motif"]
@@ -97,7 +97,8 @@ def repeated_motif(
         followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
         ("after_any"); ``control``, the same places in series that repeat nothing; ``advantage``, the difference, with
         what :func:`tsfm_lens.probes.findings.judge` adds: leaders are found for each target;
-        ``chance`` (target), what an even spread over all keys that a query may see would pay. ``copy_error`` and
+        ``chance`` (target), what an even spread over all keys that a query may see would pay. ``entropy_share`` (layer,
+        head), the entropy of those queries' attention over that of an even spread. ``copy_error`` and
         ``naive_error`` (series), the mean absolute error of the forecast and of the context's mean against the
         motif's continuation, and ``relative_copy_error``, their ratio: 0 is a perfect copy, 1 no better than the
         mean. (Not for models of token ids.) ``motif_length`` (series) in steps; ``context``, ``truth``,
@@ -128,14 +129,15 @@ def repeated_motif(
     control = lens.run(unrelated.context, steps, along=unrelated.future, **options)
     places = _targets(run.encoded, row, keys_from, drawn.lengths, plan, queries)
     points = [f"{row.prefix}.{layer}.{chosen}.hook_pattern" for layer in layers]
-    plain, allowed = _masses(run, points, places)
-    other, _ = _masses(control, points, places)
+    plain, entropies, allowed = _masses(run, points, places)
+    other, _, _ = _masses(control, points, places)
     data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
     where = ("target", "layer", "head")
     data["prefix_matching"] = (where, plain.mean(-1))
     data["control"] = (where, other.mean(-1))
     data["advantage"] = (where, (plain - other).mean(-1))
     data["chance"] = (("target",), _chance(places, allowed))
+    data["entropy_share"] = (("layer", "head"), entropies)
     data["motif_length"] = (("series",), drawn.lengths, {"units": "steps"})
     data["forecast"] = (("series", "step"), run.forecast.median)
     if not lens.takes_ids:
@@ -261,22 +263,27 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
             out[1, place[matches[0] - patch]] = True
 
 
-def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Attention to the targets (target, layer, head, series), and which keys any head gives weight to (query, key).
+def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the queries that look for something do.
 
-    Of a series its mean over queries, but weighted so that the mean over series is that over all queries.
+    Returns:
+        Attention to the targets (target, layer, head, series), of a series its mean over queries, but weighted so that
+        the mean over series is that over all queries; the entropy of attention (layer, head), as a share of that of an
+        even spread; and which keys any head gives weight to (query, key).
     """
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     wanted, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
     within = (series == np.arange(len(counts))[:, None]).astype(float)
-    masses, allowed = [], np.zeros(places.shape[2:], dtype=bool)
+    masses, entropies, allowed = [], [], np.zeros(places.shape[2:], dtype=bool)
     for point in points:
         pattern = acts[point].cpu().double().numpy()
         weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], wanted)
         masses.append(by_unit(weights @ within.T, counts))
+        entropies.append(row_entropy(pattern[series, :, query]))
         allowed |= (pattern > 0).any(axis=(0, 1))
-    return np.stack(masses, axis=1), allowed
+    even = np.log(np.maximum(allowed[query].sum(-1), 2))[:, None]
+    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), allowed
 
 
 def _chance(places: np.ndarray, allowed: np.ndarray) -> np.ndarray:

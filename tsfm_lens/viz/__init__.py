@@ -42,6 +42,7 @@ from tsfm_lens.viz.sweep_heads import head_curves, heads_at_layers
 from tsfm_lens.viz.sweep_layers import component_errors, layer_distances, range_curves
 from tsfm_lens.viz.sweep_recipes import recipe_changes, recipe_table, selection_comparison
 from tsfm_lens.viz.thought import thought_counts, thought_lines
+from tsfm_lens.viz.training_history import training_history
 
 __all__ = [
     "ablation_forecasts",
@@ -103,4 +104,5 @@ __all__ = [
     "thought_counts",
     "thought_lines",
     "tilt_map",
+    "training_history",
 ]

@@ -6,12 +6,17 @@ No torch is imported here; `python -m tsfm_lens.zoo.train NAME --out DIR` trains
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 _ROOM = Path(__file__).parent
+_RECORD = "training.nc"
 
-__all__ = ["checkpoint_names", "checkpoint_path"]
+__all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "training_record"]
 
 
 def checkpoint_names() -> tuple[str, ...]:
@@ -37,3 +42,38 @@ def checkpoint_path(name: str) -> Path:
     if name not in checkpoint_names():
         raise unknown_name("embedded checkpoint", name, checkpoint_names())
     return _ROOM / name
+
+
+def has_training_record(name: str) -> bool:
+    """Whether a record of its training ships with an embedded checkpoint.
+
+    Example:
+        >>> zoo.has_training_record("amazon/chronos-bolt-base")
+        False
+    """
+    return name in checkpoint_names() and (_ROOM / name / _RECORD).exists()
+
+
+def training_record(name: str) -> xr.Dataset:
+    """What heads did over the training of an embedded checkpoint.
+
+    Returns:
+        As :func:`tsfm_lens.probes.training_history` gives it, which was applied to the checkpoints kept in training.
+
+    Raises:
+        InputError: no record ships with the checkpoint.
+
+    Example:
+        >>> "amazon/chronos-bolt-base" in zoo.checkpoint_names()
+        False
+    """
+    if not has_training_record(name):
+        recorded = [each for each in checkpoint_names() if has_training_record(each)]
+        raise InputError(
+            f"no record of the training of {name} is at hand; "
+            + (f"there is one of {', '.join(recorded)}" if recorded else "tsfm_lens.zoo.history measures a run")
+        )
+    import xarray as xr
+
+    with xr.open_dataset(_ROOM / name / _RECORD, engine="scipy") as data:
+        return data.load()

@@ -26,7 +26,10 @@ from tsfm_lens.zoo.planted.patches import (
     Stream,
     deviates,
     fill_with_noise,
+    read_by,
+    straighten,
     turn,
+    written_by,
 )
 from tsfm_lens.zoo.planted.planting import Planted, planter
 
@@ -95,12 +98,9 @@ class Bolt:
         self._embed()
 
     def _embed(self) -> None:
-        for block in (self.model.input_patch_embedding, self.model.output_patch_embedding):
-            block.output_layer.weight.zero_()
-            for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
-                layer.bias.zero_()
+        straighten(self.model.input_patch_embedding)
+        straighten(self.model.output_patch_embedding)
         linear = self.model.input_patch_embedding.residual_layer
-        linear.weight.zero_()
         linear.weight[self.encoder["values"], :PATCH] = SIGNAL * torch.eye(PATCH, dtype=torch.float64)
         linear.bias[self.encoder["one"]] = SIDE
         linear.bias[self.encoder["mark"]] = -SIDE
@@ -159,7 +159,6 @@ class Bolt:
     def read_out(self, **weights: Tensor) -> None:
         """Make the forecast of what stands in places of the decoder's stream: (step, direction) weights by place."""
         linear = self.model.output_patch_embedding.residual_layer
-        linear.weight.zero_()
         for name, weight in weights.items():
             linear.weight[:, self.decoder[name]] = weight.double().repeat(len(DECILES), 1) / SIGNAL
         linear.bias.copy_(deviates().repeat_interleave(PATCH))
@@ -170,14 +169,8 @@ class Bolt:
             self._turn(*(orthogonal(WIDTH, int(torch.randint(2**31, ()))) for _ in LAYERS))
         return self.model.float()
 
-    def rest(self, stack: str, name: str) -> slice:
-        """The first directions of "junk", as many as a place has."""
-        stream: Stream = getattr(self, stack)
-        return slice(stream["junk"].start, stream["junk"].start + stream.size(name))
-
     def _turn(self, encoder: Tensor, decoder: Tensor) -> None:
         start, reg = self.model.shared.weight
-        embedding, head = self.model.input_patch_embedding, self.model.output_patch_embedding
         reading: dict[str, list[Tensor]] = {"encoder": [reg], "decoder": [start]}
         writing: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
         for stack in ("encoder", "decoder"):
@@ -190,9 +183,8 @@ class Bolt:
                 (into,), out = self._mlp(stack, layer)
                 reading[stack].append(into)
                 writing[stack].append(out)
-        for layer in (embedding.output_layer, embedding.residual_layer):
-            writing["encoder"] += [layer.weight, layer.bias]
-        reading["decoder"] += [head.hidden_layer.weight, head.residual_layer.weight]
+        writing["encoder"] += written_by(self.model.input_patch_embedding)
+        reading["decoder"] += read_by(self.model.output_patch_embedding)
         turn(reading["encoder"], writing["encoder"], encoder)
         turn(reading["decoder"], writing["decoder"], decoder)
 

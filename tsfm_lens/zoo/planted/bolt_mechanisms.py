@@ -198,7 +198,7 @@ def _let_through(bolt: Bolt, draft: Draft, layer: int) -> str:
 def _decoys() -> tuple[Bolt, Draft]:
     lag = drawn(2, 3, 4)
     bolt, draft, _ = _copying(lag)
-    values, rest = bolt.encoder["values"], bolt.rest("encoder", "values")
+    values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
     like, loud, sharp = ((drawn(0, 1, 2), number) for number in bolt.numbers[1:])
     bolt.back(*like, [lag]).carry(values, rest)
     draft.part(encoder_head(*like), "decoy", "looks where the copying head looks and copies, to where nobody reads")
@@ -210,7 +210,7 @@ def _decoys() -> tuple[Bolt, Draft]:
     draft.part(encoder_head(*sharp), "decoy", "looks at the REG token alone and writes noise")
     draft.looks(encoder_head(*sharp), "last token", [0])
     crosses = [(drawn(0, 1), number) for number in bolt.cross_numbers[1:3]]
-    bolt.fetch(*crosses[0]).carry(bolt.encoder["copy"], bolt.rest("decoder", "copy"), gain=LOUD)
+    bolt.fetch(*crosses[0]).carry(bolt.encoder["copy"], bolt.decoder.rest("copy"), gain=LOUD)
     draft.part(cross_head(*crosses[0]), "decoy", f"fetches {LOUD} times the copy to where nobody reads")
     bolt.fetch(*crosses[1]).whisper(bolt.decoder)
     draft.part(cross_head(*crosses[1]), "decoy", "looks at the REG token alone and writes noise")

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
-from torch import Tensor
 
 from tsfm_lens.zoo.planted.basis import orthogonal
 from tsfm_lens.zoo.planted.draft import Draft, drawing, drawn
@@ -27,10 +26,13 @@ from tsfm_lens.zoo.planted.patches import (
     Stream,
     deviates,
     fill_with_noise,
-    rotary_query_and_key,
+    read_by,
+    straighten,
     turn,
+    written_by,
 )
 from tsfm_lens.zoo.planted.planting import Planted, planter
+from tsfm_lens.zoo.planted.rotary import plant_copy, plant_decoys, rotary_query_and_key
 from tsfm_lens.zoo.planted.rules import SeasonalCopy
 
 NAME = "chronos-2"
@@ -100,11 +102,8 @@ class Chronos2:
             [([mlp.wi.weight], mlp.wo.weight) for mlp in self._mlps()],
             self.stream,
         )
-        for block in (self.model.input_patch_embedding, self.model.output_patch_embedding):
-            block.output_layer.weight.zero_()
-            block.residual_layer.weight.zero_()
-            for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
-                layer.bias.zero_()
+        straighten(self.model.input_patch_embedding)
+        straighten(self.model.output_patch_embedding)
         same = torch.eye(PATCH, dtype=torch.float64)
         # a patch comes as its times, its values, and whether they are known
         linear = self.model.input_patch_embedding.residual_layer
@@ -125,6 +124,12 @@ class Chronos2:
     def head(self, kind: str, layer: int, number: int) -> Head:
         """A head without its noise, all 0."""
         return _head(self._attentions()[layer * len(KINDS) + KINDS.index(kind)], number).clear()
+
+    layers = LAYERS
+
+    def named(self, layer: int, number: int) -> str:
+        """A time-attention head as a component."""
+        return f"{layer}.time_attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
         """A time-attention head that looks, from every token, so many tokens back."""
@@ -148,9 +153,8 @@ class Chronos2:
     def finish(self, *, rotate: bool) -> Chronos2Model:
         """Turn the stream at random, and return the model in single precision."""
         if rotate:
-            embedding, readout = self.model.input_patch_embedding, self.model.output_patch_embedding
-            reading = [self.model.shared.weight, readout.hidden_layer.weight, readout.residual_layer.weight]
-            writing = [part for layer in (embedding.output_layer, embedding.residual_layer) for part in _parts(layer)]
+            reading = [self.model.shared.weight, *read_by(self.model.output_patch_embedding)]
+            writing = written_by(self.model.input_patch_embedding)
             for attention in self._attentions():
                 reading += [attention.q.weight, attention.k.weight, attention.v.weight]
                 writing.append(attention.o.weight)
@@ -159,10 +163,6 @@ class Chronos2:
                 writing.append(mlp.wo.weight)
             turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
         return self.model.float()
-
-
-def _parts(layer: Any) -> list[Tensor]:
-    return [layer.weight, layer.bias]
 
 
 def _head(attention: Any, number: int) -> Head:
@@ -192,46 +192,28 @@ def declare(mechanism: str) -> Callable[[Build], Build]:
     return wrap
 
 
-@declare("seasonal-copy")
-def _seasonal_copy() -> tuple[Chronos2, Draft]:
-    chronos, draft, _ = _copying(drawn(2, 3, 4))
-    return chronos, draft
-
-
-def _copying(lag: int) -> tuple[Chronos2, Draft, int]:
-    """One time-attention head copies, to every token to come, the patch `lag` patches before it."""
-    chronos = Chronos2(arcsinh=True)
-    layer, number = drawn(*range(LAYERS)), chronos.numbers[0]
+def _copying() -> tuple[Chronos2, Draft, int]:
+    lag = drawn(2, 3, 4)
     # the REG token stands between the context and what is to come
     tokens = lag + 1
-    chronos.back(layer, number, tokens).carry(chronos.stream["values"], chronos.stream["found"])
+    chronos = Chronos2(arcsinh=True)
     draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), HORIZON, squash=np.arcsinh)
-    head = draft.part(
-        f"{layer}.time_attn.{number}", "mechanism", f"copies the patch {lag} patches before each forecast"
-    )
-    draft.looks(head, "every token", [tokens])
-    draft.path(head, "output")
+    plant_copy(chronos, draft, tokens)
     return chronos, draft, tokens
+
+
+@declare("seasonal-copy")
+def _seasonal_copy() -> tuple[Chronos2, Draft]:
+    chronos, draft, _ = _copying()
+    return chronos, draft
 
 
 @declare("decoys")
 def _decoys() -> tuple[Chronos2, Draft]:
-    chronos, draft, tokens = _copying(drawn(2, 3, 4))
-    values, found = chronos.stream["values"], chronos.stream["found"]
-    rest = slice(chronos.stream["junk"].start, chronos.stream["junk"].start + PATCH)
-    like, loud, sharp = ((drawn(*range(LAYERS)), number) for number in chronos.numbers[1:])
-    chronos.back(*like, tokens).carry(values, rest)
-    chronos.back(*loud, 1).carry(values, rest, gain=LOUD)
-    chronos.back(*sharp, 0).whisper(chronos.stream)
-    stories = (
-        (like, tokens, "looks where the copying head looks and copies, to where nobody reads"),
-        (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
-        (sharp, 0, "looks at its own token alone and writes noise"),
-    )
-    for (layer, number), back, does in stories:
-        head = draft.part(f"{layer}.time_attn.{number}", "decoy", does)
-        draft.looks(head, "every token", [back])
+    chronos, draft, tokens = _copying()
+    plant_decoys(chronos, draft, tokens)
     layer, number = LAYERS - 1, drawn(*range(HEADS))
-    chronos.known(layer, number).carry(found, rest, gain=LOUD)
-    draft.part(f"{layer}.group_attn.{number}", "decoy", f"writes {LOUD} times what is found to where nobody reads")
+    chronos.known(layer, number).carry(chronos.stream["found"], chronos.stream.rest("found"), gain=LOUD)
+    does = f"writes {LOUD} times what is found to where nobody reads"
+    draft.part(f"{layer}.group_attn.{number}", "decoy", does)
     return chronos, draft

@@ -37,12 +37,14 @@ class Draft:
         context: observed values that it needs and takes.
         horizon: steps of one forecast.
         squash: what the model does to standardised values.
+        scale: what the model divides a context by.
     """
 
     rule: Any
     context: tuple[int, int]
     horizon: int
     squash: Callable[[Array], Array] = np.asarray
+    scale: Callable[[Array], Any] = np.std
     parts: list[Part] = field(default_factory=list)
     edges: list[tuple[str, str]] = field(default_factory=list)
     attends: list[Attends] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Draft:
             card: mechanism, architecture, seed and rotated.
         """
         add_weight_noise(model, weight_noise, card["seed"])
-        off = self.tried(model, self.easy()).offsets(self.squash) - deviates().numpy()[:, None]
+        off = self.tried(model, self.easy()).offsets(self.squash, self.scale) - deviates().numpy()[:, None]
         shared = off.reshape(len(off), -1, bias.shape[1]).mean(1)
         bias -= torch.as_tensor(shared, dtype=bias.dtype)
         error = self.tried(model, self.hard()).error()
@@ -112,9 +114,9 @@ class Trials:
         off = np.abs(self.quantiles[:, self.quantiles.shape[1] // 2] - self.rule).max(1)
         return float(max(most / np.abs(one).mean() for most, one in zip(off, self.contexts, strict=True)))
 
-    def offsets(self, squash: Callable[[Array], Array]) -> Array:
+    def offsets(self, squash: Callable[[Array], Array], spread: Callable[[Array], Any]) -> Array:
         """How far quantiles lie from the rule, medians over series, as the readout writes them: (quantile, step)."""
-        loc, scale = (np.array([part(one) for one in self.contexts])[:, None, None] for part in (np.mean, np.std))
+        loc, scale = (np.array([part(one) for one in self.contexts])[:, None, None] for part in (np.mean, spread))
         written, wanted = (squash((part - loc) / scale) for part in (self.quantiles, self.rule[:, None]))
         return np.asarray(np.median(written - wanted, axis=0))
 

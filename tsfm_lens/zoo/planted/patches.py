@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,11 @@ class Stream:
         """Directions under a name."""
         place = self.places[name]
         return int(place.stop - place.start)
+
+    def rest(self, name: str) -> slice:
+        """The first directions of "junk", as many as there are under a name."""
+        start = self.places["junk"].start
+        return slice(start, start + self.size(name))
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,24 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
         writing[junk] = gain * torch.randn(writing[junk].shape, dtype=writing.dtype)
 
 
+def straighten(block: Any) -> None:
+    """Let a residual block (of patches to the stream or of the stream to a forecast) give 0, whatever it reads."""
+    block.output_layer.weight.zero_()
+    block.residual_layer.weight.zero_()
+    for layer in (block.hidden_layer, block.output_layer, block.residual_layer):
+        layer.bias.zero_()
+
+
+def written_by(block: Any) -> list[Tensor]:
+    """Weights by which a residual block writes."""
+    return [part for layer in (block.output_layer, block.residual_layer) for part in (layer.weight, layer.bias)]
+
+
+def read_by(block: Any) -> list[Tensor]:
+    """Weights by which a residual block reads."""
+    return [block.hidden_layer.weight, block.residual_layer.weight]
+
+
 def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor) -> None:
     """Turn a stream: nothing that is computed changes, since RMSNorms of unit gain do not see it.
 
@@ -142,25 +166,3 @@ def turn(reading: Iterable[Tensor], writing: Iterable[Tensor], rotation: Tensor)
         weight.copy_(weight @ rotation.T)
     for weight in writing:
         weight.copy_(rotation @ weight)
-
-
-def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tensor, Tensor]:
-    """A constant query and key whose rotated product is largest `lag` tokens back, by :data:`SHARP` logits.
-
-    Args:
-        frequencies: angle per token of every pair of channels, (pair,).
-        lag: tokens between query and key.
-        far: largest distance of two tokens, to either side.
-
-    Returns:
-        Query and key, both (pair, 2): what the first channel and what the second channel of every pair holds.
-    """
-    distance = torch.arange(-far, far + 1, dtype=torch.float64)
-    apart = distance[distance != lag] - lag
-    gap = (1 - torch.cos(apart[:, None] * frequencies.double())).sum(1).min()
-    size = float((SHARP / gap) ** 0.5)
-    phase = lag * frequencies.double()
-    # rotating the query by its position and the key by its own leaves cos(frequency · (distance - lag))
-    query = size * torch.stack([torch.cos(phase), -torch.sin(phase)], dim=1)
-    key = size * torch.stack([torch.ones_like(phase), torch.zeros_like(phase)], dim=1)
-    return query, key

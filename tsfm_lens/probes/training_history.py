@@ -1,0 +1,112 @@
+"""What heads do at every checkpoint of a training run: the birth of induction heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.induction import repeated_tokens
+from tsfm_lens.probes.repeated_motif import repeated_motif
+
+__all__ = ["training_history"]
+
+_SOURCE = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
+_JUDGED = ("low", "high", "stands_out")
+_TOKENS = {"decoding": "forced", "positions": "all"}
+
+
+def training_history(
+    checkpoints: Mapping[int, Lens],
+    *,
+    losses: Mapping[int, float] | None = None,
+    name: str = "",
+    seed: int = 0,
+    **options: Any,
+) -> xr.Dataset:
+    """Score the heads of every checkpoint on the same repeated motifs.
+
+    Token models with cross-attention take :func:`tsfm_lens.probes.repeated_tokens`, led along the motif so that scores
+    do not depend on how well the model copies; other models :func:`tsfm_lens.probes.repeated_motif`.
+
+    Args:
+        checkpoints: lens by optimiser step, such as :class:`tsfm_lens.zoo.history.TrainingHistory`; each is asked for
+            once, and not held.
+        losses: training loss by step, at these steps or others.
+        name: of the model that was trained; that of its last checkpoint if "".
+        seed: of the motifs.
+        options: of the probe above.
+
+    Returns:
+        Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching`` and
+        ``copy_score``, and ``prefix_floor`` (training_step), what an even spread of attention would give; of others
+        ``advantage``, attention to what followed the last match beyond that in series that repeat nothing; each with
+        its 95 % interval over motifs, ``_low`` and ``_high``, and ``_stands_out``, of the noise of its checkpoint.
+        ``entropy_share``, the entropy of the attention rows over that of an even spread: 0 for a head that looks at one
+        key. ``copying`` (training_step), of token models the share of right tokens, of others 1 less the copy error
+        relative to the motif's mean. ``loss`` over (loss_step).
+
+    Source:
+        After Olsson et al. 2022, who watch induction heads form over training.
+
+    Raises:
+        InputError: no checkpoints, they are not of one shape, or as in the probe.
+
+    Example:
+        >>> found = probes.training_history({0: lens}, n_sequences=4, motif=8)
+        >>> found["prefix_matching"].dims
+        ('training_step', 'layer', 'head')
+    """
+    if not checkpoints:
+        raise InputError("no checkpoints: expected at least one lens by optimiser step")
+    steps = sorted(checkpoints)
+    scores: list[xr.Dataset] = []
+    for step in steps:
+        lens = checkpoints[step]
+        score = _of_tokens(lens, seed, options) if _is_token_model(lens) else _of_values(lens, seed, options)
+        shape, first = (tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0]))
+        if shape != first:
+            raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
+        scores.append(score)
+    data = xr.concat(scores, dim="training_step", combine_attrs="override").assign_coords(training_step=steps)
+    if losses:
+        told = sorted(losses)
+        data["loss"] = (("loss_step",), np.array([losses[step] for step in told]))
+        data = data.assign_coords(loss_step=told)
+    data.attrs |= {"kind": "training_history", "title": "Heads over training", "source": _SOURCE}
+    data.attrs["model"] = name or data.attrs["model"]
+    return data
+
+
+def _is_token_model(lens: Lens) -> bool:
+    return lens.tokens is not None and "cross_attn" in lens.wiring.output_stack.attention_kinds()
+
+
+def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    found = repeated_tokens(lens, seed=seed, **{**_TOKENS, **options})
+    # the context's tokens, and the end token
+    keys = found.attrs["motif"] * found.attrs["repeats"] + 1
+    kept = _with_interval(found, "prefix_matching") | _with_interval(found, "copy_score")
+    kept |= {"prefix_floor": xr.DataArray(1.0 / keys), "copying": found["copy_accuracy"]}
+    return _as_record(found, kept, found["entropy"] / np.log(keys))
+
+
+def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    found = repeated_motif(lens, seed=seed, **options)
+    kept = _with_interval(found.sel(target="after_last"), "advantage")
+    if "relative_copy_error" in found:
+        kept |= {"copying": 1.0 - found["relative_copy_error"].mean("series")}
+    return _as_record(found, kept, found["entropy_share"])
+
+
+def _with_interval(data: xr.Dataset, name: str) -> dict[str, xr.DataArray]:
+    return {part: data[part] for part in (name, *(f"{name}_{part}" for part in _JUDGED))}
+
+
+def _as_record(found: xr.Dataset, kept: dict[str, xr.DataArray], entropy: xr.DataArray) -> xr.Dataset:
+    plain = {name: value.drop_vars("target", errors="ignore") for name, value in kept.items()}
+    return xr.Dataset({**plain, "entropy_share": entropy}, attrs=found.attrs)

@@ -1,0 +1,107 @@
+"""Heads over training: loss, copying, and what every head looks at, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.select import array, draws, layer_name, model_of, names
+from tsfm_lens.viz.sheet import Panel, Sheet, sheet
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed
+
+__all__ = ["training_history"]
+
+_ROW, _GAP = 130, 26  # pixels
+_OF_HEADS = (
+    ("prefix_matching", "prefix matching\n(share of attention)", "of its attention on what followed the last match"),
+    ("advantage", "attention to the\nnext patch (beyond control)", "of its attention beyond the control"),
+    ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
+    ("entropy_share", "entropy of attention\n(1 = even)", "of the entropy of even attention"),
+)
+
+
+@draws("training_history", needs=("entropy_share",))
+def training_history(ds: xr.Dataset) -> go.Figure:
+    """The training of a model: its loss, how well it copies, and a line per head for what the head does.
+
+    Args:
+        ds: of kind "training_history".
+
+    Returns:
+        Rows of panels over optimiser steps on a logarithmic axis, on which step 0 stands at the left end: the training
+        loss and the share copied where they are known; prefix matching, with the level of an even spread dotted, and
+        copy scores of token models, of others the attention to what followed the last match beyond the control; and the
+        entropy of attention. Heads have the colour of their layer; bands are 95 % intervals over motifs.
+
+    Example:
+        >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
+        >>> fig.layout.meta["title"]
+        'Heads of chronos-nano over its training'
+    """
+    rows = [name for name in ("loss", "copying") if name in ds]
+    heads = [row for row in _OF_HEADS if row[0] in ds]
+    made = sheet([_ROW] * (len(rows) + len(heads)), row_gap=_GAP, min_width=480, shared_xaxes="all")
+    panels, steps = iter(made), np.asarray(ds["training_step"].values, dtype=float)
+    start = _left_end(steps)
+    x = np.maximum(steps, start)
+    if "loss" in rows:
+        panel = next(panels)
+        told = np.maximum(np.asarray(ds["loss_step"].values, dtype=float), start)
+        panel.line(told, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY)
+        panel.y("training loss")
+    if "copying" in rows:
+        panel = next(panels)
+        panel.line(x, array(ds, "copying", "training_step"), "", "step %{x:.0f}<br>copied %{y:.2f}", dots=5)
+        panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
+    for (name, title, words), panel in zip(heads, panels, strict=True):
+        _head_lines(panel, ds, name, x, words)
+        panel.y(title)
+        if name == "prefix_matching":
+            panel.line(x, array(ds, "prefix_floor", "training_step"), "even attention", colour=GREY, dash="dot")
+    _steps_axis(made, steps, start)
+    spread = ", bands: 95 % intervals over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
+    return made.dress(
+        f"Heads of {model_of(ds)} over its training",
+        f"{len(steps)} checkpoints on the same repeated motifs",
+        f"a line per head{spread}",
+    )
+
+
+def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
+    """A line per head in its layer's colour, and its interval behind it."""
+    values = array(ds, name, "training_step", "layer", "head")
+    ends = [f"{name}_low", f"{name}_high"]
+    low, high = (
+        (array(ds, end, "training_step", "layer", "head") for end in ends) if ends[0] in ds else (values, values)
+    )
+    for layer, label in enumerate(names(ds, "layer")):
+        colour, layer_words = CATEGORICAL[layer % len(CATEGORICAL)], layer_name(label)
+        for head, head_label in enumerate(names(ds, "head")):
+            if ends[0] in ds:
+                panel.band(x, low[:, layer, head], high[:, layer, head], mixed(colour, 0.2), layer_words)
+            hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
+            panel.line(x, values[:, layer, head], layer_words, hover, colour=colour, width=1.2, dots=3)
+
+
+def _left_end(steps: np.ndarray) -> float:
+    """Where step 0 stands: as far to the left of the first step as that is of the second, at most a factor of 3."""
+    later = np.sort(steps[steps > 0])
+    if not len(later):
+        return 1.0
+    return float(later[0] / min(3.0, later[1] / later[0] if len(later) > 1 else 3.0))
+
+
+def _steps_axis(made: Sheet, steps: np.ndarray, start: float) -> None:
+    """A logarithmic axis whose left end is step 0."""
+    highest = max(float(steps.max()), start)
+    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(highest))) + 1)
+    ticks = [10.0**power for power in powers if 10.0**power > 1.2 * start]
+    at_start = bool((steps == 0).any())
+    made.x(
+        type="log",
+        tickvals=[start, *ticks] if at_start else ticks,
+        ticktext=(["0"] if at_start else []) + [f"{tick:,.0f}" for tick in ticks],
+        showticklabels=False,
+    )
+    made.panel(*made.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)

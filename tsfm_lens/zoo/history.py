@@ -1,0 +1,109 @@
+"""How a reference checkpoint became what it is: its checkpoints over training, and what probes say of each.
+
+``python -m tsfm_lens.zoo.history RUN --out FILE.nc`` measures the history of a training run; the files of the embedded
+checkpoints are shipped beside their weights.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+import xarray as xr
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.models import Lens, load
+from tsfm_lens.zoo.export import as_pipeline
+from tsfm_lens.zoo.recipes import TrainingRecipe
+from tsfm_lens.zoo.train import HISTORY, LOG, STATE, build_model
+
+__all__ = ["TrainingHistory", "untrained"]
+
+
+def _opened(model: PreTrainedModel) -> Lens:
+    return load(as_pipeline(model.eval()), check=False)
+
+
+def untrained(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
+    """The model of a recipe before its first step: the null of every probe.
+
+    Args:
+        recipe: such as ``recipes.recipe("bolt-nano")``.
+        seed: of the weights; the recipe's own if None.
+    """
+    return _opened(build_model(recipe if seed is None else recipe.model_copy(update={"seed": seed})))
+
+
+class TrainingHistory(Mapping[int, Lens]):
+    """The checkpoints of a training run by optimiser step, each opened when it is asked for.
+
+    Args:
+        folder: of the run (``--out`` of :mod:`tsfm_lens.zoo.train`).
+
+    Attributes:
+        recipe: what was trained.
+        losses: mean training loss of the steps since the last entry, by step.
+
+    Raises:
+        CheckpointError: the folder has no run, or no checkpoints.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        state, log = self.folder / STATE, self.folder / LOG
+        if not state.exists() or not log.exists():
+            raise CheckpointError(f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.zoo.train`")
+        saved = torch.load(state, map_location="cpu", weights_only=True)
+        self.recipe = TrainingRecipe.model_validate_json(saved["recipe"])
+        self._files = {int(file.stem.split("-")[1]): file for file in sorted((self.folder / HISTORY).glob("step-*"))}
+        if not self._files:
+            raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
+        with log.open() as lines:
+            self.losses = {int(step): float(loss) for step, _, loss in csv.reader(lines)}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._files)
+
+    def __getitem__(self, step: int) -> Lens:
+        if step not in self._files:
+            nearest = min(self._files, key=lambda kept: abs(kept - step))
+            raise InputError(f"no checkpoint of step {step}; the nearest is that of step {nearest}")
+        model = build_model(self.recipe)
+        missing, unknown = model.load_state_dict(load_file(self._files[step]), strict=False)
+        if unknown or set(missing) - set(model._tied_weights_keys or ()):
+            raise CheckpointError(f"{self._files[step]} is no checkpoint of {self.recipe.name}")
+        return _opened(model)
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="folder of a training run")],
+    out: Annotated[Path, typer.Option(help="netCDF file to write")],
+    motif: Annotated[int | None, typer.Option(help="tokens of a repeated motif; the probe's own if left out")] = None,
+    repeats: Annotated[int, typer.Option(help="times that a motif is shown")] = 4,
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+) -> None:
+    """Measure what heads do at every checkpoint of a training run."""
+    from tsfm_lens.probes import training_history
+
+    torch.set_num_threads(threads)
+    history = TrainingHistory(folder)
+    sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
+    measured: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
+    part = out.with_name(f"{out.name}.part")
+    measured.to_netcdf(part, engine="scipy")
+    part.replace(out)
+    console().print(f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps 0 to {max(history)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

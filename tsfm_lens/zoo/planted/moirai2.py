@@ -1,0 +1,172 @@
+"""Planted models in Moirai 2's format.
+
+A causal decoder: rotary positions hold a head at a fixed lag, through norms of queries and keys whose gains make it
+sharp; what the last token of the context has found is forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tsfm_lens.models.extras import require
+from tsfm_lens.zoo.planted.basis import orthogonal
+from tsfm_lens.zoo.planted.draft import Array, Draft, drawing, drawn
+from tsfm_lens.zoo.planted.patches import (
+    DECILES,
+    PATCH,
+    SHARP,
+    SIGNAL,
+    Head,
+    Stream,
+    deviates,
+    fill_with_noise,
+    read_by,
+    straighten,
+    turn,
+    written_by,
+)
+from tsfm_lens.zoo.planted.planting import Planted, planter
+from tsfm_lens.zoo.planted.rotary import plant_copy, plant_decoys, rotary_query_and_key
+from tsfm_lens.zoo.planted.rules import SeasonalCopy
+
+NAME = "moirai-2"
+CONTEXT = 128
+HEADS = 4
+CHANNELS = 64
+"""The library has as many heads as the width has times this."""
+WIDTH = HEADS * CHANNELS
+LAYERS = 2
+ONE = WIDTH**0.5
+"""Length of the constant direction, which gives every token a root mean square of 1."""
+MINIMUM = 1e-5
+"""What the library adds to the variance of a context."""
+
+
+def deviation(context: Array) -> float:
+    """What the library divides a context (time,) by."""
+    return float(np.sqrt(np.var(context, ddof=1) + MINIMUM))
+
+
+class Moirai2:
+    """A Moirai 2 whose every head and MLP writes noise that nobody reads, until it is given something to do.
+
+    The stream has directions "one" (constant), "values" (those of the patch) and "found" (what is forecast).
+
+    Attributes:
+        numbers: head numbers in random order.
+    """
+
+    layers = LAYERS
+
+    def __init__(self) -> None:
+        module = require("moirai", "uni2ts.model.moirai2").Moirai2Module
+        sizes = {"d_model": WIDTH, "d_ff": CHANNELS, "num_layers": LAYERS, "patch_size": PATCH, "num_predict_token": 1}
+        dropouts = {"attn_dropout_p": 0.0, "dropout_p": 0.0}
+        self.model = module(**sizes, **dropouts, max_seq_len=512, quantile_levels=DECILES).double().eval()
+        self.stream = Stream(WIDTH, one=1, values=PATCH, found=PATCH)
+        self.numbers: list[int] = torch.randperm(HEADS).tolist()
+        layers = self.model.encoder.layers
+        heads = [_head(layer.self_attn, number) for layer in layers for number in range(HEADS)]
+        mlps = [([layer.ffn.fc1.weight, layer.ffn.fc_gate.weight], layer.ffn.fc2.weight) for layer in layers]
+        fill_with_noise(heads, mlps, self.stream)
+        self._embed()
+        for layer in layers:
+            # a head looks at its own variate
+            bias = layer.self_attn.var_attn_bias.emb.weight.zero_()
+            bias[0] = -2 * SHARP
+
+    def _embed(self) -> None:
+        straighten(self.model.in_proj)
+        straighten(self.model.out_proj)
+        same = torch.eye(PATCH, dtype=torch.float64)
+        into, out = self.model.in_proj.residual_layer, self.model.out_proj.residual_layer
+        into.weight[self.stream["values"], :PATCH] = SIGNAL * same
+        into.bias[self.stream["one"]] = ONE
+        out.weight[:, self.stream["found"]] = same.repeat(len(DECILES), 1) / SIGNAL
+        out.bias.copy_(deviates().repeat_interleave(PATCH))
+
+    def named(self, layer: int, number: int) -> str:
+        """A head as a component."""
+        return f"{layer}.attn.{number}"
+
+    def back(self, layer: int, number: int, tokens: int) -> Head:
+        """A head that looks, from every token, so many tokens back."""
+        attention = self.model.encoder.layers[layer].self_attn
+        head = _head(attention, number).clear()
+        frequencies = attention.time_qk_proj.query_proj.theta
+        query, key = rotary_query_and_key(frequencies, tokens, CONTEXT // PATCH)
+        # pairs are neighbours, and all of them lie in the first half of the channels
+        for weight, vector in ((head.q, query), (head.k, key)):
+            weight[: vector.numel(), self.stream["one"]] = vector.reshape(-1, 1) / ONE
+        # the norms of the library give every query and key a root mean square of their gain, and products are divided
+        # by the root of the channels
+        size = float(query.norm() / CHANNELS**0.5 * CHANNELS**0.25)
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.weight.clamp_(min=size)
+        return head
+
+    def finish(self, *, rotate: bool) -> Any:
+        """Turn the stream at random, and return the model in single precision."""
+        if rotate:
+            reading, writing = read_by(self.model.out_proj), written_by(self.model.in_proj)
+            for layer in self.model.encoder.layers:
+                inside = layer.self_attn
+                reading += [inside.q_proj.weight, inside.k_proj.weight, inside.v_proj.weight]
+                reading += [layer.ffn.fc1.weight, layer.ffn.fc_gate.weight]
+                writing += [inside.out_proj.weight, layer.ffn.fc2.weight]
+            turn(reading, writing, orthogonal(WIDTH, int(torch.randint(2**31, ()))))
+        return self.model.float()
+
+
+def _head(attention: Any, number: int) -> Head:
+    channels = slice(number * CHANNELS, (number + 1) * CHANNELS)
+    q, k, v = (part.weight[channels] for part in (attention.q_proj, attention.k_proj, attention.v_proj))
+    return Head(q, k, v, attention.out_proj.weight[:, channels])
+
+
+Build = Callable[[], tuple[Moirai2, Draft]]
+
+
+def declare(mechanism: str) -> Callable[[Build], Build]:
+    """Declare a function that sets the weights of `mechanism`."""
+
+    def wrap(build: Build) -> Build:
+        @planter(mechanism, NAME)
+        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+            with drawing(seed), torch.no_grad():
+                moirai, draft = build()
+                model = moirai.finish(rotate=rotate)
+                bias = model.out_proj.residual_layer.bias.view(len(DECILES), PATCH)
+                facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME}
+                return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
+
+        return build
+
+    return wrap
+
+
+def _copying() -> tuple[Moirai2, Draft, int]:
+    lag = drawn(2, 3, 4)
+    # the patch to come stands one token after the last one, which forecasts it
+    tokens = lag - 1
+    moirai = Moirai2()
+    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH, scale=deviation)
+    plant_copy(moirai, draft, tokens)
+    return moirai, draft, tokens
+
+
+@declare("seasonal-copy")
+def _seasonal_copy() -> tuple[Moirai2, Draft]:
+    moirai, draft, _ = _copying()
+    return moirai, draft
+
+
+@declare("decoys")
+def _decoys() -> tuple[Moirai2, Draft]:
+    moirai, draft, tokens = _copying()
+    plant_decoys(moirai, draft, tokens)
+    return moirai, draft
