@@ -8,6 +8,7 @@ like what the probes give is checked by ``tests/catalogue/test_planted.py``, for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import xarray as xr
 
@@ -76,9 +77,9 @@ __all__ = [
 ]
 
 
-def in_report(ids: Sequence[str] = IDS) -> dict[str, xr.Dataset]:
-    """What the tests of the report put into one page, by name."""
-    on = series(ids)
+def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]:
+    """What the tests of the report put into one page, by name; ``options`` of :func:`series`."""
+    on = series(ids, **options)
     return {
         "forecast": forecast(on),
         "lens": token_lens(on),

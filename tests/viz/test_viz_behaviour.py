@@ -8,8 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from scipy.stats import norm
 
 from tsfm_lens import probes, viz
+from tsfm_lens.catalogue.induction import read_induction
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
@@ -48,12 +50,19 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     for trace, name in zip(fig.data, ("prefix_matching", "copy_score", "entropy"), strict=True):
         np.testing.assert_array_equal(trace.z, ds[name])
     framed = {(shape.xref, round(shape.y0 + 0.46), round(shape.x0 + 0.46)) for shape in fig.layout.shapes}
-    assert 0 < int(ds["induction"].sum()) < ds["induction"].size
-    assert framed == {
-        (x, *place) for x in ("x", "x2", "x3") for place in map(tuple, np.argwhere(ds["induction"].values))
-    }
-    assert f"{int(ds['induction'].sum())} of 12" in fig.layout.meta["title"]
+    # the lower end of an interval of 95 % for all 24 scores together
+    wider = norm.isf(0.025 / 24) / norm.isf(0.025)
+    surely = np.ones((3, 4), dtype=bool)
+    for name, key in (("prefix_matching", "prefix_from"), ("copy_score", "copy_from")):
+        score, low = ds[f"{name}_estimate"].values, ds[f"{name}_low"].values
+        surely &= score - wider * (score - low) > ds.attrs[key]
+    assert 0 < surely.sum() < ds["induction"].values.sum()
+    assert framed == {(x, *place) for x in ("x", "x2", "x3") for place in map(tuple, np.argwhere(surely))}
+    count = f"{int(surely.sum())} of 12"
+    assert f"{count} cross-attention heads beyond doubt" in fig.layout.meta["title"]
+    assert read_induction(ds)[0].startswith(f"{count} heads are induction heads beyond doubt")
     assert "0.25" in fig.layout.meta["subtitle"]
+    assert "these sequences do not tell" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
     assert len(viz.induction_maps(ds.drop_vars("entropy")).data) == 2
 
@@ -165,8 +174,8 @@ def test_counts_of_lines_are_means_over_series() -> None:
     np.testing.assert_allclose(bars["spurious lines"], ds["spurious_count"].mean("series"))
     np.testing.assert_allclose(bars["spurious lines"] + bars["other lines"], ds["count"].mean("series"))
     lines = [trace for trace in fig.data if trace.type == "scatter"]
-    np.testing.assert_allclose(lines[-1].y, ds["spurious_mass"].mean("series"))
-    np.testing.assert_array_equal([line.y for line in lines[:-1]], ds["spurious_mass"].values.T)
+    np.testing.assert_allclose(lines[-1].y, 100 * ds["spurious_mass"].mean("series"))
+    np.testing.assert_array_equal([line.y for line in lines[:-1]], 100 * ds["spurious_mass"].values.T)
     assert len(viz.thought_counts(results()["thought"].isel(series=[0])).data) == 3
     with pytest.raises(InputError, match="thought_lines or thought_counts draws that kind"):
         viz.induction_maps(ds)

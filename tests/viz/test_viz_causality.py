@@ -239,22 +239,21 @@ def test_self_repair_can_be_read_off_the_effects() -> None:
     direct = dict(zip(ds["component"].values, ds["direct"].values[:, 0], strict=True))
     assert len(dots) > 10
     for name, (x, y) in dots.items():
-        assert x == pytest.approx(np.sqrt(np.mean(direct[name] ** 2)))
+        assert x == pytest.approx(np.mean(np.abs(direct[name])))
         assert_close(1 - y / x, repair[name], depth=1000, magnitude=max(1.0, abs(y / x)))
     assert "ppm" in fig.layout.xaxis.title.text
 
 
-def test_series_of_other_units_are_put_together_by_their_range() -> None:
+def test_effects_of_several_series_are_the_shares_that_the_sentence_tells() -> None:
     ds = results()["effects"]
-    scaled = ds.copy()
-    for name in ("direct", "total", "plain_forecast"):
-        axes = [1 if dim != "series" else -1 for dim in ds[name].dims]
-        scaled[name] = ds[name] * np.array([1.0, 1000.0]).reshape(axes)
-    first, second = viz.effects_scatter(ds), viz.effects_scatter(scaled)
-    for a, b in zip(first.data, second.data, strict=True):
-        np.testing.assert_allclose(np.array(a.x, dtype=float), np.array(b.x, dtype=float))
-        np.testing.assert_allclose(np.array(a.y, dtype=float), np.array(b.y, dtype=float))
-    assert "range" in first.layout.xaxis.title.text
+    fig = viz.effects_scatter(ds)
+    drawn = {
+        data[0]: x for t in fig.data if t.customdata is not None for x, data in zip(t.x, t.customdata, strict=True)
+    }
+    told = dict(zip(ds["component"].values, ds["direct_share_estimate"].values, strict=True))
+    assert len(drawn) > 10
+    assert drawn == {name: told[name] for name in drawn}
+    assert "share of the series' range" in fig.layout.xaxis.title.text
 
 
 def test_self_repair_bars_follow_the_direct_effect() -> None:

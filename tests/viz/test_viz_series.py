@@ -23,7 +23,7 @@ def test_fan_draws_bands_median_context_and_truth(forecast):
     fig = viz.forecast_fan(forecast, series="roads")
     h = np.arange(6.0)
     assert [t.name for t in fig.data] == [
-        "80 % from", "80 %", "50 % from", "50 %", "median forecast", "context", "truth",
+        "80 % interval from", "80 % interval", "50 % from", "50 %", "median forecast", "context", "truth",
     ]  # fmt: skip
     np.testing.assert_allclose(fig.data[0].y, 100 + h - 1.6)
     np.testing.assert_allclose(fig.data[1].y, 100 + h + 1.6)
@@ -80,13 +80,13 @@ def test_fan_draws_sampled_paths_in_place_of_bands(forecast):
     fig = viz.forecast_fan(forecast, samples=2)
     paths = named(fig, "sampled paths")
     assert [p.y[0] for p in paths] == [0.0, 1.0]
-    assert not named(fig, "80 %")
+    assert not named(fig, "80 % interval")
 
 
 def test_fan_draws_a_quantile_without_partner_as_a_line(forecast):
     fig = viz.forecast_fan(forecast.isel(quantile=[0, 2, 3, 4]))
     np.testing.assert_allclose(named(fig, "quantile 0.75")[0].y, np.arange(6) + 1.0)
-    assert len(named(fig, "80 %")) == 1
+    assert len(named(fig, "80 % interval")) == 1
 
 
 @pytest.mark.parametrize("series", ["river", 2, -3])

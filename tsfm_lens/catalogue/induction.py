@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
-from scipy.stats import norm
 
 from tsfm_lens.catalogue.computing import of_results, of_sequences
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
@@ -15,6 +14,7 @@ from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import head_at, listed, num
 from tsfm_lens.viz import induction_corner, induction_maps, overlap_thresholds, repeated_motif_map
+from tsfm_lens.viz.induction import past_both
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import percent
 
@@ -38,8 +38,7 @@ def _motif(ds: xr.Dataset) -> Iterator[Plate]:
 
 def read_induction(ds: xr.Dataset) -> list[str]:
     """How many heads pass both thresholds beyond the noise, and how well the model copies."""
-    surely, could = _past_both(ds)
-    perhaps = could & ~surely
+    surely, perhaps = past_both(ds)
     which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
     least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
     out = [
@@ -51,23 +50,10 @@ def read_induction(ds: xr.Dataset) -> list[str]:
     return [*out, f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases."]
 
 
-def _past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Heads (layer, head) that pass both thresholds surely, and perhaps: 95 % for all heads and scores together."""
-    sure, could = [], []
-    for name, least in _THRESHOLDS.items():
-        score, threshold = Standing(ds, name, "layer", "head"), float(ds.attrs[least])
-        # Bonferroni: the interval of one head and score, widened to that of all of them
-        wider = norm.isf(0.025 / (len(_THRESHOLDS) * score.estimate.size)) / norm.isf(0.025)
-        sure.append(score.estimate - wider * (score.estimate - score.low) > threshold)
-        could.append(score.estimate + wider * (score.high - score.estimate) > threshold)
-    return np.logical_and.reduce(sure), np.logical_and.reduce(could)
-
-
 def read_overlap(ds: xr.Dataset) -> list[str]:
     """How many induction heads are sharp."""
     sharp = array(ds, "sharp", "layer", "head") > 0
-    surely, could = _past_both(ds)
-    perhaps = could & ~surely
+    surely, perhaps = past_both(ds)
     return [
         f"{int(surely.sum())} of {sharp.size} heads are induction heads beyond doubt, of {int(perhaps.sum())} more "
         f"these sequences do not tell, and {int(sharp.sum())} are sharp; {int((surely & sharp).sum())} are surely "

@@ -189,6 +189,12 @@ def _told(
 def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:
     """Colours up to the largest head effect; symmetric about 0 for relative measures."""
     if measure.relative:
-        return colour_scale(measure.word, heads, diverging=True, tickformat="+.0%")
+        scale = colour_scale(measure.word, heads, diverging=True, tickformat=".2~%")
+        power = 10.0 ** np.floor(np.log10(scale["cmax"] / 2))
+        ticks = max(digit * power for digit in (1, 2, 5) if digit * power <= scale["cmax"] / 2) * np.arange(-2.0, 3.0)
+        if power >= 0.01:
+            # written as in the cells
+            scale["colorbar"] |= {"tickvals": ticks, "ticktext": [measure.write(tick) for tick in ticks]}
+        return scale
     sizes = measure.word in ("MASE", "MAE")
     return colour_scale(measure.word, heads, low=None if sizes else 0.0)

@@ -105,7 +105,7 @@ def _heads(
         [1] * columns,
         row_gap=8,
         column_gap=0.08 / columns,
-        min_width=max(420, 130 + (86 if columns <= _NUMBERED else 52) * columns),
+        min_width=max(420, 130 + (100 if columns <= _NUMBERED else 52) * columns),
         above=28,
         below=56,
         shared_xaxes="all",
@@ -144,7 +144,7 @@ def _label(made: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str])
     crowded = columns > _NUMBERED  # all panels share one axis: then one of them carries the numbers
     outer: Look = {"ticks": "outside", "tickfont_size": 10}
     for c, head in enumerate(heads, start=1):
-        ticks: Look = {"tickangle": 0, "nticks": 2 if crowded else 4}
+        ticks: Look = {"tickangle": 0, "nticks": 2}
         made.panel(rows, c).x(showticklabels=c == 1 or not crowded, **ticks, **outer)
         axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
         above: Look = {

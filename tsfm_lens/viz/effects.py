@@ -28,9 +28,10 @@ class Sizes:
     """Effects as single numbers.
 
     Attributes:
-        direct: root mean square over steps, (component, series).
-        total: the total effect along the direct one, as large as it is there: negative where it points the other way,
-            NaN where there is no direct effect, (component, series). 1 - total / direct is the self-repair.
+        direct: mean size over steps, (component, series).
+        total: what the direct effect comes to with all later components free, the total effect along the direct one:
+            negative where it points the other way, NaN where there is no direct effect, (component, series).
+            1 - total / direct is the self-repair.
         unit: of both.
     """
 
@@ -40,31 +41,27 @@ class Sizes:
 
 
 def effect_sizes(ds: xr.Dataset, series: list[int]) -> Sizes:
-    """Sizes in data units of one series, or in shares of each forecast's range for several.
+    """Sizes in data units of one series, or in shares of each series' range for several.
 
     Raises:
         InputError: ``ds`` is of another kind.
     """
-    check(ds, "effects", "direct", "total", "self_repair", "plain_forecast")
-    later = slice(int(ds.attrs.get("steps_from", 0)), None)
-    parts = (array(ds, name, "component", "series", "step") for name in ("direct", "total"))
-    direct, total = (part[:, series, later] for part in parts)
-    size = np.sqrt(np.square(direct).mean(-1))
-    real = np.isfinite(array(ds, "self_repair", "component", "series")[:, series]) & (size > 0)
-    along = np.divide((total * direct).mean(-1), size, out=np.full(size.shape, np.nan), where=real)
+    check(ds, "effects", "direct", "direct_share", "self_repair")
+    left = 1 - array(ds, "self_repair", "component", "series")[:, series]
     if len(series) == 1:
-        return Sizes(size, along, unit_of(ds, series[0]) or "data units")
-    spread = np.ptp(array(ds, "plain_forecast", "series", "step")[series], axis=-1)
-    spread = np.where(spread > 0, spread, np.nan)
-    return Sizes(size / spread, along / spread, "share of the forecast's range")
+        later = slice(int(ds.attrs.get("steps_from", 0)), None)
+        size = np.abs(array(ds, "direct", "component", "series", "step")[:, series, later]).mean(-1)
+        return Sizes(size, size * left, unit_of(ds, series[0]) or "data units")
+    share = array(ds, "direct_share", "component", "series")[:, series]
+    return Sizes(share, share * left, "share of the series' range")
 
 
 @draws("effects")
 def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Total against direct effect of every component: below the diagonal, later components undo part of it.
 
-    The direct effect is drawn as its root mean square over steps, the total effect as the size of its part along the
-    direct one (a projection), so that the self-repair of a series is exactly one minus their ratio.
+    The direct effect is drawn as its mean size over steps, the total effect as its part along the direct one (a
+    projection), so that the self-repair of a series is exactly one minus their ratio.
 
     Args:
         ds: of kind "effects".
@@ -72,7 +69,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
 
     Returns:
         Dots coloured by kind, the largest named, over regions that say what later components do. Several series are
-        put together as shares of each forecast's range. Hollow where an effect does not stand out of the noise.
+        put together as shares of each series' range. Hollow where an effect does not stand out of the noise.
 
     Example:
         >>> fig = viz.effects_scatter(results["effects"])
@@ -96,8 +93,8 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     return made.dress(
         f"Direct and total effect of every component of {model_of(ds)}",
         f"{over_series(ds, chosen)}, {ablation_word(ds)} one at a time",
-        "direct: with all later attention and MLPs held, root mean square over steps; total: all free, its "
-        "part along the direct effect",
+        "direct: with all later attention and MLPs held, mean size over steps; total: all free, its part along the "
+        "direct effect",
         *(f"beyond the axes: {words}" for words in far),
         f"{without} without direct effect not drawn" if without else "",
     )
@@ -108,7 +105,7 @@ def _standing(ds: xr.Dataset, order: Any) -> Finding | None:
     direct, total = (finding(ds, name, "component", unit="of the range") for name in ("direct_share", "total_share"))
     if direct is None or total is None:
         return None
-    # what is drawn is a root mean square, what was judged a mean: the intervals are not those of the marks
+    # the intervals are those of whole effects, and what is drawn upwards is a part of one
     return replace(total, stands=direct.stands | total.stands).at(order).without_interval
 
 
@@ -144,7 +141,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     left, right = made
     hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
     direct = finding(ds, "direct_share", "component", unit="of the range") if series is None else None
-    noise = None if direct is None else direct.at(order).without_interval
+    noise = None if direct is None else direct.at(order)
     left.bars(labels, size[order], "", hover, colour=mixed(GREY, 0.6), across=True, noise=noise)
     colours = [VERMILION if v > 0 else mixed(GREY, 0.6) for v in repair[order]]
     right.floor(mine, across=True)
@@ -163,7 +160,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     right.upright(1.0, dash="dash")
     made.y(autorange="reversed", ticks="", showline=False, dtick=1)
     left.y("component")
-    unit = sizes.unit.replace("the forecast's range", "range")
+    unit = sizes.unit.replace("the series' range", "range")
     left.x(f"direct effect\n({unit})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
     return made.dress(
@@ -211,7 +208,10 @@ def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
     look: Look = {"xref": "domain", "yref": "domain", "xanchor": "left", "colour": GREY}
     panel.note("added to by later components", 0.02, 0.99, yanchor="top", **look)
     if low < -0.1 * high:
-        panel.note("more than undone", 0.02, 0.01, yanchor="bottom", **look)
+        # on the side where no dot lies below
+        crowded = bool(((y < 0) & (x < 0.4 * right)).any())
+        look |= {"xanchor": "right"} if crowded else {}
+        panel.note("more than undone", 0.98 if crowded else 0.02, 0.01, yanchor="bottom", **look)
 
 
 def _dots(

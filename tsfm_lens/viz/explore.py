@@ -17,7 +17,19 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.explore_panels import BAR, LEGEND, PLACES, TITLES, TRACES, axes, drawn, envelope, frame, head_name
+from tsfm_lens.viz.explore_panels import (
+    BAR,
+    LEAST,
+    LEGEND,
+    PLACES,
+    TITLES,
+    TRACES,
+    axes,
+    drawn,
+    envelope,
+    frame,
+    head_name,
+)
 from tsfm_lens.viz.panels import mark_start, scene
 from tsfm_lens.viz.select import array, draws, model_of, names, position, unit_of
 from tsfm_lens.viz.sheet import sheet
@@ -28,7 +40,7 @@ __all__ = ["explore_figure"]
 Update = dict[str, dict[str, Any]]
 """Trace of :data:`TRACES` -> the properties that change."""
 
-_PRINTED, _LEAST = 60, 1e-12  # cells with room for their number; what rounding leaves of a zero singular value
+_PRINTED = 60  # cells with room for their number
 _LEAST_SEEN = 1e-4  # percent; attention below it is drawn as none
 _WIDTH = 860  # pixels under which the five panels cannot be read
 
@@ -167,7 +179,7 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     for product in ("QK", "OV"):
         values = array(ds, "singular_value", "mode", **at, product=position(ds, "product", product))
         shares = values / (values[0] or np.nan)
-        spectra[product] = {"y": np.where(shares > _LEAST, shares, np.nan)}
+        spectra[product] = {"y": np.where(shares > LEAST, shares, np.nan)}
     left, right, low, high = head - 0.5, head + 0.5, layer - 0.5, layer + 0.5
     return {
         "chosen": {"x": [left, right, right, left, left], "y": [low, low, high, high, low]},

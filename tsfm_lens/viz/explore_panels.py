@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.sheet import Look, Sheet
@@ -71,12 +72,15 @@ LEGEND = {
 
 
 TITLES = (
-    "heads: click one",
+    "all heads; framed: the one shown",
     "its singular values",
     "its write to the forecast",
     "what it looks at while it forecasts",
-    "the forecast, with and without the crossed-out heads",
+    "the forecast, with and without\nthe crossed-out heads",
 )
+
+
+LEAST = 1e-12  # of the largest singular value: what rounding leaves of one that is 0
 
 
 def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
@@ -200,7 +204,10 @@ def axes(made: Sheet, ds: xr.Dataset, view: Scene) -> None:
     ticks = {"tickvals": list(range(len(layers))), "ticktext": layers}
     scores.y("layer", range=[len(layers) - 0.5, -0.5], **ticks, **every)
     spectra.x("mode", nticks=6)
-    spectra.y("relative to the largest", type="log", dtick=1, exponentformat="power")
+    values = array(ds, "singular_value", "layer", "head", "product", "mode")
+    largest = values[..., :1]
+    shares = values / np.where(largest > 0, largest, np.nan)
+    spectra.y("relative to the largest", **log_axis(shares[shares > LEAST]))
     # the write stands above the steps of the forecast that it adds to
     ends = list(on_axis(view, np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5])))
     for panel, word in ((write, "write"), (last, "value")):
@@ -210,5 +217,7 @@ def axes(made: Sheet, ds: xr.Dataset, view: Scene) -> None:
     made.panel(2, 1).x(view.time.title, range=edges)
     made.panel(2, 1, secondary_y=False).y(visible=False, range=[0, 1], fixedrange=True)
     made.panel(2, 1, secondary_y=True).y(f"value ({unit})", side="left", tickmode="auto")
-    corner: Look = {"x": 0.37, "y": 0.63, "xanchor": "left", "yanchor": "bottom", "yref": "paper", "orientation": "v"}
-    made.fig.update_layout(legend2={**corner, "bgcolor": "rgba(0,0,0,0)"}, bargap=0.15)
+    # under the spectra, beside the bar of the colours
+    place = made.fig.get_subplot(1, 2)
+    under: Look = {"x": sum(place.xaxis.domain) / 2, "xanchor": "center", "y": place.yaxis.domain[0] - 0.09}
+    made.fig.update_layout(legend2={**under, "yanchor": "top", "yref": "paper", "orientation": "v"}, bargap=0.15)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -29,6 +31,26 @@ _GROUPS = (
 )
 
 
+def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Heads (layer, head) that pass both thresholds surely, and further ones that may: 95 % for all of them together.
+
+    Of a result without intervals: those whose scores pass, and no further ones.
+    """
+    sure, could = [], []
+    for name, key in list(_THRESHOLDS.items())[:2]:
+        score = finding(ds, name, "layer", "head")
+        if score is None:
+            passing = array(ds, "induction", "layer", "head") > 0
+            return passing, np.zeros_like(passing)
+        # Bonferroni: the interval of one head and score, widened to that of all of them
+        one, every = (NormalDist().inv_cdf(1 - 0.025 / count) for count in (1, 2 * score.estimate.size))
+        least, wider = float(ds.attrs[key]), every / one
+        sure.append(score.estimate - wider * (score.estimate - score.low) > least)
+        could.append(score.estimate + wider * (score.high - score.estimate) > least)
+    surely = np.logical_and.reduce(sure)
+    return surely, np.logical_and.reduce(could) & ~surely
+
+
 @draws("induction", needs=("prefix_matching", "copy_score", "induction"))
 def induction_maps(ds: xr.Dataset) -> go.Figure:
     """Layer × head maps of prefix matching and copy score, and of the entropy where known.
@@ -37,14 +59,15 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         ds: of kind "induction".
 
     Returns:
-        Two or three heat maps; frames are around induction heads. Entropies are dark where low.
+        Two or three heat maps; frames are around heads that are induction heads beyond doubt, as :func:`past_both`
+        has them. Entropies are dark where low.
 
     Example:
         >>> fig = viz.induction_maps(results["induction"])
         >>> fig.layout.meta["title"]
-        'Induction heads of chronos-nano: 1 of 12 cross-attention heads'
+        'Induction heads of chronos-nano: 0 of 12 cross-attention heads beyond doubt'
     """
-    found = ds["induction"].transpose("layer", "head").values.astype(bool)
+    surely, perhaps = past_both(ds)
     which = "the token after the last instance" if ds.attrs.get("offset", 1) else "the last instance"
     ways: dict[str, tuple[str, str, str, Look]] = {
         "prefix_matching": ("prefix matching", f"attention to {which}", "", {"low": 0.0}),
@@ -68,10 +91,11 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     return head_maps(
         ds,
         maps,
-        f"Induction heads of {model_of(ds)}: {int(found.sum())} of {found.size} cross-attention heads",
+        f"Induction heads of {model_of(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads beyond doubt",
         f"{motif} random tokens shown {repeats} times" + (f", scores read {read}" if read else ""),
-        f"framed: {thresholds or 'induction heads'}",
-        outlined=found,
+        f"framed: {thresholds or 'induction heads'}, beyond doubt for all heads together",
+        f"of {int(perhaps.sum())} more these sequences do not tell" if perhaps.any() else "",
+        outlined=surely,
     )
 
 

@@ -10,10 +10,10 @@ import xarray as xr
 from plotly.colors import sample_colorscale
 
 from tsfm_lens.viz.attention import single_series
-from tsfm_lens.viz.grid import title_axes
+from tsfm_lens.viz.grid import log_axis, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
 from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, positions
-from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.sheet import blank
 from tsfm_lens.viz.structure import head_lines
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, PALE, SEQUENTIAL, number, percent, plain
 
@@ -116,11 +116,10 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
     # on logarithmic axes shapes stand at the values, not at their logarithms
     panel.shape("line", (10**low, 1), (10**low, 1), line={"color": GREY, "width": 1})
     panel.shape("line", (1, 1), (0, 1), yref="y domain", line={"color": GREY, "width": 1, "dash": "dot"})
-    axis: Look = {"type": "log", "exponentformat": "power"}
-    across, down = (max(1, int(np.ceil(span))) for span in ((high - low) / 8, (0.3 - lowest) / 6))
-    panel.x("bound on the attention outside the top key", range=[low, high], dtick=across, **axis)
-    ends_up = [min(lowest, -1), 0.15]
-    panel.y("measured attention\noutside the top key", range=ends_up, dtick=down, gridcolor=PALE, **axis)
+    up = [min(lowest, -1), 0.15]
+    across, upwards = (log_axis(10.0 ** np.array(axis)) for axis in ((low, high), up))
+    panel.x("bound on the attention outside the top key", range=[low, high], **across)
+    panel.y("measured attention\noutside the top key", range=up, gridcolor=PALE, **upwards)
     telling = float((known < 1).mean()) if len(known) else 0.0
     return made.dress(
         f"Concentration of the cross-attention of {model_of(ds)} and its bound",

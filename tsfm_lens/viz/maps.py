@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,14 @@ import xarray as xr
 
 from tsfm_lens.viz.marks import PRINTED, Look
 from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.room import shortened, text_width
 from tsfm_lens.viz.select import layer_names, names
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import DIVERGING, SEQUENTIAL, VERMILION, plain
 
 _PRINTED = 60  # cells of one of several maps that still have room for their number
-NUMBER_WIDTH = 36  # pixels that a number in a cell needs, with a sign; in brackets, half a dozen more
+_ABREAST = 3  # maps in one row; of more, two
+_NUMBER_TYPE, _BAR_TYPE = 11, 12  # pixels
 _FOOT, _BAR = 46, 62  # pixels under the maps for the head axis, and for colour bars
 
 
@@ -138,57 +139,70 @@ def head_maps(
         outlined: (layer, head), cells to draw a frame around in every map.
 
     Returns:
-        The dressed figure; trace and colour axis number i are those of map i where nothing is noise.
+        The dressed figure, three maps in a row; trace and colour axis number i are those of map i where nothing is
+        noise.
     """
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
-    numbers = len(layers) * len(heads) <= (_PRINTED if several else PRINTED)
-    cell = NUMBER_WIDTH + 8 * any(each.noise is not None for each in maps) if numbers else 26
-    titles = [_wrapped(each.named, max(cell * len(heads), 150)) for each in maps]
+    columns = len(maps) if len(maps) <= _ABREAST else 2
+    most = _PRINTED if several else PRINTED
+    width = max((_number_width(one) if one.values.size <= most else 16 if several else 26) for one in maps) * len(heads)
+    titles = [shortened(one.named, 0.95 * max(width, 150), _BAR_TYPE) for one in maps]
+    foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
     drawn = sheet(
-        [max((24 if several else 26) * len(layers), 130)],
-        [1] * len(maps),
-        titles=[each.title for each in maps] if several else None,
+        [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
+        [1] * columns,
+        titles=[one.title for one in maps] if several else None,
+        row_gap=foot + 30,
         column_gap=0.06,
-        min_width=110 + len(maps) * max(cell * len(heads), 150) if several else max(360, 150 + cell * len(heads)),
-        below=_FOOT + _BAR + 14 * max(title.count("\n") for title in titles) if several else 52,
+        min_width=110 + columns * max(width, 150) if several else max(360, 150 + width),
+        below=foot if several else 52,
         shared_yaxes=True,
     )
-    for index, (each, panel) in enumerate(zip(maps, drawn, strict=True)):
+    for index, (one, panel) in enumerate(zip(maps, drawn, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
         panel.cells(
-            each.values,
+            one.values,
             heads,
             layers,
-            each.hover,
-            write=each.write or two_digits,
-            printed=_PRINTED if several else PRINTED,
-            noise=each.noise,
+            one.hover,
+            write=one.write or two_digits,
+            printed=most,
+            noise=one.noise,
             coloraxis=axis,
-            name=each.title,
-            customdata=each.words,
+            name=one.title,
+            customdata=one.words,
         )
         if several:
-            first, last = drawn.fig.get_subplot(1, 1 + index).xaxis.domain
-            colours = each.colours(titles[index], **_under((first + last) / 2, last - first, drawn.plot_height))
+            place = drawn.fig.get_subplot(*drawn.places[index])
+            colours = one.colours(titles[index], **_under(place, drawn.plot_height))
             drawn.fig.update_layout({axis: colours})
         else:
-            drawn.colours(each.colours())
+            drawn.colours(one.colours())
         if outlined is not None:
             panel.frames(outlined, VERMILION)
     drawn.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
     drawn.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
+    for row, col in drawn.places[len(maps) :]:
+        drawn.panel(row, col).x(visible=False)
+        drawn.panel(row, col).y(visible=False)
     return drawn.dress(title, *remarks)
 
 
-def _wrapped(title: str, width: int) -> str:
-    """A title in lines that are no wider than this, in pixels."""
-    return "\n".join(wrap(title, max(width // 6, 12)))
+def _number_width(one: HeadMap) -> int:
+    """Pixels of the widest number of a map, in brackets where some do not stand out of the noise."""
+    write = one.write or two_digits
+    pale = one.noise is not None and bool(one.noise.pale.any())
+    words = [
+        f"({write(float(value))})" if pale else write(float(value)) for value in one.values.ravel() if value == value
+    ]
+    return round(max((text_width(word, _NUMBER_TYPE) for word in words), default=26)) + 5
 
 
-def _under(middle: float, width: float, height: int) -> dict[str, Any]:
-    """A colour bar under its map."""
-    place: Look = {"orientation": "h", "x": middle, "len": 0.9 * width, "y": -_FOOT / height, "yanchor": "top"}
-    return {**place, "thickness": 10, "nticks": 4, "tickangle": 0}
+def _under(place: Any, height: int) -> dict[str, Any]:
+    """A colour bar under its map, in a sheet whose panels have so many pixels of height together."""
+    first, last = place.xaxis.domain
+    where: Look = {"orientation": "h", "x": (first + last) / 2, "len": 0.9 * (last - first), "yanchor": "top"}
+    return {**where, "y": place.yaxis.domain[0] - _FOOT / height, "thickness": 10, "nticks": 4, "tickangle": 0}
 
 
 def two_digits(value: float) -> str:

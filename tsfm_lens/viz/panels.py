@@ -148,7 +148,9 @@ def draw_bands(
     x, middle = view.time.at(view.future), statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
-        panel.band(x, values[low], values[high], colour, _share(quantiles, low, high), legend=True)
+        # the first of a row of shares says what they are
+        name = _share(quantiles, low, high) + " interval" * (rank == 0)
+        panel.band(x, values[low], values[high], colour, name, legend=True)
     single = set(range(len(quantiles))) - {i for pair in pairs for i in pair}
     for i in sorted(single):
         centre = abs(quantiles[i] - 0.5) < 1e-6

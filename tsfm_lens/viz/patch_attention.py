@@ -54,7 +54,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
         )
     ticks: Look = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
     grid.y(autorange="reversed", **ticks)
-    grid.x(nticks=5)
+    grid.x(nticks=4)
     # a causal model has queries in its context too
     ahead = "query_start" not in ds.coords or bool((ds["query_start"] >= 0).all())
     for row, col in grid.places:
@@ -106,6 +106,9 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
     panel.line([where, where], list(bounds), f"most read by {place}", words, **look)
     view.title_axes(panel)
+    # a patch at the very start does not stand on the axis
+    ends = (view.past[0] - 0.02 * len(view.past), view.future[-1] + 0.5)
+    panel.x(range=[view.time.scalar(float(end)) for end in ends])
     panel.y(range=bounds)
     return sheet.dress(
         f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects",

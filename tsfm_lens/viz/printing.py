@@ -13,6 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.room import least_width
 from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 __all__ = ["for_print"]
@@ -58,7 +59,11 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         >>> fig.layout.meta["width_mm"]
         89.0
     """
-    width_mm = _width(fig, column)
+    return _printed(fig, _width(fig, column))
+
+
+def _printed(fig: go.Figure, width_mm: float) -> go.Figure:
+    """The figure at a width in mm, whether it can be read there or not."""
     width = width_mm * PIXELS_PER_MM
     meta = dict(fig.layout.meta or {})
     needs = float(meta.get("min_width", 360))
@@ -66,9 +71,9 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     factor = min(max(width / needs, smallest), largest)
     made = go.Figure(fig)
     _untitle(made, meta)
-    parts = made.to_dict()
-    made = go.Figure({"data": parts["data"], "layout": {**_scaled(parts["layout"], factor)}})
-    made.update_layout(template=_print_template(parts["layout"], factor))
+    layout = made.layout.to_plotly_json()
+    made = go.Figure(made.data, _scaled(layout, factor))
+    made.update_layout(template=_print_template(layout, factor))
     for trace in made.data:
         _scale_trace(trace, factor)
         _tell_apart(trace)
@@ -79,9 +84,10 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
 
 
 def fits(fig: go.Figure, width_mm: float) -> bool:
-    """Whether a figure can be read at a width: its ``min_width``, in type of at least 7 pt."""
+    """Whether a figure can be read at a width: its ``min_width``, and its words side by side, in type from 7 pt."""
     needs = float((fig.layout.meta or {}).get("min_width", 360))
-    return needs * TYPE[0] * PIXELS_PER_POINT / _SCREEN_TYPE <= width_mm * PIXELS_PER_MM
+    width = width_mm * PIXELS_PER_MM
+    return needs * TYPE[0] * PIXELS_PER_POINT / _SCREEN_TYPE <= width >= least_width(_printed(fig, width_mm))
 
 
 def _width(fig: go.Figure, column: str | float | None) -> float:
@@ -193,6 +199,6 @@ def _tell_apart(trace: Any) -> None:
     colour = trace.line.color
     if "lines" in mode and isinstance(colour, str) and trace.line.dash is None and colour in DASHES:
         trace.line.dash = DASHES[colour]
-    colour = trace.marker.color or colour
+    colour = colour if trace.marker.color is None else trace.marker.color
     if "markers" in mode and isinstance(colour, str) and trace.marker.symbol is None and colour in SYMBOLS:
         trace.marker.symbol = SYMBOLS[colour]

@@ -108,7 +108,7 @@ def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
         row_gap=_GAP,
         column_gap=0.02,
         above=16 + 14 * len(titles[0][0]),
-        min_width=width_for(titles[0], columns, least=150),
+        min_width=width_for(columns, least=150),
         shared_xaxes="all",
         shared_yaxes="rows",
     )

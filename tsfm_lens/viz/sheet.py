@@ -16,6 +16,7 @@ from plotly.subplots import make_subplots
 from tsfm_lens.viz.marks import Canvas, titled
 from tsfm_lens.viz.marks import Look as Look
 from tsfm_lens.viz.marks import Panel as Panel
+from tsfm_lens.viz.room import least_width, wrap_titles
 from tsfm_lens.viz.theme import dress, plain
 
 _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels beside the panels for a colour bar, and its longest
@@ -27,7 +28,8 @@ class Sheet(Canvas):
 
     Attributes:
         places: (row, column) of each panel, counted from 1; none on a sheet of one panel.
-        plot_height: of all panels together; above: room for the highest titles; min_width: all in pixels.
+        plot_height: of all panels together; above: room for the highest titles; min_width: what the marks need, words
+            come on top; all in pixels.
         below: pixels under the panels for ticks and titles.
     """
 
@@ -71,10 +73,14 @@ class Sheet(Canvas):
             legend_rows: lines of legend; one if there is any legend unless given.
         """
         right = self.fig.layout.margin.r
+        wrap_titles(self.fig, self.plot_height)
         rows = int(bool(self.legend)) if legend_rows is None else legend_rows
         words = "; ".join(remark for remark in (*remarks, self.noise_words) if remark)
         fig = dress(self.fig, title, words, below=self.below, legend_rows=rows, **self.room)
-        return fig if right is None else fig.update_layout(margin_r=right)
+        if right is not None:
+            fig.update_layout(margin_r=right)
+        fig.layout.meta = {**fig.layout.meta, "min_width": max(self.min_width, least_width(fig))}
+        return fig
 
 
 def blank(height: int = 300, min_width: int = 360, below: int = 52) -> Sheet:

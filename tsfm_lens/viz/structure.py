@@ -12,7 +12,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.layers import few_ticks
-from tsfm_lens.viz.maps import NUMBER_WIDTH, HeadMap, colour_scale, head_maps, two_digits
+from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps, two_digits
 from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, check, draws, layer_name, layer_names, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
@@ -165,7 +165,9 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     labels = [layer_name(name) for name in names(ds, axis)]
     made = blank(min(max(34 * len(labels), 200), 560))
     panel, hover = made.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
-    panel.cells(array(ds, measure, axis, f"other_{axis}"), labels, labels, hover, write=two_digits)
+    values = array(ds, measure, axis, f"other_{axis}")
+    panel.cells(values, labels, labels, hover, write=two_digits)
+    alike = [label for label, row in zip(labels, values, strict=True) if not np.isfinite(row).any()]
     made.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
     panel.x(type="category", ticks="", nticks=12)
     panel.y(type="category", autorange="reversed", ticks="", nticks=24)
@@ -174,6 +176,7 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
         f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
         f"{word} of {what}, over all tokens",
         "1: alike" + ("" if cka else ", −1: opposite"),
+        f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
     )
 
 
@@ -201,9 +204,6 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
     for panel, value, label in zip(grid, cosines, labels, strict=True):
         panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=_PRINTED)
     title_axes(grid, "head", "head")
-    if len(heads) ** 2 <= _PRINTED:
-        columns = max(column for _, column in grid.places)
-        grid.min_width = max(grid.min_width, 150 + columns * NUMBER_WIDTH * len(heads))
     grid.x(type="category", ticks="")
     grid.y(type="category", ticks="", autorange="reversed")
     grid.colours(colour_scale("cosine", high=1.0, diverging=True))

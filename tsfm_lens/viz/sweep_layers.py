@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -11,6 +9,7 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
+from tsfm_lens.viz.room import text_width
 from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.sweep_entries import (
     MASE_WORDS,
@@ -39,7 +38,7 @@ __all__ = ["component_errors", "layer_distances", "range_curves"]
 _CHANGE = ("change", "lower", "upper", "stands")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-_BAR, _LETTER = 0.19, 6.2  # width of a bar where models are 1 apart; pixels: a letter of a bar's label
+_BAR = 0.19  # width of a bar where models are 1 apart
 _BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads", "both": "without heads and MLP"}
 
 
@@ -134,7 +133,7 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
     best = {str(row["model"]): int(row["first"]) for row in told(most_ablatable(layers))}
     labels = [f"{plain(model)}<br>layer {layer}" for model, layer in best.items()]
     made = blank(30 + 96 * len(best), 400)
-    panel, longest = next(iter(made)), 0
+    panel, longest = next(iter(made)), 0.0
     for i, (part, words) in enumerate(_BARS.items()):
         bars = pd.DataFrame([_bar(layers, model, layer, part) for model, layer in best.items()])
         places = np.arange(len(best)) + _BAR * (i - (len(_BARS) - 1) / 2)
@@ -154,11 +153,12 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
         # beside the axes, where no bar and no interval reaches
         for y, text in zip(places, bars["text"], strict=True):
             panel.note(text, 1, y, xref="paper", xshift=6, yref="y", xanchor="left", align="left")
-            longest = max(longest, len(re.sub("<.*?>", "", text)))
+            longest = max(longest, text_width(text, 11))
     label_rows(made, labels)
     made.x(MASE_WORDS, rangemode="tozero")
-    made.fig.update_layout(barmode="overlay", margin_r=round(14 + _LETTER * longest))
-    made.min_width += round(_LETTER * longest)
+    # some of it is bold
+    made.fig.update_layout(barmode="overlay", margin_r=round(14 + 1.1 * longest))
+    made.min_width += round(1.1 * longest)
     return made.dress(
         "Error without the parts of the most ablatable layer of every model",
         f"the layer whose heads and MLP together cost least; {intervals_of(table)} of the change; bold: the change "

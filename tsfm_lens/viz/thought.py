@@ -89,22 +89,22 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     labels, ids = layer_names(ds), names(ds, "series")
     spurious = array(ds, "spurious_count", "layer", "series")
     other = array(ds, "count", "layer", "series") - spurious
-    mass = array(ds, "spurious_mass", "layer", "series")
+    mass = 100 * array(ds, "spurious_mass", "layer", "series")
     titles = ["lines of thought", "probability on spurious lines"]
     made = sheet([260], [1, 1], titles=titles, column_gap=0.13, min_width=640)
     left, right = made
     for word, counts, colour in (("spurious", spurious, VERMILION), ("other", other, mixed(BLUE, 0.45))):
         hover = f"%{{x}}<br>%{{y:.3g}} {word} lines per series"
         left.bars(labels, counts.mean(axis=1), f"{word} lines", hover, colour=colour)
-    several, held = len(ids) > 1, "%{y:.2%} on spurious lines"
+    several, held = len(ids) > 1, "%{y:.3g} % on spurious lines"
     for name, line in zip(ids if several else [], mass.T, strict=False):
         look: Look = {"colour": mixed(GREY, 0.5), "width": 1, "text": [plain(name)] * len(labels)}
         right.line(labels, line, "one series", f"%{{text}}, %{{x}}<br>{held}", **look)
     colour, name = (PURPLE, "mean over series") if several else (BLUE, ids[0])
     right.line(labels, mass.mean(axis=1), name, f"%{{x}}<br>{held}", colour=colour, width=2, mode="lines+markers")
     made.x("residual stream after", type="category")
-    left.y("lines per series" if several else "lines")
-    right.y("probability", tickformat=".2~%", rangemode="tozero")
+    left.y("lines per series" if several else "lines", **({} if several else {"tickformat": "d", "nticks": 5}))
+    right.y("probability (%)", rangemode="tozero")
     made.fig.update_layout(barmode="stack")
     return made.dress(
         f"Lines of thought of {model_of(ds)}, layer by layer",
@@ -126,5 +126,6 @@ def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
         width=1.6,
         mode="lines+markers",
         connectgaps=True,
-        marker={"symbol": symbol, "size": 5, "color": colour},
+        # a mark at every step would be a bar
+        marker={"symbol": symbol, "size": 5, "color": colour, "maxdisplayed": 8},
     )

@@ -1,0 +1,99 @@
+"""Room for words: figures are as wide as what is written in them, and titles as long as their axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+import planted
+from tsfm_lens import viz
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.printing import COLUMNS, fits
+from tsfm_lens.viz.room import shortened, text_width
+from tsfm_lens.viz.sheet import Sheet, blank, sheet
+
+LONG = "thousand standard cubic metres per working day"
+
+
+def least(made: Sheet) -> int:
+    return made.dress("title").layout.meta["min_width"]
+
+
+def test_markup_and_entities_take_no_room_and_lines_do_not_add_up() -> None:
+    assert text_width("<b>a&amp;b</b>", 10) == text_width("a&b", 10)
+    assert text_width("ab<br>abc\nab", 10) == text_width("abc", 10)
+    assert text_width("abc", 20) == 2 * text_width("abc", 10)
+
+
+def test_what_is_too_long_gets_lines_and_then_an_ellipsis() -> None:
+    words = " ".join(["word"] * 40)
+    lines = shortened(words, 200, 13, lines=3).split("\n")
+    assert len(lines) == 3
+    assert lines[-1].endswith("…")
+    assert all(text_width(line, 13) < 230 for line in lines)
+    assert shortened("short", 200, 13) == "short"
+
+
+@pytest.mark.parametrize("words", ["title", LONG])
+def test_titles_of_panels_and_axes_side_by_side_have_room(words: str) -> None:
+    above = sheet([100], [1, 1, 1], titles=[words] * 3)
+    below = sheet([100], [1, 1, 1])
+    below.x(words)
+    # a third of the panels each
+    assert least(above) >= min(3 * text_width(words, 12), 360)
+    assert least(below) >= min(3 * text_width(words, 13), 360)
+    assert (least(below) > 360) == (words == LONG)
+
+
+def test_numbers_of_a_map_have_room() -> None:
+    made = blank()
+    made.panel().cells(np.full((2, 6), -12345.678), write=lambda value: f"({value:.3f})")
+    assert least(made) >= 6 * text_width("(-12345.678)", 11)
+
+
+def test_names_at_the_left_have_room() -> None:
+    names, made = [f"{LONG} {i}" for i in range(3)], blank()
+    made.panel().bars(names, [1, 2, 3], across=True)
+    assert least(made) >= text_width(names[0], 12)
+
+
+def test_a_long_title_of_a_low_axis_has_several_lines() -> None:
+    grid = panel_grid([("a",), ("b",)], row_height=90)
+    title_axes(grid, "step", f"value ({LONG})")
+    title = grid.dress("title").layout.yaxis.title.text
+    assert title.startswith("value<br>(thousand")
+    assert all(text_width(line, 13) < 90 + 60 for line in title.split("<br>"))
+
+
+def test_labels_of_a_logarithmic_axis_are_written_here() -> None:
+    """Plotly would set powers in larger type than all other labels."""
+    few = log_axis(np.array([0.2, 2.0]))
+    assert {"0.2", "0.5", "1", "2"} <= set(few["ticktext"])
+    many = log_axis(np.array([1e-9, 1e4]))
+    assert {"1", "10<sup>−8</sup>", "10<sup>4</sup>"} <= set(many["ticktext"])
+    for axis in (few, many):
+        assert set(axis) == {"type", "tickvals", "ticktext"}
+        assert len(axis["tickvals"]) == len(axis["ticktext"])
+
+
+def test_more_than_three_maps_stand_in_two_rows() -> None:
+    ds, values = planted.head_entropy(), np.full((2, 2), 0.5)
+    fig = head_maps(ds, [HeadMap(values, f"map {i}", "share") for i in range(4)], "title")
+    feet = [axis.domain[0] for axis in fig.select_yaxes()]
+    assert feet[0] == feet[1] > feet[2] == feet[3] == 0
+    # each bar under its own map
+    bars = [axis.colorbar.y for axis in fig.select_coloraxes()]
+    assert bars[0] < feet[0]
+    assert bars[0] > feet[2]
+    assert bars[2] < 0
+
+
+def test_what_does_not_fit_a_column_by_its_words_is_refused() -> None:
+    narrow, wide = (sheet([100], [1, 1, 1], titles=[words] * 3) for words in ("a", "words as long as these"))
+    figures = [made.dress("title") for made in (narrow, wide)]
+    assert [fits(fig, COLUMNS["single"]) for fig in figures] == [True, False]
+    assert viz.for_print(figures[1]).layout.meta["width_mm"] == COLUMNS["double"]
+    # a figure that somebody drew with plotly alone has no sizes of type
+    assert fits(go.Figure(go.Scatter(y=[1, 2])), COLUMNS["single"])

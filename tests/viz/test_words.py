@@ -1,0 +1,181 @@
+"""Figures in a real browser, on the screen and in both columns of print: no text lies on another or is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from plotly.offline import get_plotlyjs
+
+import planted
+from tsfm_lens import viz
+from tsfm_lens.report.build import plates_of
+from tsfm_lens.viz.printing import COLUMNS, fits
+from tsfm_lens.viz.room import text_width
+from tsfm_lens.viz.theme import FONT, untitled
+
+pytestmark = pytest.mark.browser
+
+SCREEN = 1040  # pixels of a figure in a report that has room
+LONG = "Übertragene Wirkleistung am Knoten Köln-Mülheim (Süd), 15 min"
+UNIT = "thousand standard cubic metres per working day"
+FEW = ("head_similarity", "effects", "seasonality")  # maps, points and bars, lines
+DRAW = """
+const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");
+document.getElementById("plot").replaceWith(plot);
+plot.id = "plot";
+plot.style = `width: ${width}px; height: ${height}px`;
+Plotly.newPlot(plot, data, {...layout, width, height}, {staticPlot: true}).then(() => done(faults(plot)));
+"""
+WIDTH = """
+const pen = document.createElement("canvas").getContext("2d");
+pen.font = `${arguments[1]}px ${arguments[2]}`;
+return pen.measureText(arguments[0]).width;
+"""
+
+Faults = Callable[[go.Figure, float], list[str]]
+
+
+@pytest.fixture(scope="module")
+def page(new_browser: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A page that can draw figures and find their faults."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    faults = Path(__file__).with_name("faults.js").read_text()
+    scripts = "".join(f"<script>{script}</script>" for script in (get_plotlyjs(), faults))
+    path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body style='margin: 0'><div id='plot'></div>{scripts}")
+    browser = new_browser("--window-size=1600,1200")
+    browser.get(path.as_uri())
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def faults(page: Any) -> Faults:
+    """What cannot be read of a figure at a width in pixels."""
+
+    def of(fig: go.Figure, width: float) -> list[str]:
+        found: list[str] = page.execute_async_script(DRAW, fig.to_json(), width, fig.layout.height or 450)
+        return found
+
+    return of
+
+
+def everywhere(fig: go.Figure) -> Iterator[tuple[str, go.Figure, float]]:
+    """A figure as it is shown: wide, as narrow as pages make it, and in the columns of print that it fits."""
+    narrow = fig.layout.meta["min_width"]
+    yield "screen", untitled(fig), max(SCREEN, narrow)
+    yield "narrow", untitled(fig), narrow
+    for column, width in COLUMNS.items():
+        if fits(fig, width):
+            printed = viz.for_print(fig, column)
+            yield column, printed, printed.layout.width
+
+
+SWEPT = ("layers", "curves", "heads_at", "datasets", "recipes", "selection")
+
+
+@cache
+def results_of(case: str) -> dict[str, Any]:
+    """Planted results by name."""
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "long and negative": {"ids": [f"{LONG} {i}" for i in range(3)], "units": UNIT, "level": -123456.789},
+        "one": {"ids": ["a"], "units": UNIT},
+        "forty": {"ids": [f"{LONG} {i}" for i in range(40)], "level": 0.00123},
+    }
+    many = {"one": 1, "forty": 12}.get(case, 2)
+    models = [f"{LONG} {i}" if case != "plain" else f"model {i}" for i in range(many)]
+    swept = planted.sweep(models, 40 if case == "forty" else 4, name=lambda i: f"{LONG} {i}")
+    return {**planted.in_report(**cases[case]), **swept}
+
+
+def faults_of_all(faults: Faults, case: str, name: str) -> list[str]:
+    drawn = [plate.figure for plate in plates_of({name: results_of(case)[name]})[name]]
+    return [
+        f"{fig.layout.meta['title']} ({where}): {fault}"
+        for fig in drawn
+        for where, shown, width in everywhere(fig)
+        for fault in faults(shown, width)
+    ]
+
+
+def readable() -> go.Figure:
+    fig = go.Figure(go.Bar(x=["one", "two", "three"], y=[1, 2, 3]), {"height": 300, "template": viz.theme.TEMPLATE})
+    return fig.update_layout(margin={"l": 60, "r": 20, "t": 20, "b": 60}, xaxis_title="name", yaxis_title="height")
+
+
+def over_another(fig: go.Figure) -> None:
+    for x in (0.5, 0.52):
+        fig.add_annotation(text="words", x=x, y=0.5, xref="paper", yref="paper")
+
+
+def turned_over_another(fig: go.Figure) -> None:
+    fig.add_annotation(text="words that are turned", x=0.5, y=0.5, xref="paper", yref="paper", textangle=-90)
+    fig.add_annotation(text="words", x=0.5, y=0.4, xref="paper", yref="paper")
+
+
+def out_of_the_figure(fig: go.Figure) -> None:
+    fig.add_annotation(text="words", x=1, y=0.5, xref="paper", yref="paper", xanchor="left", xshift=10)
+
+
+def out_of_the_panel(fig: go.Figure) -> None:
+    fig.add_scatter(x=["three"], y=[2], mode="text", text="words that leave the panel at its side " * 3)
+
+
+def labels_side_by_side(fig: go.Figure) -> None:
+    fig.update_xaxes(tickangle=0, ticktext=["a name that is long"] * 3, tickvals=[0, 0.5, 1])
+
+
+def legend_over_bars(fig: go.Figure) -> None:
+    fig.update_layout(showlegend=True, legend={"x": 0.5, "y": 0.5, "yref": "paper", "yanchor": "middle"})
+
+
+def no_room(fig: go.Figure) -> None:
+    fig.update_yaxes(domain=[0, 0.02])
+
+
+PLANTED = {
+    "overlap: words | words": over_another,
+    "overlap: words | words that are turned": turned_over_another,
+    "cut: words": out_of_the_figure,
+    "cut by its panel: words that leave": out_of_the_panel,
+    "overlap: a name that is long | a name that is long": labels_side_by_side,
+    "legend over a panel": legend_over_bars,
+    "no room for a panel": no_room,
+}
+
+
+def test_a_figure_that_can_be_read_has_no_fault(faults: Faults) -> None:
+    assert faults(readable(), 400) == []
+    turned = readable().update_xaxes(tickangle=-45)
+    assert faults(turned, 400) == []
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults_are_found(faults: Faults, fault: str) -> None:
+    fig = readable()
+    PLANTED[fault](fig)
+    found = faults(fig, 400)
+    first, *second = fault.removeprefix("overlap: ").split(" | ")
+    assert any(fault in each or (second and f"{second[0]} | {first}" in each) for each in found), found
+
+
+def test_words_take_no_more_room_than_is_kept_for_them(page: Any) -> None:
+    for text in (LONG, UNIT, "−123,456.789", "(+1471 %)", "decoder.2.cross_attn.11", "MWmw@%—→", "illicit, thrift; I."):
+        assert page.execute_script(WIDTH, text, 12, FONT) <= text_width(text, 12)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> None:
+    assert faults_of_all(faults, "long and negative", name) == []
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("case", ["plain", "long and negative", "one", "forty"])
+@pytest.mark.parametrize("name", [*planted.in_report(), *SWEPT])
+def test_the_words_of_every_figure_can_be_read(faults: Faults, name: str, case: str) -> None:
+    assert faults_of_all(faults, case, name) == []
