@@ -161,11 +161,11 @@ def test_unknown_methods_are_named() -> None:
 
 
 def test_decoys_are_counted_by_method(on: Bench) -> None:
-    decoy = Part(component="decoder.0.mlp", role="decoy", does="is loud")
+    decoy = Part(component="decoder.0.mlp", role="decoy", does="writes loudly")
     card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
     found = score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
     assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
-        ["zero ablation", "is loud", False, False]
+        ["zero ablation", "writes loudly", False, False]
     ]
 
 

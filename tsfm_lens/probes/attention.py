@@ -157,6 +157,9 @@ def head_entropy(
 ) -> xr.Dataset:
     """How widely each head of the output stack spreads its attention along a forecast.
 
+    Attention is not effect: a head may look sharply and write nothing, and the scaling over heads calls some head sharp
+    in every model, untrained ones too. On planted mechanisms most heads that are called sharp do nothing.
+
     Args:
         run: the forecast to explain.
         kind: kind of attention; the stack's last kind if None.

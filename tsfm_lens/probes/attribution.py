@@ -42,6 +42,9 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
 
+    Shares are signed means: a part that adds to one series what it takes from another, as a head that copies does, has
+    a share near 0 and does not stand out. :func:`tsfm_lens.probes.stream_shares` goes by size.
+
     The parts are measured from the readout of an empty residual stream (``baseline``) to that of the full
     one. Methods for token models:
 

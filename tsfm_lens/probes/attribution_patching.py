@@ -38,6 +38,8 @@ def attribution_patching(
 ) -> xr.Dataset:
     """Estimate what patching each place would recover, from the gradient at the unpatched run.
 
+    Where a gate or a softmax is saturated there is no gradient, and what goes through it is missed.
+
     Args:
         clean, corrupted, at, stack, positions, direction: see
             :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are taken in single forwards, which

@@ -62,7 +62,8 @@ def minimal_circuit(
         ranking: "greedy" takes away, round by round, what is missed least given what is gone already, until nothing
             more can go; "effects" orders components by what ablating each alone does, "edges" by the size of their
             outgoing edges (edge attribution, in single forwards), and both take the shortest such list that is faithful
-            enough.
+            enough. Edges come from gradients, which are none where a gate is shut or open, so parts that set a gate
+            are kept last and the circuit gets too large.
         tolerance: allowed loss of faithfulness, averaged over the series that have one.
         behaviour: what must be kept of a forecast; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.

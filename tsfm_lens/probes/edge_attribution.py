@@ -31,7 +31,8 @@ def edge_attribution(
     """Score the edge from every component to every later one.
 
     What a receiver computes when the sender alone changes is exact (one forward a sender, as in path patching);
-    what the forecast makes of that is taken from the gradient at the receiver. Edges to the output are exact.
+    what the forecast makes of that is taken from the gradient at the receiver. Edges to the output are exact. Where a
+    gate or a softmax is saturated the gradient is none, and the edge into it is missed.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`. Runs in rollouts are

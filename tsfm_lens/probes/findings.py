@@ -36,7 +36,8 @@ def judge(
     series: components, or components at positions. One stands out if its effect is above the noise floor, and leads
     its group if it is also larger than that of every other member: one-sided t tests over series (paired between
     members), after Holm over the members of a group; of fewer than three series the effect, or the difference, must
-    exceed the floor in each.
+    exceed the floor in each. To stand out is to be more than rounding or draws, and not to be large: where every head
+    writes a little, every head stands out.
 
     Args:
         data: result with ``name`` over (…, series).

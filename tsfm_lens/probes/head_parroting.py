@@ -36,7 +36,8 @@ def head_parroting(
 
     A forecast parrots at the lag at which it differs least from its context repeated. That lag is found once, in the
     plain forecast; the ablated ones are held against the same copy. Attention is correlation, ablation cause: heads
-    that look at the lag need not be those that copying depends on.
+    that look at the lag need not be those that copying depends on, and a head that fetches the copy from a register
+    token looks at no lag at all: on planted copies the loss of the copy finds the head, and its attention may not.
 
     In single forwards a token model's decoder reads the run's path as its own past whatever is ablated, so that each
     step is told alone; in rollouts what one step loses is missed by the next.

@@ -40,7 +40,8 @@ def activation_patching(
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
 
     The corruption should keep a series' mean and scale: models normalise each series by its own, which no patch
-    carries over.
+    carries over. What a component does alike on both series recovers nothing, however much the forecast needs it: a
+    head that marks positions is found by ablation, and not by patching.
 
     In rollouts, activations of the same pass and position are put in, in every pass; a group of positions is then what
     covers the same steps, so that it stays in its place when the context is encoded anew.

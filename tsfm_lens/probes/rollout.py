@@ -212,7 +212,8 @@ def attention_flow(run: Run, *, stack: str | None = None) -> xr.Dataset:
         Dataset of kind "attention_flow": ``flow`` (layer, query, key), after each layer; rows sum to 1.
 
     Source:
-        Abnar and Zuidema 2020, equation 1. It bounds nothing and sees neither values nor MLPs.
+        Abnar and Zuidema 2020, equation 1. It bounds nothing and sees neither values nor MLPs, and counts heads that
+        write nothing like those that do.
 
     Raises:
         InputError: more than one series, several variates, or the horizon is longer than one pass.
@@ -274,7 +275,8 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     """How long the vector is that each key contributes to a query's write, head by head.
 
-    A key may get much attention and contribute little, if its value is short: end tokens often do.
+    A key may get much attention and contribute little, if its value is short: end tokens often do. A long vector need
+    not matter either: nothing is said of whether anyone reads what is written.
 
     Args:
         run: the forecast to explain, of exactly one series.

@@ -31,7 +31,8 @@ def head_spectra(
     """Singular values of W_Q W_Kᵀ and W_V W_O of every head.
 
     The products have d_model × d_model entries and at most d_head singular values; these come from a
-    d_head × d_head core, after a QR factorisation of both factors, so the products are never formed.
+    d_head × d_head core, after a QR factorisation of both factors, so the products are never formed. Weights alone do
+    not say whether a head has any effect: heads planted to do nothing have the stable ranks of those that work.
 
     Args:
         lens: the model.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import FEWEST, interval_over_series
 
 if TYPE_CHECKING:
@@ -23,7 +24,13 @@ LEVELS = {
     "repaired": "Which part is made up for by another",
     "pairs": "Which two make up for each other",
 }
-COMPONENT = re.compile(r"\b(?:[a-z]+\.)?\d+\.[a-z_]+(?:\.\d+)?\b")
+DECOYS = {
+    "lifts": "lifts all logits alike",
+    "copying head": "looks where the copying head looks",
+    "loud|times": "writes much, to where nobody reads",
+    "noise|nothing|the same": "looks sharply, and writes next to nothing",
+}
+"""Words of a decoy's sentence on its card, the first that is found, and what kind of decoy has them."""
 PLANTED, UNTRAINED = "planted", "untrained"
 
 
@@ -99,15 +106,25 @@ def _by_condition(rows: pd.DataFrame) -> str:
 def _decoys(decoys: pd.DataFrame) -> str:
     """Share of decoys that a method ranks among the true ones, or claims."""
     planted = decoys[decoys["condition"] == PLANTED]
-    planted = planted.assign(decoy=planted["decoy"].str.replace(COMPONENT, "another", regex=True))
-    kinds = sorted(planted["decoy"].unique())
-    keys = [f"({index})" for index in range(1, len(kinds) + 1)]
-    legend = "\n".join(f"- {key} {kind}" for key, kind in zip(keys, kinds, strict=True))
-    table = [["method", *keys]]
+    planted = planted.assign(decoy=planted["decoy"].map(_kind))
+    kinds = [kind for kind in DECOYS.values() if kind in set(planted["decoy"])]
+    table = [["method", *kinds]]
     for name, group in _methods(planted):
         table.append([name, *(_fooled(group[group["decoy"] == kind]) for kind in kinds)])
     words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
-    return f"{words}\n\n{legend}\n\n{_markdown(table)}"
+    return f"{words}\n\n{_markdown(table)}"
+
+
+def _kind(does: str) -> str:
+    """Of a decoy, by the sentence on its card.
+
+    Raises:
+        InputError: no word of it is known.
+    """
+    for words, kind in DECOYS.items():
+        if re.search(words, does):
+            return kind
+    raise InputError(f"a decoy {does!r} is of no known kind; its words belong into DECOYS")
 
 
 def _fooled(rows: pd.DataFrame) -> str:
