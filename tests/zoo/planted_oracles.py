@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tsfm_lens.hooks import Component
+from tsfm_lens.hooks import Component, PatchFrom, Zero
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close, quick_check, rounding
 from tsfm_lens.zoo.planted import Card, Planted, open_planted
@@ -19,6 +20,8 @@ from tsfm_lens.zoo.planted.patches import DECILES, SIGNAL
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EFFECT = 20
 """What counts as an effect, in tolerances."""
+HEARD = 0.1
+"""What counts as another output of a part, in its longest: parts hear one another wholly or not at all."""
 
 
 @lru_cache(maxsize=4)
@@ -30,6 +33,10 @@ def lens_of(planted: Planted) -> Lens:
 def tolerance(*series: Array) -> float:
     """Rounding of a stream whose coordinates are of the order of 1, on values that are `SIGNAL` of a deviation."""
     return rounding("float32", max(float(np.std(one)) for one in series) / SIGNAL, depth=40)
+
+
+SMALL = tolerance(np.array([-1.0, 1.0]))
+"""Rounding, in deviations."""
 
 
 def series_of(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
@@ -53,7 +60,7 @@ def assert_follows_rule(planted: Planted) -> None:
     for one, forecast in zip(series, median, strict=True):
         off = np.abs(forecast - card.rule.forecast(one, card.horizon)).max()
         assert off <= tolerance(one), f"{card.name}: off by {off:.3g}, allowed {tolerance(one):.3g}"
-    assert 0 < card.error <= tolerance(np.array([-1.0, 1.0]))
+    assert 0 < card.error <= SMALL
 
 
 def assert_inputs_matter_as_stated(planted: Planted) -> None:
@@ -94,29 +101,65 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
     """Without a mechanism's part the forecast is another one; without a decoy or a part off the card it is the same."""
     card, lens = planted.card, lens_of(planted)
     series = series_of(card, count=3)
-    small = tolerance(np.array([-1.0, 1.0]))
     kept = set(card.components("mechanism"))
     effects = {part: change(lens, series, part) for part in parts_of(lens)}
     assert set(effects) >= {part.component for part in card.parts}
     for part, effect in effects.items():
         if part in kept:
-            assert effect > EFFECT * small, f"{card.name} does without {part}: {effect:.3g}"
+            assert effect > EFFECT * SMALL, f"{card.name} does without {part}: {effect:.3g}"
         else:
-            assert effect <= small, f"{card.name} needs {part}: {effect:.3g}"
+            assert effect <= SMALL, f"{card.name} needs {part}: {effect:.3g}"
     for part in card.parts:
         if part.role == "backup":
             assert part.stands_in_for
             with lens.ablate(part.stands_in_for):
-                assert change(lens, series, part.component) > EFFECT * small
+                assert change(lens, series, part.component) > EFFECT * SMALL
+
+
+def assert_edges_are_those_stated(planted: Planted) -> None:
+    """A part hears another directly, all between them held as they were, if and only if the card has the edge."""
+    card, lens = planted.card, lens_of(planted)
+    series = series_of(card, count=3)
+    parts = [part for part in card.parts if part.role != "decoy"]
+    heard, written = set(), [hook_of(part.component) for part in parts]
+    for sender in parts:
+        # a backup speaks where what it stands in for is silent
+        silent = [sender.stands_in_for] if sender.stands_in_for else []
+        with torch.no_grad(), lens.ablate(*silent) if silent else nullcontext():
+            plain = lens.run_with_cache(series, names_filter=written)
+        for receiver in [*(part.component for part in parts), "output"]:
+            between = {part.component for part in parts} - {sender.component, receiver, *silent}
+            held = [PatchFrom(name, plain[1]) for name in between]
+            with torch.no_grad(), lens.edit(*held, *(Zero(name) for name in [sender.component, *silent])):
+                other = lens.run_with_cache(series, names_filter=written)
+            if receiver != sender.component and _differ(plain, other, receiver, series):
+                heard.add((sender.component, receiver))
+    assert heard == set(card.edges), f"{heard - set(card.edges)} off the card, {set(card.edges) - heard} not heard"
+
+
+def hook_of(component: str) -> str:
+    """The hook point at which a head's values or an MLP's output stand."""
+    place = Component.parse(component)
+    name = f"{place.stack}_blocks.{place.layer}.{place.kind}".removeprefix("_")
+    return f"{name}.hook_out" if place.head is None else f"{name}.hook_z"
+
+
+def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
+    """Whether the median is another one, or a part writes another thing, by a share of what it writes or of a value."""
+    if receiver == "output":
+        off = (plain[0] - other[0]).abs()[:, len(DECILES) // 2].amax(1)
+        return float((off / torch.tensor([np.std(one) for one in series])).max()) > EFFECT * SMALL
+    place, hook = Component.parse(receiver), hook_of(receiver)
+    before, after = (run[1][hook] if place.head is None else run[1][hook][..., place.head, :] for run in (plain, other))
+    return float((before - after).norm(dim=-1).max()) > HEARD * max(SIGNAL, float(before.norm(dim=-1).max()))
 
 
 def pattern_of(lens: Lens, series: Any, component: str) -> Array:
     """Attention of one head: (series, query, key)."""
     head = Component.parse(component)
-    name = f"{head.stack}_blocks" if head.stack else "blocks"
-    _, acts = lens.run_with_cache(series, names_filter=[f"{name}.{head.layer}.{head.kind}.hook_pattern"])
-    pattern = acts[f"{name}.{head.layer}.{head.kind}.hook_pattern"]
-    return np.asarray(torch.as_tensor(pattern)[:, head.head].double())
+    name = f"{head.stack}_blocks.{head.layer}.{head.kind}.hook_pattern".removeprefix("_")
+    _, acts = lens.run_with_cache(series, names_filter=[name])
+    return np.asarray(acts[name][:, head.head].double())
 
 
 def assert_heads_look_where_stated(planted: Planted, n_tokens: int) -> None:

@@ -48,7 +48,7 @@ def test_forecasts_by_its_rule(seed: int) -> None:
     for case, forecast in zip(cases, median_of(planted, cases), strict=True):
         expected = rule_of(planted).forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:])
         assert np.abs(forecast - expected).max() <= reach(planted, case)
-    assert 0 < planted.card.error <= oracles.tolerance(np.array([-1.0, 1.0]))
+    assert 0 < planted.card.error <= oracles.SMALL
 
 
 def reach(planted: Planted, case: Array) -> float:

@@ -38,6 +38,10 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
     oracles.assert_parts_matter_as_stated(planted)
 
 
+def test_edges_are_those_stated(planted: Planted) -> None:
+    oracles.assert_edges_are_those_stated(planted)
+
+
 def test_heads_look_where_stated(planted: Planted) -> None:
     oracles.assert_heads_look_where_stated(planted, CONTEXT // PATCH + 1)
 

@@ -13,8 +13,8 @@ SHARES = (0.6, 0.4, 0.4)
 """Shares of the copy that the primary head, its partner and, without the primary, the backup write."""
 TOLERANCE = 0.25
 """Mean absolute difference of two periods, in standard deviations of the context, up to which they are a season."""
-HALF_OPEN = 1e-3
-"""Width of the band around the tolerance within which the gate is half open."""
+HALF_OPEN = 4e-3
+"""Width of the band around the tolerance within which the gate is half open; narrower, and rounding moves the flag."""
 LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 """More than any two values of a context can differ, in their standard deviations."""
 

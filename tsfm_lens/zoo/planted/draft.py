@@ -121,7 +121,7 @@ class Trials:
         return np.asarray(np.median(written - wanted, axis=0))
 
 
-HALF_OPEN = 2e-3
+HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
 
 
