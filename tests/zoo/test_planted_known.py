@@ -12,7 +12,13 @@ from tsfm_lens.zoo.planted.scores import score
 from tsfm_lens.zoo.planted.scores_series import bench
 from tsfm_lens.zoo.planted.scores_twins import untrained
 
-CAUSAL = ["zero ablation, of the range", "circuit, effects, zeroed", "path patching"]
+CAUSAL = [
+    "zero ablation, of the range",
+    "activation patching, noise",
+    "attribution patching, noise",
+    "circuit, effects, zeroed",
+    "path patching",
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +65,14 @@ def test_attribution_is_complete_where_a_partial_stream_is_sure_of_no_value(indu
     found = probes.attribute(run)
     assert np.isfinite(found["attribution"]).all()
     assert (found["completeness_error"] < 1e-3).all()
+
+
+def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not() -> None:
+    planted = plant("backup", "chronos")
+    primary = next(str(part.stands_in_for) for part in planted.card.parts if part.role == "backup")
+    run = bench(planted.lens(), planted.card, series=6).clean
+    found = probes.causal_effects(run)
+    named = found["component"].values[found["self_repair_stands_out"].values].tolist()
+    assert named == [primary]
+    one = found.sel(component=primary)
+    assert float(one["total_share"].mean()) < 0.01 < 0.2 < float(one["direct_share"].mean())
