@@ -12,6 +12,7 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import FEWEST, interval_over_series
+from tsfm_lens.zoo.planted.scores_methods import METHODS
 
 if TYPE_CHECKING:
     from tsfm_lens.zoo.planted.scores import Scores
@@ -135,8 +136,10 @@ def _fooled(rows: pd.DataFrame) -> str:
 
 
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Methods in the order in which they are declared."""
-    return ((name, rows[rows["method"] == name]) for name in dict.fromkeys(rows["method"]))
+    """Methods in the order in which they are declared, those of others behind them."""
+    measured = dict.fromkeys(rows["method"])
+    names = [*(name for name in METHODS if name in measured), *(name for name in measured if name not in METHODS)]
+    return ((name, rows[rows["method"] == name]) for name in names)
 
 
 def _interval(values: pd.Series) -> str:

@@ -16,7 +16,7 @@ def untrained(planted: Planted, seed: int = 0) -> Lens:
     no mechanism.
     """
     lens = load(copy.deepcopy(planted.model))
-    width = getattr(lens.adapter.model.config, "d_kv", None)
+    width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
     dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
     spread_weights(lens.adapter.model, {".q.weight": dot_product, ".k.weight": dot_product}, seed=seed)
