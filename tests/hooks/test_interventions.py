@@ -229,6 +229,33 @@ def test_patching_one_rollout_into_another(token_lens: Lens, token_case: Case) -
     np.testing.assert_array_equal(ours.samples, theirs.samples)
 
 
+def test_what_another_hook_gave_is_not_written_to(token_lens: Lens, token_case: Case) -> None:
+    with torch.no_grad():
+        _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
+    given = 2 * acts[Z]
+    expected = given.clone()
+    edits = (Zero(HEAD, rows=[0], positions=[1]), Zero(HEAD, rows=[1]))
+    with token_lens.hooks([(Z, lambda value, hook: given)]), token_lens.edit(*edits):
+        _, after = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
+    assert torch.equal(given, expected)
+    expected[0, 1, 2] = expected[1, :, 2] = 0.0
+    assert torch.equal(after[Z], expected)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_edits_of_many_rows_at_one_point_are_each_alone(token_lens: Lens, token_case: Case, gradients: bool) -> None:
+    rows = len(token_case.encoded.rows)
+    edits = [Steer(Z, torch.full((token_lens.wiring.output_stack.d_head,), float(i)), rows=[i]) for i in range(rows)]
+    edits.append(Steer(Z, torch.ones(token_lens.wiring.output_stack.d_head), scale=0.5, positions=slice(1, None)))
+    with torch.no_grad():
+        _, before = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
+    with torch.set_grad_enabled(gradients), token_lens.edit(*edits):
+        _, after = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
+    expected = before[Z] + torch.arange(rows).reshape(-1, 1, 1, 1)
+    expected[:, 1:] += 0.5
+    assert_close(after[Z], expected, depth=4)
+
+
 def test_callables_keep_their_type() -> None:
     def fn(value: torch.Tensor) -> torch.Tensor:
         return value

@@ -35,9 +35,11 @@ def pairs() -> object:
     [
         EditPattern("1.group_attn", lambda p: torch.full_like(p, 1 / p.shape[-1])),
         EditPattern("1.group_attn", lambda p: p.roll(1, -1)),
+        EditPattern("1.group_attn.1", lambda p: p.roll(1, -1)),
+        EditPattern("1.group_attn", lambda p: p.roll(1, -1), positions=[0]),
         Zero("blocks.1.group_attn.hook_attn_scores"),
     ],
-    ids=["uniform", "rolled", "scores"],
+    ids=["uniform", "rolled", "one head", "one query", "scores"],
 )
 def test_variants_do_not_attend_to_each_other(edit: Intervention) -> None:
     lens = lens_of("chronos-2")

@@ -10,7 +10,7 @@ import torch
 
 from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.models.saved_run import open_run
 from tsfm_lens.testing import assert_close
@@ -101,6 +101,54 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(monkeypatch: py
     assert (counted.forecasts, counted.forwards) == after == (1, 1)
     assert first.identical(second)
     np.testing.assert_array_equal(run.forecast.median, first["native_median"])
+
+
+def test_a_run_that_is_asked_again_records_what_others_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = lens_of("chronos-bolt")
+    counted, run = Counted(lens, monkeypatch), lens.run(bundled("co2").tail(60), H)
+    points = lens.registry.points
+    outside = [name for name, point in points.items() if point.how == "site" and name != "unembed.hook_out"]
+    inside = [name for name, point in points.items() if point.how in ("q", "k", "v", "pattern")]
+    for names, forwards in (
+        # the first is recorded alone, the second with all others of its kind
+        (outside[:1], 1),
+        (outside[1:2], 2),
+        (outside[2:], 2),
+        # attention that is looked into runs another kernel
+        (inside[:1], 3),
+        (inside[1:2], 4),
+        ([*inside[2:], *outside], 4),
+        (outside[:1], 4),
+    ):
+        acts = run.record(names)
+        assert counted.forwards == forwards
+        with torch.no_grad():
+            _, alone = lens.run_with_cache(run.encoded, names_filter=names)
+        counted.forwards = forwards
+        for name in names:
+            assert torch.equal(acts[name], alone[name]), name
+
+
+def test_what_cannot_be_hooked_beside_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = lens_of("chronos-bolt")
+    run = lens.run(bundled("co2").tail(60), H)
+    run.record(["decoder.hook_embed"])
+    # as torch.compile replaces it
+    mlp = lens.adapter.model.get_submodule("decoder.block.1.layer.2")
+    monkeypatch.setattr(mlp, "_compiled_call_impl", lambda *args, **options: mlp._call_impl(*args, **options))
+    assert "decoder_blocks.0.hook_resid_pre" in run.record(["decoder_blocks.0.hook_resid_pre"])
+    with pytest.raises(WiringError, match="compiled"):
+        run.record(["decoder_blocks.1.mlp.hook_out"])
+
+
+def test_a_result_that_is_written_to_leaves_the_others_alone() -> None:
+    run = lens_of("chronos-bolt").run(bundled("co2").tail(40), H, holdout=True)
+    one, other = run.dataset(), run.dataset()
+    one["context"][:] = 0.0
+    one["truth"][:] = 0.0
+    one.attrs["seen"] = True
+    assert other.identical(run.dataset())
+    assert float(other["context"].max()) > 0
 
 
 def test_hooks_that_come_or_go_are_refused_where_they_would_mix_two_models() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
@@ -270,6 +271,20 @@ def test_gradients_are_there_under_no_grad(lens_of: Callable[[str], Lens], pair_
         within = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
     outside = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
     np.testing.assert_array_equal(within["first_order"], outside["first_order"])
+
+
+def test_a_frozen_model_has_slopes_and_no_model_keeps_any(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:
+    lens = copy.deepcopy(lens_of("chronos-bolt"))
+    clean, corrupted = pair_for("chronos-bolt")
+    for weight in lens.parameters():
+        weight.grad = None
+    free = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
+    assert all(weight.grad is None for weight in lens.parameters())
+    for weight in lens.parameters():
+        weight.requires_grad_(False)
+    frozen = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
+    assert_close(frozen["first_order"], free["first_order"], depth=100, dtype=np.float32)
+    assert float(np.abs(free["first_order"]).max()) > 0
 
 
 def test_places_of_several_stacks_at_all_positions(lens_of: Callable[[str], Lens], pair_for: Pairs) -> None:

@@ -327,9 +327,10 @@ def _side_by_side(
 
 def on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
     """The intervention on the rows of one variant."""
-    everything = torch.arange(rows)
-    own = everything if intervention.rows is None else as_index(intervention.rows, rows, "rows")
-    return replace(intervention, rows=own + block * rows)  # type: ignore[type-var]
+    first = block * rows
+    if intervention.rows is None:
+        return replace(intervention, rows=slice(first, first + rows))  # type: ignore[type-var]
+    return replace(intervention, rows=as_index(intervention.rows, rows, "rows") + first)  # type: ignore[type-var]
 
 
 def _start(lens: Lens, variant: Variant) -> Start:

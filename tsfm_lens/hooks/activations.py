@@ -63,6 +63,10 @@ class Activations(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.recorded)
 
+    def __contains__(self, name: object) -> bool:
+        # a mapping would look for the nearest names first
+        return name in self.recorded
+
     def __repr__(self) -> str:
         kind = "rollout" if self.rollout else "forward"
         return f"Activations({len(self)} hook points of one {kind}, {len(self.ids)} series)"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[st
         UnknownNameError: the target is neither a component nor a hook point of this model.
         HookError: the intervention cannot act on such a target.
     """
+    target = intervention.target
+    # a table never changes, and of interventions only these two have spots of their own
+    asked = (target, isinstance(intervention, EditPattern), isinstance(intervention, Steer))
+    if asked not in registry.spots:
+        registry.spots[asked] = _resolved(registry, intervention)
+    return registry.spots[asked]
+
+
+def _resolved(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
     target = intervention.target
     if isinstance(target, str) and "hook_" in target:
         return [(name, None) for name in select(registry.points, target)]
@@ -70,15 +79,15 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> I
         HookError: an intervention cannot act on its target, or on leaving, the model ran and never passed a target.
         WiringError: compiled or replaced modules would pass an intervention by.
     """
-    planned: list[tuple[str, partial[Tensor], Direction]] = []
+    acts: dict[str, list[_Act]] = {}
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
-            point = registry.points[name]
-            change = intervention.change(point)
-            hook = _accept(partial(_apply, registry, point, head, intervention, change))
-            hook.by_row = acts_by_row(intervention, point)  # type: ignore[attr-defined]
-            hook.by_place = acts_by_place(intervention, point)  # type: ignore[attr-defined]
-            planned.append((name, hook, "fwd"))
+            change = intervention.change(registry.points[name])
+            acts.setdefault(name, []).append(_Act(intervention, head, change))
+    # TransformerLens keeps them in the order in which they are set
+    planned: list[tuple[str, Callable[..., Any], Direction]] = [
+        (name, _Edit(registry, registry.points[name], tuple(those)), "fwd") for name, those in acts.items()
+    ]
     with holding(registry, planned):
         yield
 
@@ -98,49 +107,96 @@ def acts_by_place(intervention: Intervention, point: Point) -> bool:
     return acts_by_row(intervention, point) or (knows_place and intervention.rows is None and not point.row_axis)
 
 
-def _accept(hook: partial[Tensor]) -> partial[Tensor]:
-    """Drop TransformerLens's ``hook`` keyword, which interventions do not need."""
-
-    def run(value: Tensor, hook: HookPoint, *, function: partial[Tensor]) -> Tensor:
-        return function(value)
-
-    return partial(run, function=hook)
+Index = tuple[slice | Tensor, ...]
+"""What is taken of each axis of an activation; () takes all."""
 
 
-def _apply(
-    registry: HookRegistry,
-    point: Point,
-    head: int | None,
-    intervention: Intervention,
-    change: Change,
-    value: Tensor,
-) -> Tensor:
-    state = registry.state
+class _Act(NamedTuple):
+    """An intervention at one hook point."""
+
+    intervention: Intervention
+    head: int | None
+    change: Change
+
+
+class _Edit:
+    """The hook that all interventions of a block at one point make, one after the other.
+
+    Attributes:
+        by_row, by_place: see :func:`acts_by_row` and :func:`acts_by_place`.
+    """
+
+    def __init__(self, registry: HookRegistry, point: Point, acts: tuple[_Act, ...]) -> None:
+        self._registry, self._point, self._acts = registry, point, acts
+        self.by_row = all(acts_by_row(act.intervention, point) for act in acts)
+        self.by_place = all(acts_by_place(act.intervention, point) for act in acts)
+
+    def __call__(self, value: Tensor, hook: HookPoint) -> Tensor:
+        """The edited activation; what was given may be another hook's own, and is not written to."""
+        mine = False
+        for act in self._acts:
+            here, part, new = _changed(self._registry, self._point, act, value)
+            region = _region(part, self._point, act, self._registry.state)
+            if new is part and region is None and (not here or isinstance(here[-1], slice)):
+                continue
+            if not here and region is None:
+                value, mine = new, False
+                continue
+            # a graph keeps what it has seen
+            if not mine or torch.is_grad_enabled():
+                value, mine = value.clone(), True
+            _put(value, here, region, new)
+        return value
+
+
+def _put(value: Tensor, here: Index, region: Index | None, new: Tensor) -> None:
+    """Write a region of some rows into an activation."""
+    if region is None:
+        value[here] = new.to(value.dtype)
+        return
+    # a view, unless rows lie apart
+    part = value[here] if here else value
+    part[region] = new[region].to(value.dtype)
+    if here and not isinstance(here[-1], slice):
+        value[here] = part
+
+
+def _changed(registry: HookRegistry, point: Point, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
+    """The rows where an intervention acts, () being all, what is there, and what it makes of it."""
+    state, intervention = registry.state, act.intervention
     axis = point.row_axis
     rows = _row_index(intervention.rows, value.shape[axis], registry, point)
-    part = value if rows is None else value.index_select(axis, rows.to(value.device))
-    if axis != 0 and rows is not None and state.block_rows is not None:
-        return _edit_own_keys(value, rows, part, change, state)
-    new = change(part, state)
+    here = () if rows is None else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
+    part = value[here] if here else value
+    if rows is not None and axis != 0 and state.block_rows is not None:
+        new = _edit_own_keys(part, rows, act.change, state)
+    else:
+        new = act.change(part, state)
     if new.shape != part.shape:
         raise HookError(
             f"{point.name}: {type(intervention).__name__} gave shape {tuple(new.shape)}, "
             f"expected {tuple(part.shape)} ({' '.join(point.axes)})"
         )
-    region = _region(part, point, head, intervention.positions, state.offset.get(point.stack, 0))
-    if region is not None:
-        new = torch.where(region, new, part)
-    return new if rows is None else value.index_copy(axis, rows.to(value.device), new.to(value.dtype))
+    return here, part, new
 
 
-def _edit_own_keys(value: Tensor, rows: Tensor, part: Tensor, change: Change, state: RunState) -> Tensor:
+def _stretch(index: Tensor) -> slice | Tensor:
+    """Rows that follow each other as a slice, which takes no copy; others as they are."""
+    if not len(index):
+        return index
+    first = int(index[0])
+    follows = torch.equal(index, torch.arange(first, first + len(index), device=index.device))
+    return slice(first, first + len(index)) if follows else index
+
+
+def _edit_own_keys(part: Tensor, rows: Tensor, change: Change, state: RunState) -> Tensor:
     """Edit the attention between series of one variant only, where several variants run as rows of one batch."""
     size = state.block_rows
     assert size is not None
     first = int(rows[0]) // size * size
     new = part.clone()
     new[..., first : first + size] = change(part[..., first : first + size], state)
-    return value.index_copy(2, rows.to(value.device), new)
+    return new
 
 
 def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) -> Tensor | None:
@@ -161,6 +217,8 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     if tokens:
         chosen = torch.unique(chosen // variates)
     rows_of_unit = n_rows // units
+    if rows_of_unit == 1:
+        return chosen
     if not registry.wiring.sample_major or not state.sizes:
         return (chosen[:, None] * rows_of_unit + torch.arange(rows_of_unit)[None]).reshape(-1)
     copies = max(1, state.sizes["series"] * variates // series)
@@ -169,34 +227,29 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
     return (starts + torch.arange(inner)[None, None]).reshape(-1)
 
 
-def _region(part: Tensor, point: Point, head: int | None, positions: Rows, offset: int) -> Tensor | None:
-    """Boolean mask over the part of an activation that changes, None for all of it."""
-    masks = []
-    if head is not None:
-        masks.append(_along(part, point.axes.index("head"), torch.tensor([head])))
+def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | None:
+    """The head and positions of an activation that change, None for all of it."""
+    positions = act.intervention.positions
+    if act.head is None and positions is None:
+        return None
+    region: list[slice | Tensor] = [slice(None)] * part.ndim
+    if act.head is not None:
+        region[point.axes.index("head")] = slice(act.head, act.head + 1)
     if positions is not None:
         axis = point.axes.index("pos") if "pos" in point.axes else point.axes.index("query")
-        length = part.shape[axis]
+        offset = state.offset.get(point.stack, 0)
+        stop = offset + part.shape[axis]
         if isinstance(positions, slice | torch.Tensor) and not _is_integers(positions):
-            wanted = as_index(positions, offset + length, f"{point.name}: positions", clip=True)
+            wanted = as_index(positions, stop, f"{point.name}: positions", clip=True)
         else:
             listed = torch.as_tensor(positions).reshape(-1)
-            wanted = torch.where(listed < 0, listed + offset + length, listed)
-        here = wanted[(wanted >= offset) & (wanted < offset + length)] - offset
-        masks.append(_along(part, axis, here))
-    if not masks:
-        return None
-    return masks[0] if len(masks) == 1 else masks[0] & masks[1]
+            wanted = torch.where(listed < 0, listed + stop, listed)
+        region[axis] = _stretch((wanted[(wanted >= offset) & (wanted < stop)] - offset).to(part.device))
+    return tuple(region)
 
 
 def _is_integers(positions: object) -> bool:
     return isinstance(positions, Tensor) and positions.dtype != torch.bool
-
-
-def _along(part: Tensor, axis: int, index: Tensor) -> Tensor:
-    mask = torch.zeros(part.shape[axis], dtype=torch.bool)
-    mask[index] = True
-    return mask.reshape([-1 if i == axis else 1 for i in range(part.ndim)]).to(part.device)
 
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:

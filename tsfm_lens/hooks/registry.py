@@ -7,7 +7,7 @@ those that the hook points in use need, and takes them away when its block ends,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
@@ -43,6 +43,8 @@ class HookRegistry:
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
         self.modules = check_table(model, wiring)
+        # what targets of interventions were resolved to
+        self.spots: dict[Hashable, list[tuple[str, int | None]]] = {}
         self._mixes = {name: mix for name, point in self.points.items() if (mix := self._mix(point))}
         self._local = threading.local()
         self._sessions: WeakSet[Session] = WeakSet()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, reducers_of, resolve_filter
 from tsfm_lens.hooks.wiring import Wiring
@@ -28,10 +28,14 @@ from tsfm_lens.models.batching import (
 from tsfm_lens.models.capturing import Keeping, Run, items_at_once
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.joining import joined_activations, joined_forecast
+from tsfm_lens.models.memory import is_given
 from tsfm_lens.models.time_axis import rollout_spans
 
 if TYPE_CHECKING:
     from tsfm_lens.models.lens import Lens
+
+# bytes of activations that a run keeps without being asked for them
+_BESIDE = 2**25
 
 
 def recorded_run(
@@ -160,6 +164,50 @@ def read_forward(lens: Lens, encoded: Encoded, read: Callable[[Tensor, Encoded],
             return read(lens.forward(encoded), encoded)
         parts = [encoded.part(*place) for place in cut(encoded.batch, fit * series_per_item)]
         return torch.cat([read(lens.forward(part), part) for part in parts])
+
+
+def recorded_pass(lens: Lens, encoded: Encoded, names: list[str], *, more: bool) -> tuple[Tensor, Activations]:
+    """A single forward's output and some hook points; with ``more`` also those that others may ask for, if small."""
+    beside = _beside(lens, encoded, names) if more else []
+    try:
+        output, acts = lens.run_with_cache(encoded, names_filter=[*names, *beside])
+    except (HookError, WiringError):
+        if not beside:
+            raise
+        # what nobody asked for cannot be hooked, as in a module that was compiled
+        return recorded_pass(lens, encoded, names, more=False)
+    return output, acts
+
+
+def recorded_alike(lens: Lens, recorded: Iterable[Activations], names: Iterable[str]) -> list[Activations]:
+    """Recordings of forwards that looked into attention, or did not, as one of some hook points would.
+
+    Attention that is looked into runs another kernel, whose last bits differ.
+    """
+    inside = _looks_inside(lens, names)
+    return [acts for acts in recorded if _looks_inside(lens, acts) == inside]
+
+
+def _looks_inside(lens: Lens, names: Iterable[str]) -> bool:
+    points = lens.registry.points
+    return any(points[name].how not in ("site", "result") for name in names if name in points)
+
+
+def _beside(lens: Lens, encoded: Encoded, names: list[str]) -> list[str]:
+    """Hook points that a forward passes beside some without running otherwise; none where they or the memory say no."""
+    points = lens.registry.points
+    if is_given(None) or lens.registry.in_use or any(points[name].row_axis for name in names if name in points):
+        return []
+    hidden = {"scores"} if _looks_inside(lens, names) else {"scores", "pattern", "q", "k", "v", "z"}
+    more = [
+        name
+        for name, point in points.items()
+        # the head's output may be as wide as a vocabulary
+        if point.how not in hidden and not point.row_axis and name not in names and name != "unembed.hook_out"
+    ]
+    tokens = sum(len(spans) for spans in encoded.spans.values())
+    size = Keeping(lens, more, {}).guess(tokens, 1, 1) * len(encoded.batch)
+    return more if size <= _BESIDE else []
 
 
 def _items_of_forward(

@@ -13,6 +13,7 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.stream import Place, carry_factors
+from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding, rounding
 from tsfm_lens.models.run import Run
@@ -20,7 +21,7 @@ from tsfm_lens.probes.findings import judge
 
 __all__ = ["attribute", "component_writes"]
 
-# in the writes at the points of the path that are taken at once
+# in the streams that are read out at once, and in the writes at the points of the path that are taken at once
 _NUMBERS = 2**21
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
@@ -220,22 +221,22 @@ def _token(run: Run, writes: Tensor) -> Parts:
 
     # the frozen readout is linear, so each write goes through it alone, less what an empty stream gives
     empty = centred(torch.zeros_like(last))
-    logit = torch.stack([centred(write) - empty for write in writes])
+    logit = _of_each(centred, writes, lens) - empty
     first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
 
     def readouts(stream: Tensor) -> Tensor:
         logits = lens.readout(stream, run.encoded)
         # among the value tokens alone, whose share may be too small to be divided by
         p, mass = torch.softmax(logits, dim=-1), torch.softmax(logits[..., first:], dim=-1)
-        expected = (mass * values).sum(-1)
-        return torch.stack([p.gather(-1, tokens)[..., 0], expected])
+        chosen = p.gather(-1, tokens.expand(*p.shape[:-1], 1))[..., 0]
+        return torch.stack([chosen, (mass * values).sum(-1)], dim=-1)
 
-    steps = _telescope(readouts, writes)
+    steps = _telescope(readouts, writes, lens)
     whole = readouts(last) - readouts(torch.zeros_like(last))
     return {
         "logit": (_array(logit), _array(centred(last) - empty), "logit"),
-        "probability": (_array(steps[:, 0]), _array(whole[0]), "probability"),
-        "expected_value": (_array(steps[:, 1]), _array(whole[1]), "data units"),
+        "probability": (_array(steps[..., 0]), _array(whole[..., 0]), "probability"),
+        "expected_value": (_array(steps[..., 1]), _array(whole[..., 1]), "data units"),
     }
 
 
@@ -250,7 +251,7 @@ def _quantile(run: Run, writes: Tensor, nodes: int) -> Parts:
         return lens.readout(stream, run.encoded, like=last)[..., : run.horizon]
 
     whole = native(last) - native(torch.zeros_like(last))
-    difference = (_array(_telescope(native, writes)), _array(whole), "data units")
+    difference = (_array(_telescope(native, writes, lens)), _array(whole), "data units")
     if not lens.wiring.true_gradients:
         return {"lens_difference": difference}
     integrated = torch.zeros(len(writes), *whole.shape, dtype=whole.dtype, device=whole.device)
@@ -270,16 +271,16 @@ def _push_forward(function: Callable[[Tensor], Tensor], at: Tensor, writes: Tens
     return torch.func.vmap(lambda write: torch.func.jvp(function, (at,), (write.expand_as(at),))[1])(writes)
 
 
-def _telescope(readout: Callable[[Tensor], Tensor], writes: Tensor) -> Tensor:
+def _telescope(readout: Callable[[Tensor], Tensor], writes: Tensor, lens: Lens) -> Tensor:
     """Readout after each write less the readout before, in order of writing."""
-    stream = torch.zeros_like(writes[0])
-    before, steps = readout(stream), []
-    for write in writes:
-        stream = stream + write
-        after = readout(stream)
-        steps.append(after - before)
-        before = after
-    return torch.stack(steps)
+    streams = torch.cat([torch.zeros_like(writes[:1]), writes.cumsum(0)])
+    return _of_each(readout, streams, lens).diff(dim=0)
+
+
+def _of_each(readout: Callable[[Tensor], Tensor], streams: Tensor, lens: Lens) -> Tensor:
+    """Readouts of streams (stream, series, pos, d_model), of as many at once as leaves the memory small."""
+    numbers = streams[0].numel() // lens.d_model * max(lens.d_model, width_of_output(lens))
+    return torch.cat([readout(part) for part in streams.split(max(1, _NUMBERS // numbers))])
 
 
 def _array(tensor: Tensor) -> np.ndarray:

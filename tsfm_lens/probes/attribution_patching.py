@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.models.recording import refuse_gradients, refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.contrast import Contrast, Direction, contrast
 from tsfm_lens.probes.patching import grid_of, patches
@@ -104,7 +106,7 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
         forecast = run.read(output, encoded)
         return (forecast * weight.to(forecast)).sum()
 
-    _, acts = run.lens.run_with_cache(encoded, names_filter=list(names), incl_bwd=True, loss=recovered)
+    acts = _with_gradients(run, names, recovered)
     for name in names:
         finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
         if not finite.all():
@@ -113,6 +115,28 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
                 f"{run.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
                 "padding is divided by its zero norm; take series of one length, or one at a time, or patch exactly"
             )
+    return acts
+
+
+def _with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
+    """Activations of one forward, and a loss's gradients with respect to them; none for weights, which cost as much."""
+    lens, entered = run.lens, dict[str, list[Tensor]]()
+    refuse_run(lens, rollout=False, gradients=True, loss=loss)
+
+    def enter(value: Tensor, hook: HookPoint) -> Tensor:
+        """Let the forward go on from a tensor that is held here, the model's weights frozen or not."""
+        held = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+        entered.setdefault(str(hook.name), []).append(held)
+        return held
+
+    with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
+        output, acts = lens.run_with_cache(run.encoded, names_filter=list(names))
+        places = [(name, call) for name in names for call in range(len(entered[name]))]
+        tensors = [entered[name][call] for name, call in places]
+        gradients = torch.autograd.grad(loss(output), tensors, allow_unused=True, materialize_grads=True)
+    for (name, call), gradient in zip(places, gradients, strict=True):
+        passed = replace(acts.calls(name)[call], value=gradient)
+        acts.recorded.setdefault(f"{name}_grad", []).append(passed)
     return acts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 import xarray as xr
 
 from tsfm_lens.hooks.component import Component, writers
@@ -13,7 +14,7 @@ from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution_patching import slopes
 from tsfm_lens.probes.contrast import Contrast, Direction
-from tsfm_lens.probes.path_patching import OUTPUT, branch_at, component_at, heard_by, sender_contrast
+from tsfm_lens.probes.path_patching import OUTPUT, branch_at, component_at, heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 
 __all__ = ["edge_attribution"]
@@ -78,14 +79,22 @@ def _reached(lens: Lens, places: Sequence[Place]) -> np.ndarray:
 def edge_scores(pair: Contrast, places: Sequence[Place]) -> np.ndarray:
     """(sender, receiver and output, series); ``pair`` from :func:`sender_contrast`."""
     at = slopes(pair, sorted({place.point for place in places}))
+    row_of = {place.target: row for row, place in enumerate(places)}
+    columns: dict[str, list[int]] = {}
+    for column, place in enumerate(places):
+        columns.setdefault(place.point, []).append(column)
     scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
-    for row, (_, direct, heard) in enumerate(heard_by(pair, places, places)):
-        scores[row, -1] = pair.recovered(direct)
-        for column, place in enumerate(places):
-            if place.point not in heard.recorded:
+    for group in heard_in_groups(pair, places, places):
+        rows = [row_of[sender.target] for sender, _, _ in group]
+        scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
+        for point, receivers in columns.items():
+            hearing = [(row, heard[point]) for row, (_, _, heard) in zip(rows, group, strict=True) if point in heard]
+            if not hearing:
                 continue
-            product = (heard[place.point] - at[place.point]) * at[f"{place.point}_grad"]
-            if place.head is not None:
-                product = product[:, :, place.head]
-            scores[row, column] = product.sum(dim=(1, 2)).detach().cpu().double().numpy()
+            changes = torch.stack([value for _, value in hearing]) - at[point]
+            # over tokens and what a head or a stream is wide; what is left is (sender, series), or a head besides
+            products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
+            heads = [head for column in receivers if (head := places[column].head) is not None]
+            shares = products[..., heads] if heads else products[..., None]
+            scores[np.ix_([row for row, _ in hearing], receivers)] = shares.swapaxes(1, 2)
     return scores

@@ -28,8 +28,8 @@ __all__ = ["path_patching"]
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
 _INPUTS = ("all", "q", "k", "v")
-# senders that are run together, and paths that are gathered before they are
-_SENDERS, _GATHERED = 16, 256
+# senders that are run together at least, numbers up to which more of them are, and paths gathered before they are run
+_SENDERS, _NUMBERS, _GATHERED = 16, 2**24, 256
 
 
 def path_patching(
@@ -139,13 +139,25 @@ def heard_by(
 
     Receivers' activations are heads' outputs or MLPs' writes, or with ``via`` heads' queries, keys or values.
     """
-    for first in range(0, len(senders), _SENDERS):
-        yield from _heard_together(pair, senders[first : first + _SENDERS], receivers, via)
+    for group in heard_in_groups(pair, senders, receivers, via):
+        yield from group
+
+
+def heard_in_groups(
+    pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
+) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
+    """What :func:`heard_by` gives, of as many senders at once as are run together."""
+    points = len({place.point for place in receivers})
+    tokens = max(len(spans) for spans in pair.base.spans.values()) * len(pair.base.batch)
+    fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
+    step = max(_SENDERS, fit)
+    for first in range(0, len(senders), step):
+        yield _heard_together(pair, senders[first : first + step], receivers, via)
 
 
 def _heard_together(
     pair: Contrast, senders: Sequence[Place], receivers: Sequence[Place], via: str
-) -> Iterator[tuple[Place, np.ndarray, Activations]]:
+) -> list[tuple[Place, np.ndarray, Activations]]:
     run = pair.base
     kept: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
@@ -157,8 +169,8 @@ def _heard_together(
         held = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listening, *held)))
     direct = point_forecasts(run, variants)
-    for sender, forecast, store in zip(senders, direct, kept, strict=True):
-        yield sender, forecast, Activations(run.lens.registry.points, run.rollout, run.batch.ids, recorded=store)
+    heard = [Activations(run.lens.registry.points, run.rollout, run.batch.ids, recorded=store) for store in kept]
+    return list(zip(senders, direct, heard, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
