@@ -54,6 +54,42 @@ def test_replicates_equal_an_explicit_loop(sampled: bool, monkeypatch: pytest.Mo
     assert_close(again, found, depth=1000)
 
 
+def test_datasets_of_one_source_are_drawn_together() -> None:
+    rng = np.random.default_rng(2)
+    errors = rng.random((1, 6)) + 0.5
+    # the second and fourth dataset hold the series of the first and third once more
+    twice = np.concatenate([errors[:, :4], errors[:, :4], errors[:, 4:], errors[:, 4:]], axis=1)
+    once, again = (
+        bootstrap.Sums((values, np.ones_like(values)), np.array(starts))
+        for values, starts in ((errors, [0, 4]), (twice, [0, 4, 8, 10]))
+    )
+    for sampled in (True, False):
+        kwargs: dict[str, Any] = {"replicates": 50, "seed": 3, "sampled": sampled}
+        alone = bootstrap.replicates_of(once, None, ratio, **kwargs)
+        together = bootstrap.replicates_of(again, None, ratio, sources=[0, 0, 1, 1], **kwargs)
+        assert_close(together, alone, depth=1000)
+        assert not np.allclose(bootstrap.replicates_of(again, None, ratio, **kwargs), alone)
+
+
+def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
+    """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
+    rng = np.random.default_rng(4)
+    sets = [f"set{k}/H/short" for k in range(5)]
+    known = {variant: {name: list(rng.random(6) + 1) for name in sets} for variant in ("plain", "v")}
+    more = {
+        variant: {name.replace("short", term): errors for name, errors in of.items() for term in ("short", "long")}
+        for variant, of in known.items()
+    }
+    for fixed in ("sampled", "fixed"):
+        alone, all_terms = (changes(study(errors), datasets=fixed).iloc[0] for errors in (known, more))
+        for name in ("value", "baseline", "change", "lower", "upper", "p_value"):
+            assert_close(float(all_terms[name]), float(alone[name]), depth=1000)
+        assert (all_terms["n_datasets"], alone["n_datasets"]) == (10, 5)
+        assert "of 5 sources" in all_terms["method"]
+    (one,) = changes(study({v: {n: of[n] for n in list(of)[:2]} for v, of in more.items()})).to_dict("records")
+    assert "over 6 series of 2 datasets of 1 source" in one["method"]
+
+
 def test_a_draw_that_leaves_nothing_to_measure_is_left_out_of_its_replicate() -> None:
     steps = np.array([[1.0, 0.0, 1.0, 1.0]])
     sums = bootstrap.Sums((np.array([[2.0, 0.0, 4.0, 4.0]]), steps), np.array([0, 2]))
@@ -137,7 +173,7 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
 def test_chance_makes_no_leader() -> None:
     rng, led = np.random.default_rng(3), 0
     for _ in range(60):
-        led += (changes(simulated(rng, 10, 3, 0.05, 0.1, 6), replicates=300)["leads"] != "").any()
+        led += bool((changes(simulated(rng, 10, 3, 0.05, 0.1, 6), replicates=300)["leads"] != "").any())
     # an end of six that are alike is called a leader in 5 % of studies at most, for each of two ends
     assert led <= 60 * 0.1 + 3 * (60 * 0.1 * 0.9) ** 0.5
 

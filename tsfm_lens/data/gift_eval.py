@@ -62,6 +62,14 @@ class GiftEvalConfig:
     domain: str
 
 
+def source_of(dataset: str) -> str:
+    """The collection that a dataset is taken from: of "ett1/H/short", of its other terms and of its other frequencies
+    "ett1", since all of them hold the same observations; a dataset that is not named so is its own source.
+    """
+    parts = dataset.split("/")
+    return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
+
+
 def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     """Steps that the benchmark forecasts.
 

@@ -1,4 +1,4 @@
-"""Two-stage resampling of a benchmark: datasets first, then the series of each, the same draw for all variants.
+"""Two-stage resampling of a benchmark: sources first, then the series of each, the same draw for all variants.
 
 What is resampled are sums per series, so that each replicate pools the metric anew, as the benchmark would on that
 choice of datasets and series.
@@ -6,7 +6,7 @@ choice of datasets and series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,7 @@ def replicates_of(
     replicates: int,
     seed: int,
     sampled: bool = True,
+    sources: Sequence[int] | None = None,
 ) -> np.ndarray:
     """The mean over datasets of a measure, or of its difference to the plain model, for each bootstrap replicate.
 
@@ -58,23 +59,28 @@ def replicates_of(
         variants, plain: their sums over the same series; plain has one variant, or is None.
         measure: makes the measure (logarithm of a metric, or a mean distance) from arrays of the columns.
         replicates: how many.
-        seed: of the draws, which depend on nothing else but the number of datasets and of their series.
-        sampled: draw the datasets too; otherwise each is in each replicate once.
+        seed: of the draws, which depend on nothing else but the number of sources and of the datasets' series.
+        sampled: draw the sources too; otherwise each is in each replicate once.
+        sources: number of the source of each dataset, from 0; datasets of one source, such as other horizons on the
+            same series, are drawn together, and so are their series. Each dataset is its own source if None.
 
     Returns:
         (replicate, variant). A dataset whose drawn series leave the measure undefined is left out of that
         replicate's mean; NaN if that holds of all.
     """
-    of_datasets, *of_series = np.random.SeedSequence(seed).spawn(len(variants.starts) + 1)
-    n, width = len(variants.starts), len(variants.columns[0])
+    source = np.arange(len(variants.starts)) if sources is None else np.asarray(sources)
+    n, width = int(source.max()) + 1, len(variants.columns[0])
+    of_sources, *of_series = np.random.SeedSequence(seed).spawn(n + 1)
     copies = np.ones((replicates, n), dtype=np.int64)
     if sampled and n > 1:
-        copies = np.random.default_rng(of_datasets).multinomial(n, np.full(n, 1 / n), size=replicates)
+        copies = np.random.default_rng(of_sources).multinomial(n, np.full(n, 1 / n), size=replicates)
+    copies = copies[:, source]
     variants = Sums(tuple(_shared(column) for column in variants.columns), variants.starts)
     total, missing = np.zeros((replicates, width)), np.zeros((replicates, 1))
     for number, part in enumerate(variants.datasets()):
         owner = np.repeat(np.arange(replicates), copies[:, number])
-        rng = np.random.default_rng(of_series[number])
+        # datasets of one source that have the same series draw the same ones
+        rng = np.random.default_rng(of_series[source[number]])
         for rows, weights in _weights(len(owner), part.stop - part.start, width, rng):
             measured = _measured(variants, measure, part, weights)
             if plain is not None:
@@ -88,7 +94,7 @@ def replicates_of(
                 missing = missing + belongs @ undefined.astype(float)
                 measured = np.where(undefined, 0.0, measured)
             total += belongs @ measured
-    count = n - missing
+    count = copies.sum(axis=1, keepdims=True) - missing
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
     # equal forecasts differ by rounding, both sides being added up in different order
     return np.where(np.abs(mean) < 1e-12, 0.0, mean)

@@ -59,7 +59,8 @@ def changes(
 
     Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
     from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
-    Interval and p-value are percentiles of the replicates' log change, widened for few datasets
+    Terms and frequencies of one GIFT-Eval source hold the same observations, so they are drawn together and count once.
+    Interval and p-value are percentiles of the replicates' log change, widened for few sources
     (`bootstrap.widened`, `bootstrap.two_sided`). Windows of a series stay together: a single series has no interval.
 
     Args:
@@ -143,12 +144,12 @@ def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> di
 
 
 def _units(group: Group, datasets: str) -> int:
-    """How many things are resampled: datasets, or series; fewer than 2 allow no interval."""
-    n = len(group.datasets)
+    """How many things are resampled: sources, or series; fewer than 2 allow no interval."""
+    n = len(set(group.sources))
     if n > 1 and datasets == "sampled":
         return n
-    # each fixed dataset has a mean of its own, which costs a degree of freedom
-    return group.n_series - n + 1 if n else 0
+    # each fixed source has a mean of its own, which costs a degree of freedom
+    return group.independent_series - n + 1 if n else 0
 
 
 def _enough(group: Group, asked: int, tests: int, confidence: float) -> int:
@@ -244,6 +245,7 @@ def _distribution(group: Group, metric: str, replicates: int, seed: int, dataset
         replicates=replicates,
         seed=seed,
         sampled=datasets == "sampled",
+        sources=group.sources,
     )
 
 
@@ -254,12 +256,15 @@ def _words(group: Group, metric: str, confidence: float, datasets: str, units: i
             "windows of one series are not independent"
         )
     what = "two-sided paired bootstrap test" if metric in METRICS else "bootstrap"
-    if len(group.datasets) == 1:
-        how = f"over {group.n_series} series of one dataset"
+    sources = len(set(group.sources))
+    of = "" if sources == len(group.datasets) else f" of {sources} {'source' if sources == 1 else 'sources'}"
+    if sources == 1:
+        many = f"{len(group.datasets)} datasets" if of else "one dataset"
+        how = f"over {group.independent_series} series of {many}{of}"
     elif datasets == "fixed":
-        how = f"over {group.n_series} series within {len(group.datasets)} fixed datasets"
+        how = f"over {group.independent_series} series within {len(group.datasets)} fixed datasets{of}"
     else:
-        how = f"over {len(group.datasets)} datasets and within them over {group.n_series} series"
+        how = f"over {len(group.datasets)} datasets{of} and within them over {group.n_series} series"
     return f"{what} {how}; {100 * confidence:g} % percentile interval, widened for {units} units"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.data.gift_eval import source_of
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.sweep.statistics.bootstrap import Sums
 from tsfm_lens.sweep.statistics.pooling import KEYS, METRICS, formula
@@ -39,6 +40,21 @@ class Group:
     @property
     def n_series(self) -> int:
         return self.changed.n_series
+
+    @property
+    def sources(self) -> list[int]:
+        """Number of the source of each dataset: terms and frequencies of one GIFT-Eval set are of one source."""
+        names = [source_of(name) for name in self.datasets]
+        order = list(dict.fromkeys(names))
+        return [order.index(name) for name in names]
+
+    @property
+    def independent_series(self) -> int:
+        """Series that are not those of another dataset of the same source: of each source the most of a dataset."""
+        most: dict[int, int] = {}
+        for source, part in zip(self.sources, self.changed.datasets(), strict=True):
+            most[source] = max(most.get(source, 0), part.stop - part.start)
+        return sum(most.values())
 
 
 @dataclass(frozen=True, eq=False)
