@@ -24,6 +24,7 @@ from tsfm_lens.zoo.planted import (
     write_card,
 )
 from tsfm_lens.zoo.planted.basis import Basis, add_weight_noise
+from tsfm_lens.zoo.planted.examples import shape
 
 HEAD, BACKUP = "decoder.1.cross_attn.0", "decoder.2.cross_attn.3"
 
@@ -138,7 +139,20 @@ def test_a_rule_is_its_definition_and_its_inputs_its_derivative(
 
 def test_both_sides_of_the_gate_are_drawn() -> None:
     rule = Gate(period=5, tolerance=0.2)
-    assert {rule.seasonal(context) for context in draw_contexts(rule, 4, (12, 20), seed=1)} == {False, True}
+    assert [rule.seasonal(context) for context in draw_contexts(rule, 4, (12, 20), seed=1)] == 2 * [True, False]
+
+
+@pytest.mark.parametrize("period", [1, 4, 12, 24])
+def test_in_a_shape_every_two_in_a_row_tell_the_phase_and_not_every_one(period: int) -> None:
+    drawn = shape(period, np.random.default_rng(0)).tolist()
+    pairs = list(zip(drawn, drawn[1:] + drawn[:1], strict=True))
+    assert len(set(pairs)) == len(drawn) == period
+    assert period <= 4 or len(set(drawn)) < period
+
+
+def test_noise_that_hides_seasons_is_refused() -> None:
+    with pytest.raises(InputError, match="noise 3 hides the seasons"):
+        draw_contexts(Gate(period=5, tolerance=0.2), 2, (12, 20), noise=3.0)
 
 
 @pytest.mark.parametrize("rotate", [False, True])

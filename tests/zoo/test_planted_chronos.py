@@ -58,26 +58,17 @@ def test_forecasts_by_its_rule(planted: Planted) -> None:
     assert 0 < planted.card.error < CLOSE
 
 
-@pytest.mark.parametrize("seed", [4, 5])
-@pytest.mark.parametrize("mechanism", PLANTED)
-def test_every_seed_forecasts_by_its_rule(mechanism: str, seed: int) -> None:
-    # the builder has already tried the model on series of its own
-    assert plant(mechanism, NAME, seed=seed).card.error < CLOSE
-
-
 def test_inputs_matter_as_stated(planted: Planted) -> None:
-    card = planted.card
-    series = np.asarray(draw_contexts(card.rule, 1, (card.context[0] + 6,) * 2, seed=2)[0])
-    step = 20 * BIN * np.abs(series).mean()
-    rows = [series, *(series + step * np.eye(len(series)))]
-    path = planted.lens().run(rows, card.horizon).path
-    moved = (path[1:] - path[0]).T / step
-    expected = np.stack([card.rule.forecast(row, card.horizon) for row in rows[1:]]) - card.rule.forecast(
-        series, card.horizon
-    )
-    assert np.abs(moved - card.rule.inputs(series, card.horizon)).max() * 20 < 3, "more than three bins of twenty"
-    assert np.abs(expected.T / step - card.rule.inputs(series, card.horizon)).max() < 1e-9
-    assert (card.rule.inputs(series, card.horizon) == 0).any(), "a rule that uses every value would test nothing here"
+    """Moving one value by twenty bins moves the forecast by the rule's weight of it, and where that is 0 not at all."""
+    card, lens = planted.card, planted.lens()
+    # of a gate, the second series shows the other side
+    for series in draw_contexts(card.rule, 2, (card.context[0] + 6,) * 2, seed=2):
+        step = 20 * BIN * np.abs(series).mean()
+        path = lens.run([series, *(series + step * np.eye(len(series)))], card.horizon).path
+        weights = card.rule.inputs(series, card.horizon)
+        off = np.abs((path[1:] - path[0]).T - weights * step) / step
+        assert off.max() < 3 / 20, "more than three bins of twenty"
+        assert (weights == 0).any(), "a rule that uses every value would test nothing here"
 
 
 def test_parts_matter_as_stated(planted: Planted) -> None:
@@ -136,6 +127,7 @@ def test_heads_look_where_stated(planted: Planted) -> None:
 
 
 def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+    # the builder has tried this one too on series of its own
     plain = plant(planted.card.mechanism, NAME, seed=3, rotate=False)
     run, other = run_of(planted), run_of(plain)
     assert np.abs((run.point - other.point) / scales(run)).max() < 0.1 * BIN
@@ -155,9 +147,9 @@ def test_saved_and_opened_is_the_same(planted: Planted, tmp_path: Path) -> None:
     assert all(result.passed for result in quick_check(lens))
 
 
-@pytest.mark.parametrize("mechanism", PLANTED[:1])
-def test_all_oracles_pass(mechanism: str) -> None:
-    assert [result for result in check_lens(plant(mechanism, NAME).lens()) if not result.passed] == []
+def test_all_oracles_pass() -> None:
+    lens = plant("gate", NAME, seed=4).lens()
+    assert [result for result in check_lens(lens) if not result.passed] == []
 
 
 def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:

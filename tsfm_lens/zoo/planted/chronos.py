@@ -24,7 +24,7 @@ from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.proving import finished
 from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["BIN", "CONTEXT", "LIMIT", "NAME", "ONE", "WAVES", "Canvas", "Pairs"]
+__all__ = ["BIN", "CONTEXT", "LIMIT", "NAME", "ONE", "START", "START_LENGTH", "WAVES", "Canvas", "Pairs"]
 
 NAME = "chronos"
 WIDTH, HEADS, CHANNELS, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 1024, 128, 5.0, 128
@@ -40,7 +40,15 @@ BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 ONE = 0.1
 """Share of a value's squared embedding that is the same for all values."""
 
-WHISPER = 0.02
+START, START_ONE = 0.1, 0.14
+"""Of the start token's embedding: its own direction, and that of all values.
+
+So it is short, and where nothing else is written (in an ablated model) all values are likelier than to begin anew.
+"""
+
+START_LENGTH = (START**2 + START_ONE**2) ** 0.5
+
+WHISPER = 0.01
 """What a head or an MLP without a task writes, to where nobody reads, in lengths of an embedding."""
 
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
@@ -68,7 +76,6 @@ class Canvas:
         needs: int,
         horizon: int,
         waves: float,
-        start: float,
         sharpness: float,
         layers: int = 2,
         d_ff: int = 32,
@@ -82,7 +89,6 @@ class Canvas:
             needs: observed values that the mechanism needs.
             horizon: steps of one pass.
             waves: share of a value's squared embedding that is waves.
-            start: length of the start token's embedding; a long one would be drawn as a value.
             sharpness: factor on the logits.
             layers, d_ff: layers of encoder and of decoder, hidden units of an MLP. (The library sizes the decoder's
                 cache by the encoder's layers, so there are as many of both.)
@@ -98,7 +104,7 @@ class Canvas:
         self._busy: set[str] = set()
         table = torch.zeros(VOCABULARY, WIDTH, dtype=torch.float64)
         table[FIRST:] = self._embedded(torch.linspace(-LIMIT, LIMIT, VOCABULARY - FIRST, dtype=torch.float64), waves)
-        table[PAD] = start * self.basis["start"][0]
+        table[PAD] = (START * self.basis["start"] + START_ONE * self.basis["one"])[0]
         table[EOS] = self.basis["eos"][0]
         _set(self.native.shared.weight, WIDTH**0.5 * table)
         self.native.decoder.final_layer_norm.weight.data.fill_(sharpness / WIDTH**0.5)
@@ -114,6 +120,21 @@ class Canvas:
             angle = 2 * torch.pi * values[:, None] / torch.tensor(WAVES, dtype=torch.float64)
             table += (waves / len(WAVES)) ** 0.5 * torch.cat([angle.cos(), angle.sin()], dim=1) @ self.basis["wave"]
         return table
+
+    def always(self, start: float = 1.0) -> Tensor:
+        """What reads 1 from every decoder token, if the start token's stream is so long and a value's 1: (1, width)."""
+        one = self.basis["one"] / ONE**0.5
+        return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
+
+    @property
+    def at_start(self) -> Tensor:
+        """What reads 1 from the start token's embedding, normalised, and 0 from a value's: (1, width)."""
+        return START_LENGTH / START * self.basis["start"]
+
+    @property
+    def at_values(self) -> Tensor:
+        """What reads 1 from a value's embedding and 0 from the start token's: (1, width)."""
+        return self.always(0.0)
 
     def free_head(self, place: str) -> str:
         """Choose a head without a task; layers of self-attention share their position biases, and so the choice.

@@ -14,19 +14,18 @@ from typing import Any
 
 import torch
 
-from tsfm_lens.zoo.planted.chronos import BIN, NAME, ONE, WAVES, Canvas, Pairs
+from tsfm_lens.zoo.planted.chronos import BIN, NAME, ONE, START_LENGTH, WAVES, Canvas, Pairs
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import Rule, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Gate, SeasonalCopy
 
-__all__ = ["ALL", "LOUD", "MARK", "RECENT", "SHARE", "START", "SURE", "WAVE", "Lengths", "copy_canvas", "plant_copy"]
-
-PERIOD = 24
-COPY = SeasonalCopy(period=PERIOD)
 BACKS = 2
 """How many values are compared; `examples.shape` draws shapes in which two are enough and both are needed."""
 
-WAVE, MARK, START = 0.5, 0.3, 0.5
-"""Share of a value's squared embedding that is waves; lengths of marks and of the start token."""
+WAVE, MARK = 0.5, 0.3
+"""Share of a value's squared embedding that is waves; length of a mark."""
+
+ASIDE = (0.5 * (1 - START_LENGTH**2 / WAVE)) ** 0.5
+"""How long the values are that the start token has aside, to its own: its stream is then as long as a value's."""
 
 LOUD = 50.0
 """What the copying head writes, in embeddings; all else in the last stream is small against it."""
@@ -64,9 +63,12 @@ class Lengths:
     query: float = (1 + WAVE) ** 0.5
 
 
-def copy_canvas(
-    blocks: dict[str, int] | None = None, *, rule: Rule = COPY, loud: float = 1.0, **options: Any
-) -> Canvas:
+def period_of(seed: int) -> int:
+    """The period of a seed's copy: 24 steps for seed 0."""
+    return (24, 12, 18)[seed % 3]
+
+
+def copy_canvas(blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any) -> Canvas:
     """A canvas whose values have waves, and whose logits are as sharp as one bin where a single value is copied.
 
     Args:
@@ -76,9 +78,9 @@ def copy_canvas(
         options: of the canvas.
     """
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings: dict[str, Any] = {"waves": WAVE, "start": START, "sharpness": loud * BIN**-2 / bend}
-    settings |= {"needs": PERIOD + BACKS, "horizon": PERIOD}
-    return Canvas(rule, {**BLOCKS, **(blocks or {})}, **{**settings, **options})
+    settings: dict[str, Any] = {"waves": WAVE, "sharpness": loud * BIN**-2 / bend}
+    settings |= {"needs": rule.period + BACKS, "horizon": rule.period}
+    return Canvas(rule, {**BLOCKS, **blocks}, **{**settings, **options})
 
 
 def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") -> str:
@@ -88,7 +90,8 @@ def mark_recent(canvas: Canvas, name: str, steps: range, *, mark: str = "mark") 
         name,
         match=[(SURE / ONE**0.5 * of["one"], of["eos"])],
         moves=[(of["eos"], MARK * of[mark])],
-        bias={0: -2 * SURE, **dict.fromkeys(steps, 2 * SURE)},
+        # tokens without others so far ahead look at the one before them, the end token too, which has none ahead
+        bias={-1: 1.5 * SURE, **dict.fromkeys(steps, 2 * SURE)},
     )
     if steps[0] == 1:
         canvas.draft.looks(name, "last value", [-1])
@@ -122,10 +125,10 @@ def read_end(canvas: Canvas, name: str, end: float) -> str:
     """
     of = canvas.basis
     # after these, stream and waves of the start token are as long as those of a value
-    last = (of["back1"], end * (of["wave"] + 0.5 * of["back1"]))
-    earlier = (of["back2"], 0.5 * end * of["back2"])
-    to_end = (2 * SURE * of["start"], end * of["eos"])
-    to_first = (SURE / ONE**0.5 * of["one"], 2**0.5 * of["first"])
+    last = (of["back1"], end * (of["wave"] + ASIDE * of["back1"]))
+    earlier = (of["back2"], ASIDE * end * of["back2"])
+    to_end = (SURE * canvas.at_start, end * of["eos"])
+    to_first = (SURE * canvas.at_values, 2**0.5 * of["first"])
     canvas.head(name, match=[to_end, to_first], moves=[last, earlier])
     canvas.draft.looks(name, "first forecast token", [0])
     return canvas.draft.part(name, "mechanism", "brings the last two values of the context to the start token")
@@ -155,10 +158,9 @@ def copying(canvas: Canvas, name: str, lengths: Lengths, *, moves: Pairs, extra:
     of = canvas.basis
     gain = (MATCH * lengths.key * lengths.query * len(WAVES) / WAVE) ** 0.5
     fine = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
-    last = (of["wave"], of["ago2"] + 2 * (of["back2"] - of["back1"]))
+    last = (of["wave"], of["ago2"] + (of["back2"] - of["back1"]) / ASIDE)
     match = [(gain * values, gain * fine * of[f"back{back}"]) for back, values in enumerate(last, 1)]
-    always = of["one"] / ONE**0.5 + of["start"] / START
-    match.append((RECENT * lengths.query * always, lengths.key / MARK * of["mark"]))
+    match.append((RECENT * lengths.query * canvas.always(), lengths.key / MARK * of["mark"]))
     return canvas.head(name, match=[*match, *extra], moves=moves)
 
 
@@ -181,7 +183,7 @@ def plant_copy(
     heads = {
         "back1": look_back(canvas, canvas.free_head(place), 1, ("wave",), "back1", [(of["eos"], of["first"])]),
         "back2": look_back(canvas, canvas.free_head(place), 2, ("wave",), "back2"),
-        "mark": mark_recent(canvas, canvas.free_head(place), range(1, PERIOD + 1)),
+        "mark": mark_recent(canvas, canvas.free_head(place), range(1, draft.rule.period + 1)),
         "end": read_end(canvas, canvas.free_head("decoder.0.cross_attn"), lengths.end),
         "own": look_back_own(canvas, canvas.free_head("decoder.1.self_attn")),
     }
@@ -200,9 +202,10 @@ def plant_copy(
 @planter("seasonal-copy", NAME)
 def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     """The value one period back, by an induction circuit."""
-    canvas = copy_canvas(seed=seed, rotate=rotate)
+    rule = SeasonalCopy(period=period_of(seed))
+    canvas = copy_canvas({}, rule=rule, seed=seed, rotate=rotate)
     name, _ = plant_copy(canvas, Lengths())
-    canvas.draft.looks(name, "forecast token", [PERIOD], moves=1, weight=SHARE)
+    canvas.draft.looks(name, "forecast token", [rule.period], moves=1, weight=SHARE)
     return canvas.finish("seasonal-copy", weight_noise)
 
 
@@ -212,7 +215,8 @@ def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 
     Where the first has written, its flag sends the second one's attention to the end token, which holds no value.
     """
-    canvas = copy_canvas({"done": 1}, seed=seed, rotate=rotate, layers=3, loud=(1 + DONE**2) ** 0.5)
+    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE**2) ** 0.5
+    canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, rotate=rotate, layers=3, loud=loud)
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
     flag = (of["one"], LOUD * DONE * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
@@ -221,7 +225,7 @@ def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     moves = [(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))]
     copying(canvas, second, lengths, moves=moves, extra=[rest])
     draft.part(second, "backup", "rests, and copies the same value once its primary is gone", stands_in_for=first)
-    draft.looks(first, "forecast token", [PERIOD], moves=1, weight=SHARE)
+    draft.looks(first, "forecast token", [rule.period], moves=1, weight=SHARE)
     draft.looks(second, "forecast token", [0])
     for sender in (first, *heads.values()):
         draft.path(sender, second)

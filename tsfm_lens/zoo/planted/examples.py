@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, Rule, SeasonalCopy
 
 __all__ = ["draw_contexts"]
@@ -12,6 +13,8 @@ __all__ = ["draw_contexts"]
 Array = NDArray[np.float64]
 
 LEVELS = 6
+MOST = 100
+"""Draws for a series, at most on average."""
 
 
 def draw_contexts(
@@ -32,17 +35,22 @@ def draw_contexts(
 
     Returns:
         A (time,) array a series.
+
+    Raises:
+        InputError: with so much noise, series are not clearly on either side of a gate.
     """
     rng = np.random.default_rng(seed)
     contexts: list[Array] = []
-    while len(contexts) < count:
+    for _ in range(MOST * count + 1):
+        if len(contexts) == count:
+            return tuple(contexts)
         time = int(rng.integers(length[0], length[1] + 1))
         series = _series(rule, len(contexts), time, rng)
         series *= rng.uniform(0.2, 20.0) / np.abs(series).mean()
         series += noise * np.abs(series).mean() * rng.standard_normal(time)
-        if not (isinstance(rule, Gate) and _at_the_edge(rule, series)):
+        if not isinstance(rule, Gate) or _clearly(rule, series, seasonal=len(contexts) % 2 == 0):
             contexts.append(series)
-    return tuple(contexts)
+    raise InputError(f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side")
 
 
 def shape(period: int, rng: np.random.Generator) -> Array:
@@ -66,10 +74,10 @@ def shape(period: int, rng: np.random.Generator) -> Array:
             return levels[path[:period]]
 
 
-def _at_the_edge(rule: Gate, series: Array) -> bool:
-    return rule.model_copy(update={"tolerance": 0.8 * rule.tolerance}).seasonal(series) != rule.model_copy(
-        update={"tolerance": 1.25 * rule.tolerance}
-    ).seasonal(series)
+def _clearly(rule: Gate, series: Array, *, seasonal: bool) -> bool:
+    """Whether a series is on the given side of the gate, and not close to its edge."""
+    tolerances = 0.8 * rule.tolerance, 1.25 * rule.tolerance
+    return all(rule.model_copy(update={"tolerance": one}).seasonal(series) == seasonal for one in tolerances)
 
 
 def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Array:

@@ -18,7 +18,7 @@ from tsfm_lens.zoo.planted.rules import CovariateTimes, Rule
 
 __all__ = ["finished", "rule_error"]
 
-TRIED = 6
+TRIED = 4
 """Random series that a builder tries a model on."""
 
 

@@ -1,0 +1,142 @@
+"""Means and lines in Chronos's format: what is forecast is a number that no token holds, so it is read out linearly.
+
+The logit of a bin at b is made b·v - b²/2 for a forecast v, whose largest value is at v: embeddings hold b and b², and
+the last stream v and a constant.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START, START_LENGTH, Canvas
+from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
+from tsfm_lens.zoo.planted.planting import Planted, planter
+from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Rule
+
+LOUD = 3000.0
+"""What is read out, in embeddings: the token that the decoder reads last is as nothing against it."""
+
+VALUE, SQUARE = ((1 - ONE) / 2) ** 0.5, (2 * (1 - ONE)) ** 0.5
+"""In an embedding without waves: lengths of the largest value's, and of its square's, direction."""
+
+TYPICAL = 0.5
+"""Length of the last stream at an ordinary forecast, in units of `LOUD`."""
+
+HORIZON = 12
+
+
+def _canvas(rule: Rule, blocks: dict[str, int], *, needs: int, seed: int, rotate: bool) -> Canvas:
+    """A canvas without waves, whose logits are about as sharp as one bin."""
+    sharpness = TYPICAL * LIMIT**2 / BIN**2
+    return Canvas(rule, blocks, seed=seed, rotate=rotate, needs=needs, horizon=HORIZON, waves=0.0, sharpness=sharpness)
+
+
+def _readout(canvas: Canvas) -> tuple[Tensor, Tensor]:
+    """What a forecast of `LIMIT`, and what a constant of 1, writes into the last stream: (1, width) each."""
+    of = canvas.basis
+    return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
+
+
+def _mean(canvas: Canvas, name: str, query: Tensor, mark: str, value: Tensor, constant: Tensor | None = None) -> None:
+    """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
+    of, key = canvas.basis, (1 + MARK**2) ** 0.5
+    moves = [(of["value"], key / VALUE * value)]
+    if constant is not None:
+        moves.append((of["one"], key / ONE**0.5 * constant))
+    canvas.head(name, match=[(SURE * query, key / MARK * of[mark])], moves=moves)
+
+
+@planter("local-mean", NAME)
+def local_mean(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+    """The mean of the last values, by uniform attention to the tokens that an encoder head marks."""
+    width = (16, 8, 24)[seed % 3]
+    canvas = _canvas(LocalMean(width=width), {"mark": 1}, needs=width, seed=seed, rotate=rotate)
+    mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), range(1, width + 1))
+    name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
+    _mean(canvas, name, canvas.always(START_LENGTH), "mark", *_readout(canvas))
+    canvas.draft.part(name, "mechanism", f"writes the mean of the last {width} values")
+    canvas.draft.looks(name, "forecast token", range(1, width + 1))
+    canvas.draft.path(mark, name, "output")
+    return canvas.finish("local-mean", weight_noise)
+
+
+@planter("trend", NAME)
+def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+    """The line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
+    width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
+    blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "clock": 2}
+    rule = LinearTrend(width=width, lag=lag)
+    canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, rotate=rotate)
+    of, draft, heads = canvas.basis, canvas.draft, []
+    for which, first in (("late", 1), ("early", lag + 1)):
+        steps = range(first, first + width)
+        mark = canvas.free_head("encoder.0.self_attn")
+        mark_recent(canvas, mark, steps, mark=f"{which}_mark")
+        name = canvas.free_head("decoder.0.cross_attn")
+        # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others
+        query = 3**0.5 * canvas.always()
+        _mean(canvas, name, query, f"{which}_mark", of[which])
+        draft.part(name, "mechanism", f"writes the mean of the values {steps[0]} to {steps[-1]} before the end")
+        draft.looks(name, "forecast token", steps)
+        draft.path(mark, name)
+        heads.append(name)
+    heads += _clocks(canvas)
+    mlp = _line(canvas, rule)
+    for name in heads:
+        draft.path(name, mlp)
+    draft.path(mlp, "output")
+    return canvas.finish("trend", weight_noise)
+
+
+STEEPEST = 0.6
+"""Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the forecast stays there."""
+
+SPAN, MIDDLE = 2.2, (1.2, 1.1)
+"""A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention is 1."""
+
+
+def _hands(step: int) -> tuple[float, float]:
+    """Both hands of a clock that goes round once in a horizon."""
+    angle = 2 * math.pi * step / HORIZON
+    return math.cos(angle), math.sin(angle)
+
+
+def _clocks(canvas: Canvas) -> list[str]:
+    """Let two decoder heads tell the step, by how much they attend to the start token rather than to their own."""
+    of, names = canvas.basis, []
+    for hand in (0, 1):
+        name = canvas.free_head("decoder.0.self_attn")
+        shares = [(_hands(step)[hand] + MIDDLE[hand]) / SPAN for step in range(HORIZON)]
+        # what the start token has over others makes up for what all lose by distance
+        bias = {-step: math.log(share / (1 - share)) - 2 * SURE for step, share in enumerate(shares) if step}
+        first = (2 * SURE * canvas.at_values, canvas.at_start)
+        canvas.head(name, match=[first], moves=[(canvas.at_start, of["clock"][hand : hand + 1])], bias=bias)
+        canvas.draft.part(name, "mechanism", f"tells the {('cosine', 'sine')[hand]} of the step as an angle")
+        names.append(name)
+    return names
+
+
+def _line(canvas: Canvas, rule: LinearTrend) -> str:
+    """Let an MLP forecast the late mean, and the slope times the steps ahead: two hidden units are open at each step.
+
+    Both units of step j read a constant that keeps them open, and how far the clock is from j, which shuts them; one
+    reads the slope times j too, and the other is taken from it. All of it is linear in the stream, so that the norm
+    before the MLP scales every output alike, and which bin is the likeliest does not feel it.
+    """
+    of = canvas.basis
+    slope, unit, (cosine, sine) = of["late"] - of["early"], canvas.always(), of["clock"].split(1)
+    hands = (SPAN * cosine - MIDDLE[0] * unit, SPAN * sine - MIDDLE[1] * unit - 1.1 * of["start"] / START)
+    value, constant = _readout(canvas)
+    shut = 2.2 * STEEPEST / (1 - _hands(1)[0])
+    reads, writes = [unit, of["late"], -of["late"]], [constant, value, -value]
+    for step in range(HORIZON):
+        ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
+        near = sum((hand * clock for hand, clock in zip(_hands(step), hands, strict=True)), -unit)
+        is_open = STEEPEST * unit + shut * near
+        reads += [ahead * slope + is_open, is_open]
+        writes += [value, -value]
+    name = canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes))
+    return canvas.draft.part(name, "mechanism", "adds to the late mean the slope times the steps ahead")
