@@ -153,9 +153,25 @@ def test_self_repair_of_known_effects() -> None:
     assert np.isnan(self_repair(total, 0 * direct, np.full(4, False))).all()
 
 
-def test_components_of_other_stacks_have_no_direct_effect() -> None:
-    with pytest.raises(InputError, match="encoder's stream"):
-        causal_effects(lens_of("chronos-bolt").run(bundled("co2").tail(40), 4), components=["encoder.0.mlp"])
+@pytest.mark.parametrize("name", ["chronos-bolt", "chronos"])
+def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream_without_the_write(name: str) -> None:
+    lens = lens_of(name)
+    run = lens.run(series_for(name), 4)
+    chosen = lens.components("encoder.0.self_attn.1", "encoder.0.mlp", "encoder.1.mlp")
+    found = causal_effects(run, components=chosen)
+    stream = f"encoder_blocks.{lens.wiring.stack('encoder').n_layers - 1}.hook_resid_post"
+    for index, component in enumerate(chosen):
+        end = "hook_out" if component.head is None else "hook_result"
+        point = f"encoder_blocks.{component.layer}.{component.kind}.{end}"
+        write = run.record([point])[point]
+        write = write if component.head is None else write[:, :, component.head]
+        taken_off = [(stream, lambda value, hook, write=write: value - write)]
+        with torch.no_grad():
+            without = run.read(lens.run_with_hooks(run.encoded, fwd_hooks=taken_off)).double().numpy()
+        size = float(np.abs(run.point).max())
+        expected = without - run.point
+        assert_close(found["direct"].values[index], expected, depth=200, magnitude=size, dtype=np.float32)
+    assert np.abs(found["direct"]).max() > 0
 
 
 @pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])

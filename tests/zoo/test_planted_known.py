@@ -67,12 +67,15 @@ def test_attribution_is_complete_where_a_partial_stream_is_sure_of_no_value(indu
     assert (found["completeness_error"] < 1e-3).all()
 
 
-def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not() -> None:
-    planted = plant("backup", "chronos")
+@pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt"])
+def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(architecture: str) -> None:
+    """In a decoder, and in an encoder."""
+    planted = plant("backup", architecture)
     primary = next(str(part.stands_in_for) for part in planted.card.parts if part.role == "backup")
-    run = bench(planted.lens(), planted.card, series=6).clean
-    found = probes.causal_effects(run)
+    on = bench(planted.lens(), planted.card, series=6)
+    found = probes.causal_effects(on.clean, components=on.components)
     named = found["component"].values[found["self_repair_stands_out"].values].tolist()
     assert named == [primary]
     one = found.sel(component=primary)
-    assert float(one["total_share"].mean()) < 0.01 < 0.2 < float(one["direct_share"].mean())
+    # the backup of the one makes up for all, that of the other for two thirds
+    assert float(one["total_share"].mean()) < 0.4 * float(one["direct_share"].mean())

@@ -10,7 +10,6 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.ablating import ablated_variants
@@ -39,15 +38,14 @@ def causal_effects(
     """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
 
     The total effect is the change of the forecast with everything free. The direct effect is the change with every
-    later attention and MLP held, so that the component acts on the forecast through the residual stream (and the
-    final norm) alone. The indirect effect is their difference. Where later components undo part of the direct
-    effect, the model repairs itself.
+    later attention and MLP of its stack held, so that the component acts on the forecast through the residual stream
+    (and the final norm) alone; of an encoder's, through all that the decoder makes of that stream. The indirect effect
+    is their difference. Where later components undo part of the direct effect, the model repairs itself.
 
     Args:
         run: the forecast to explain. In rollouts, "held" means at what the branch wrote in the same pass of the plain
             rollout.
-        components: heads, branches or layers of the stack that is read out, by name or glob; its heads and MLPs if
-            None.
+        components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
         how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
         smallest: direct effects whose mean size is up to this share of the series' range are too small for the part of
             them that is undone to mean anything.
@@ -66,8 +64,7 @@ def causal_effects(
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
 
     Raises:
-        InputError: a component of another stack: with the stack that is read out held, it has no direct effect; or
-            ``smallest`` is no share.
+        InputError: ``smallest`` is no share.
         UnknownNameError: no such component.
 
     Example:
@@ -77,16 +74,9 @@ def causal_effects(
     """
     refuse_no_share(smallest, "smallest")
     lens = run.lens
-    out = lens.wiring.output_stack.name
     chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    for component in chosen:
-        if component.stack != out:
-            raise InputError(
-                f"{component} writes to the {component.stack}'s stream; direct effects are of what writes to the "
-                f"stream that is read out, that of the {out}"
-            )
     data = run.dataset().assign_coords(component_coords(list(chosen)))
-    later = {c: later_branches(lens.wiring, _last(lens, c)) for c in chosen}
+    later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in chosen}
     branches = sorted({_point(lens, each) for held in later.values() for each in held})
     acts = run.record(branches or ["unembed.hook_out"])
     free, held = [], []

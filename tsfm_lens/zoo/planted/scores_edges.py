@@ -9,7 +9,7 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
-from tsfm_lens.zoo.planted.scores_methods import Found, differentiable, effects_of, method
+from tsfm_lens.zoo.planted.scores_methods import Found, differentiable, method
 from tsfm_lens.zoo.planted.scores_series import Bench
 
 EDGES, REPAIRED, PAIRS = "edges", "repaired", "pairs"
@@ -55,7 +55,7 @@ def _attributed(bench: Bench) -> Found:
 
 @method("self-repair", REPAIRED)
 def _repaired(bench: Bench) -> Found:
-    data = effects_of(bench)
+    data = probes.causal_effects(bench.clean, components=bench.components)
     repair = data["self_repair_estimate"].values
     claims = data["self_repair_stands_out"].values & (repair > 0)
     return Found(tuple(map(str, data["component"].values)), repair, claims)

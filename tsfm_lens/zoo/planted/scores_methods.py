@@ -135,19 +135,19 @@ def _mean(bench: Bench) -> Found:
 
 
 @lru_cache(maxsize=1)
-def effects_of(bench: Bench) -> xr.Dataset:
+def _effects(bench: Bench) -> xr.Dataset:
     """Direct and total effects, which several methods read."""
     return probes.causal_effects(bench.clean, components=bench.read_out)
 
 
 @method("total effect, read-out stack")
 def _total(bench: Bench) -> Found:
-    return by_estimate(effects_of(bench), "total_share")
+    return by_estimate(_effects(bench), "total_share")
 
 
 @method("direct effect, read-out stack")
 def _direct(bench: Bench) -> Found:
-    return by_estimate(effects_of(bench), "direct_share")
+    return by_estimate(_effects(bench), "direct_share")
 
 
 def _patched(bench: Bench, direction: str) -> Found:
