@@ -7,7 +7,7 @@ the same number looks at the same lag and writes noise that nobody reads: it sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import T5Config
 
 from tsfm_lens.zoo.planted.basis import orthogonal
-from tsfm_lens.zoo.planted.draft import Draft, drawing
+from tsfm_lens.zoo.planted.draft import Draft, declarer
 from tsfm_lens.zoo.planted.patches import (
     DECILES,
     PATCH,
@@ -31,7 +31,6 @@ from tsfm_lens.zoo.planted.patches import (
     turn,
     written_by,
 )
-from tsfm_lens.zoo.planted.planting import Planted, planter
 
 NAME = "chronos-bolt"
 CONTEXT = 128
@@ -83,6 +82,7 @@ class Bolt:
     Attributes:
         numbers: numbers of the encoder's heads in random order.
         cross_numbers: the same for the decoder's cross-attention heads.
+        lagging: layer and lags of the heads that the biases hold, by number.
     """
 
     def __init__(self, encoder: dict[str, int], decoder: dict[str, int]) -> None:
@@ -91,6 +91,7 @@ class Bolt:
         self.decoder = Stream(WIDTH, one=1, **decoder)
         self.numbers: list[int] = torch.randperm(HEADS).tolist()
         self.cross_numbers: list[int] = torch.randperm(HEADS).tolist()
+        self.lagging: dict[int, tuple[int, tuple[int, ...]]] = {}
         for stack, stream in (("encoder", self.encoder), ("decoder", self.decoder)):
             fill_with_noise(self._heads(stack), [self._mlp(stack, layer) for layer in range(LAYERS[stack])], stream)
             bias = getattr(self.model, stack).block[0].layer[0].SelfAttention.relative_attention_bias.weight
@@ -135,6 +136,8 @@ class Bolt:
         bias = self.model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
         bias[:, number] = 0.0
         bias[list(lags), number] = SHARP
+        if lags:
+            self.lagging[number] = layer, tuple(lags)
         head = self.head(layer, number).clear()
         # whatever the constant direction gives is the same for all keys
         head.q[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
@@ -208,36 +211,17 @@ def cross_head(layer: int, number: int) -> str:
     return f"decoder.{layer}.cross_attn.{number}"
 
 
-Build = Callable[[], tuple[Bolt, Draft]]
-
-
-def declare(mechanism: str) -> Callable[[Build], Build]:
-    """Declare a function that sets the weights of `mechanism`."""
-
-    def wrap(build: Build) -> Build:
-        @planter(mechanism, NAME)
-        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-            with drawing(seed), torch.no_grad():
-                bolt, draft = build()
-                _name_sharing_heads(draft)
-                model = bolt.finish(rotate=rotate)
-                bias = model.output_patch_embedding.residual_layer.bias.view(len(DECILES), PATCH)
-                facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME}
-                return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
-
-        return build
-
-    return wrap
-
-
-def _name_sharing_heads(draft: Draft) -> None:
+def name_sharing_heads(bolt: Bolt, draft: Draft) -> None:
     """Put on the card the heads that look where a planted one looks, because they have its number."""
     known = {part.component for part in draft.parts}
-    for part in list(draft.parts):
-        stack, _, kind, *number = part.component.split(".")
-        if stack == "encoder" and kind == "self_attn":
-            for layer in range(LAYERS["encoder"]):
-                component = encoder_head(layer, int(number[0]))
-                if component not in known:
-                    known.add(component)
-                    draft.part(component, "decoy", f"looks where {part.component} looks, and writes noise")
+    for number, (planted, lags) in bolt.lagging.items():
+        for layer in range(LAYERS["encoder"]):
+            head = encoder_head(layer, number)
+            if head not in known:
+                draft.part(head, "decoy", f"looks where {encoder_head(planted, number)} looks, and writes noise")
+                # of several lags, its own content prefers one
+                if len(lags) == 1:
+                    draft.looks(head, "every token", lags)
+
+
+declare = declarer(NAME, "output_patch_embedding", name_sharing_heads)

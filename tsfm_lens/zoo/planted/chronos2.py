@@ -5,7 +5,6 @@ Rotary positions hold a time-attention head at a fixed lag; group attention carr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 
 from tsfm_lens.zoo.planted.basis import orthogonal
-from tsfm_lens.zoo.planted.draft import Draft, drawing, drawn
+from tsfm_lens.zoo.planted.draft import Draft, declarer, drawn
 from tsfm_lens.zoo.planted.patches import (
     DECILES,
     FLAG,
@@ -31,7 +30,6 @@ from tsfm_lens.zoo.planted.patches import (
     turn,
     written_by,
 )
-from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rotary import plant_copy, plant_decoys, rotary_query_and_key
 from tsfm_lens.zoo.planted.rules import SeasonalCopy
 
@@ -93,6 +91,8 @@ class Chronos2:
         numbers: head numbers in random order.
     """
 
+    layers = LAYERS
+
     def __init__(self, *, arcsinh: bool) -> None:
         self.model = _blank(arcsinh=arcsinh)
         self.stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH)
@@ -124,8 +124,6 @@ class Chronos2:
     def head(self, kind: str, layer: int, number: int) -> Head:
         """A head without its noise, all 0."""
         return _head(self._attentions()[layer * len(KINDS) + KINDS.index(kind)], number).clear()
-
-    layers = LAYERS
 
     def named(self, layer: int, number: int) -> str:
         """A time-attention head as a component."""
@@ -171,25 +169,7 @@ def _head(attention: Any, number: int) -> Head:
     return Head(q, k, v, attention.o.weight[:, channels])
 
 
-Build = Callable[[], tuple[Chronos2, Draft]]
-
-
-def declare(mechanism: str) -> Callable[[Build], Build]:
-    """Declare a function that sets the weights of `mechanism`."""
-
-    def wrap(build: Build) -> Build:
-        @planter(mechanism, NAME)
-        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-            with drawing(seed), torch.no_grad():
-                chronos, draft = build()
-                model = chronos.finish(rotate=rotate)
-                bias = model.output_patch_embedding.residual_layer.bias.view(len(DECILES), PATCH)
-                facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME}
-                return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
-
-        return build
-
-    return wrap
+declare = declarer(NAME, "output_patch_embedding")
 
 
 def _copying() -> tuple[Chronos2, Draft, int]:

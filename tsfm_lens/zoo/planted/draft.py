@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from tsfm_lens.models import load
 from tsfm_lens.zoo.planted.basis import add_weight_noise
 from tsfm_lens.zoo.planted.card import Attends, Part, Query, Role
 from tsfm_lens.zoo.planted.examples import draw_contexts
-from tsfm_lens.zoo.planted.patches import deviates
-from tsfm_lens.zoo.planted.planting import Planted
+from tsfm_lens.zoo.planted.patches import DECILES, PATCH, deviates
+from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.proving import TRIED, finished
 
 ALLOWED = 1e-3
@@ -136,3 +136,44 @@ def drawing(seed: int) -> Iterator[None]:
 def drawn(*choices: int) -> int:
     """One of the choices at random."""
     return choices[int(torch.randint(len(choices), ()))]
+
+
+class Builder(Protocol):
+    """A model under construction."""
+
+    def finish(self, *, rotate: bool) -> Any:
+        """The native model in single precision, its streams turned at random if asked for."""
+
+
+Build = Callable[[], tuple[Builder, Draft]]
+
+
+def declarer(
+    architecture: str, readout: str, complete: Callable[[Any, Draft], None] | None = None
+) -> Callable[[str], Callable[[Build], Build]]:
+    """What declares functions that set the weights of a mechanism and return a :class:`Builder` and its draft.
+
+    Args:
+        architecture: of the models.
+        readout: attribute of the native model: the residual block that makes quantiles of patches.
+        complete: writes down what is true of every model of this format.
+    """
+
+    def declare(mechanism: str) -> Callable[[Build], Build]:
+        def wrap(build: Build) -> Build:
+            @planter(mechanism, architecture)
+            def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+                with drawing(seed), torch.no_grad():
+                    builder, draft = build()
+                    if complete:
+                        complete(builder, draft)
+                    model = builder.finish(rotate=rotate)
+                    bias = getattr(model, readout).residual_layer.bias.view(len(DECILES), PATCH)
+                    facts: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture}
+                    return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
+
+            return build
+
+        return wrap
+
+    return declare

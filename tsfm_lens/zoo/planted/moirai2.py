@@ -6,7 +6,6 @@ sharp; what the last token of the context has found is forecast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from tsfm_lens.models.extras import require
 from tsfm_lens.zoo.planted.basis import orthogonal
-from tsfm_lens.zoo.planted.draft import Array, Draft, drawing, drawn
+from tsfm_lens.zoo.planted.draft import Array, Draft, declarer, drawn
 from tsfm_lens.zoo.planted.patches import (
     DECILES,
     PATCH,
@@ -29,7 +28,6 @@ from tsfm_lens.zoo.planted.patches import (
     turn,
     written_by,
 )
-from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rotary import plant_copy, plant_decoys, rotary_query_and_key
 from tsfm_lens.zoo.planted.rules import SeasonalCopy
 
@@ -128,25 +126,7 @@ def _head(attention: Any, number: int) -> Head:
     return Head(q, k, v, attention.out_proj.weight[:, channels])
 
 
-Build = Callable[[], tuple[Moirai2, Draft]]
-
-
-def declare(mechanism: str) -> Callable[[Build], Build]:
-    """Declare a function that sets the weights of `mechanism`."""
-
-    def wrap(build: Build) -> Build:
-        @planter(mechanism, NAME)
-        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
-            with drawing(seed), torch.no_grad():
-                moirai, draft = build()
-                model = moirai.finish(rotate=rotate)
-                bias = model.out_proj.residual_layer.bias.view(len(DECILES), PATCH)
-                facts: dict[str, Any] = {"mechanism": mechanism, "architecture": NAME}
-                return draft.finish(model, bias, seed=seed, rotated=rotate, weight_noise=weight_noise, **facts)
-
-        return build
-
-    return wrap
+declare = declarer(NAME, "out_proj")
 
 
 def _copying() -> tuple[Moirai2, Draft, int]:

@@ -125,8 +125,10 @@ def fill_with_noise(heads: Iterable[Head], mlps: Iterable[tuple[Sequence[Tensor]
     """
     junk = stream["junk"]
     for head in heads:
+        # scores of a logit or so, which no head that is held somewhere by 40 of them feels
+        channels = head.q.shape[0]
         for weight in (head.q, head.k):
-            weight.copy_(0.3 * torch.randn(weight.shape, dtype=weight.dtype))
+            weight.copy_((stream.width * channels**0.5) ** -0.5 * torch.randn(weight.shape, dtype=weight.dtype))
         head.whisper(stream)
     for reading, writing in mlps:
         for weight in reading:
