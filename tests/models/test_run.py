@@ -129,6 +129,19 @@ def test_a_run_that_is_asked_again_records_what_others_may_ask(monkeypatch: pyte
             assert torch.equal(acts[name], alone[name]), name
 
 
+def test_all_series_of_a_run_are_the_run_and_maps_take_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = lens_of("chronos-bolt")
+    counted, run = Counted(lens, monkeypatch), lens.run(bundled("co2").tail(60), H)
+    assert run.select("co2") is run
+    made = probes.rollout_maps(run)
+    assert counted.forwards == 1
+    probes.attention_patterns(run)
+    before = counted.forwards
+    held = probes.rollout_maps(run)
+    assert counted.forwards == before
+    assert held.identical(made)
+
+
 def test_what_cannot_be_hooked_beside_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = lens_of("chronos-bolt")
     run = lens.run(bundled("co2").tail(60), H)

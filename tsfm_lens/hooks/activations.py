@@ -82,6 +82,11 @@ class Activations(Mapping[str, Tensor]):
             stacked = torch.stack(_pad_keys(name, self._point(name), [call.value for call in calls]))
         return stacked
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all activations."""
+        return sum(call.value.nbytes for calls in self.recorded.values() for call in calls)
+
     def calls(self, name: str) -> list[Call]:
         """Every recorded pass through one hook point, in order.
 

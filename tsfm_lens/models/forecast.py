@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -64,6 +64,14 @@ class Forecast:
             if abs(known - level) < 1e-9:
                 return self.quantiles[:, index]
         raise InputError(f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}")
+
+    def of_rows(self, rows: list[int], batch: SeriesBatch) -> Forecast:
+        """The forecast of some of the series, which ``batch`` holds."""
+        if rows == list(range(len(self.context))):
+            return self
+        samples = None if self.samples is None else self.samples[rows]
+        parts: dict[str, Any] = {"quantiles": self.quantiles[rows], "mean": self.mean[rows], "samples": samples}
+        return replace(self, **parts, context=batch, distribution=None)
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """A labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).

@@ -37,6 +37,14 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
     return bounds + inner * ranges(run, plain)
 
 
+def own_rounding(run: Run) -> np.ndarray:
+    """The :func:`rounding` of the run's own point forecast, computed once."""
+    known: np.ndarray | None = run.__dict__.get("_own_rounding")
+    if known is None:
+        known = run.__dict__["_own_rounding"] = rounding(run, run.point)
+    return known
+
+
 def relative_rounding(lens: Lens) -> float:
     """How far rounding may move a number that a forward ends in, relative to the size of what it is made of."""
     blocks = sum(stack.n_layers for stack in lens.wiring.stacks)
@@ -78,7 +86,7 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
         return measure(run.redrawn.forecast.median, plain)
-    off = rounding(run, plain)[:, None]
+    off = own_rounding(run)[:, None]
     turn = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
     return np.fmax(measure(plain + off * turn, plain), measure(plain + off, plain))
 

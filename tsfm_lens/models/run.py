@@ -84,7 +84,7 @@ class Run:
         """The library's own forecast."""
         if self._of is not None:
             run, rows = self._of
-            return _rows_of(run.forecast, rows, self.batch)
+            return run.forecast.of_rows(rows, self.batch)
         self._refuse_other_hooks()
         with self._timed("forecast"):
             return self.lens.forecast(self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed)
@@ -207,9 +207,9 @@ class Run:
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
         """
         wanted = set(names)
-        alike = self._kept if self.rollout else recorded_alike(self.lens, self._kept, wanted)
-        if known := [acts for acts in alike if wanted <= acts.recorded.keys()]:
-            return known[0]
+        known = self.held(wanted)
+        if known is not None:
+            return known
         self._refuse_other_hooks()
         encoded: Any = None if self.rollout else self.encoded
         with torch.no_grad(), self._timed("recordings"):
@@ -221,10 +221,18 @@ class Run:
                 self.__dict__.setdefault("forecast", forecast)
             else:
                 # a run that is asked a second time is one that several probes look at
-                output, acts = recorded_pass(self.lens, encoded, sorted(wanted), more=bool(alike))
+                output, acts = recorded_pass(self.lens, encoded, sorted(wanted), more=bool(self._alike(wanted)))
                 self.__dict__.setdefault("point", self.read(output).cpu().double().numpy())
         self._keep(acts)
         return acts
+
+    def held(self, names: Iterable[str]) -> Activations | None:
+        """What :meth:`record` gives where that takes no further forward, else None."""
+        wanted = set(names)
+        return next((acts for acts in self._alike(wanted) if wanted <= acts.recorded.keys()), None)
+
+    def _alike(self, names: set[str]) -> list[Activations]:
+        return self._kept if self.rollout else recorded_alike(self.lens, self._kept, names)
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -238,7 +246,7 @@ class Run:
         limit = _KEPT_SHARE * limit_of(None, self.lens.device)
         self._kept.insert(0, acts)
         # the oldest go first; what does not fit by itself is not kept at all
-        while self._kept and sum(map(_size, self._kept)) > limit:
+        while self._kept and sum(acts.nbytes for acts in self._kept) > limit:
             self._kept.pop()
 
     def _refuse_other_hooks(self) -> None:
@@ -283,6 +291,8 @@ class Run:
         """
         batch = self.batch.select(which)
         rows = [self.batch.ids.index(name) for name in batch.ids]
+        if rows == list(range(len(self.batch))):
+            return self
         truth, along = (None if values is None else values[rows] for values in (self.truth, self.along))
         whole = None if self.whole is None else self.whole.select(rows)
         parts: dict[str, Any] = {"truth": truth, "along": along, "whole": whole}
@@ -385,15 +395,3 @@ def _cut(truth: np.ndarray, horizon: int) -> np.ndarray:
     """(series, step), NaN beyond what is known."""
     longer = np.full((len(truth), max(horizon - truth.shape[1], 0)), np.nan)
     return np.concatenate([truth[:, :horizon], longer], axis=1)
-
-
-def _rows_of(forecast: Forecast, rows: list[int], batch: SeriesBatch) -> Forecast:
-    if rows == list(range(len(forecast.context))):
-        return forecast
-    samples = None if forecast.samples is None else forecast.samples[rows]
-    parts: dict[str, Any] = {"quantiles": forecast.quantiles[rows], "mean": forecast.mean[rows], "samples": samples}
-    return replace(forecast, **parts, context=batch, distribution=None)
-
-
-def _size(acts: Activations) -> int:
-    return sum(call.value.numel() * call.value.element_size() for calls in acts.recorded.values() for call in calls)

@@ -86,6 +86,11 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
             point: _filler(attention[index, :, :, width], entropy[index], place, shown)
             for index, point in enumerate(points)
         }
+        held = run.in_one_pass().held(points) if one.encoded is run.encoded else None
+        if held is not None:
+            for point, take in fill.items():
+                take(held[point])
+            continue
         with torch.no_grad():
             run.lens.run_with_cache(one.encoded, names_filter=points, reduce=fill)
     entropy /= max(len(query_axis), 1)
