@@ -86,8 +86,8 @@ class BlockDraws(TorchDispatchMode):
             return self._indices(func, device, args)
         states, parts = self._at(device), []
         for block in range(self._copies):
-            own = tuple(self._part(arg, shape, axis, block) for arg in args)
-            part, states[block] = draw_from(device, states[block], partial(func, *own, **kwargs))
+            of_block = tuple(self._part(arg, shape, axis, block) for arg in args)
+            part, states[block] = draw_from(device, states[block], partial(func, *of_block, **kwargs))
             parts.append(part)
         together = self._joined(parts, axis)
         # an operation in place hands its first argument back
@@ -123,24 +123,24 @@ class BlockDraws(TorchDispatchMode):
         state = self._at(device)[0]
         real, after = draw_from(device, state, partial(func, parts[0], *args[1:]))
         variates, at = draw_from(device, state, torch.empty_like(parts[0]).exponential_)
-        found = [(part / variates).argmax(dim=-1, keepdim=True) for part in parts]
-        if torch.equal(found[0], real) and torch.equal(at, after):
+        indices = [(part / variates).argmax(dim=-1, keepdim=True) for part in parts]
+        if torch.equal(indices[0], real) and torch.equal(at, after):
             self._states[device] = [after] * self._copies
         else:
             drawn = [draw_from(device, state, partial(func, part, *args[1:])) for part in parts]
-            found, self._states[device] = [index for index, _ in drawn], [each for _, each in drawn]
-        return self._joined(found, 0)
+            indices, self._states[device] = [index for index, _ in drawn], [left for _, left in drawn]
+        return self._joined(indices, 0)
 
     def _part(self, arg: Any, shape: tuple[int, ...], axis: int, block: int) -> Any:
         """The rows of one block of an argument, in the order in which they stand alone."""
         length = shape[axis]
         if isinstance(arg, Tensor):
             # arguments may broadcast from the right
-            own = axis - (len(shape) - arg.ndim)
-            if own < 0 or arg.shape[own] != length:
+            at_axis = axis - (len(shape) - arg.ndim)
+            if at_axis < 0 or arg.shape[at_axis] != length:
                 return arg
-            cut = arg.unflatten(own, (self._outer, self._copies, -1)).select(own + 1, block)
-            return cut.flatten(own, own + 1).contiguous()
+            cut = arg.unflatten(at_axis, (self._outer, self._copies, -1)).select(at_axis + 1, block)
+            return cut.flatten(at_axis, at_axis + 1).contiguous()
         if isinstance(arg, list | tuple) and len(arg) == len(shape) and all(isinstance(size, int) for size in arg):
             return [size // self._copies if at == axis else size for at, size in enumerate(arg)]
         return arg

@@ -118,18 +118,18 @@ def run_variants(
         parts, rows = forward_parts(
             lens, encoded, [variant.interventions for variant in variants], max_rows, memory, start.kept
         )
-    found = []
+    of_parts = []
     for part in parts:
-        own = None if read is None else partial(_read_of, read, part)
-        work = OnePass.of(part, partial(_run, lens, part), own, unread)
+        read_part = None if read is None else partial(_read_of, read, part)
+        work = OnePass.of(part, partial(_run, lens, part), read_part, unread)
         try:
             outputs = sweep(lens, work, variants, max_rows=rows, replay=replay)
         except OtherCalls:
             # a model that runs its modules several times a forward; nothing of it can be handed back
             outputs = sweep(lens, replace(work, once=False), variants, max_rows=rows, replay=False)
         assert outputs is not None
-        found.append(outputs)
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        of_parts.append(outputs)
+    return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
 def _run(lens: Lens, encoded: Encoded, copies: int) -> Tensor:
@@ -257,16 +257,16 @@ def _joined(
 
     What lies between two starts is then computed for the later variants too, which changes none of their results.
     """
-    found: list[tuple[Start, list[int]]] = []
+    joined: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
-        if found:
-            first, before = found[-1]
+        if joined:
+            first, before = joined[-1]
             spared = abreast - len(before) - len(members) >= 0
             if spared and len(members) * tokens * _weights_between(lens, first, start) <= _PASS:
                 before.extend(members)
                 continue
-        found.append((start, list(members)))
-    return found
+        joined.append((start, list(members)))
+    return joined
 
 
 def _weights_between(lens: Lens, first: Start, last: Start) -> int:

@@ -75,8 +75,8 @@ class Request:
         native = batching.Request(self.lens, *asked, self.levels, self.num_samples, self.seed)
         (whole,) = batching.parts_of(native, batching.blocks_of(native), len(self.batch), whole=True)
         with GuardedDraws() if self.draws else nullcontext() as guard:
-            found = batching.forecast_part(native, whole)
-        return self.nothing() if guard is not None and guard.lost else found
+            forecast = batching.forecast_part(native, whole)
+        return self.nothing() if guard is not None and guard.lost else forecast
 
     @property
     def draws(self) -> bool:
@@ -250,7 +250,7 @@ class Fan:
     def groups(self, variants: Sequence[Variant]) -> list[list[int]]:
         """Variants that may run together: those that change the encoder, and those that share it."""
         touching = [self.touches_encoder(variant) for variant in variants]
-        groups = [[index for index, each in enumerate(touching) if each is kind] for kind in (False, True)]
+        groups = [[index for index, touches in enumerate(touching) if touches is kind] for kind in (False, True)]
         return [group for group in groups if group]
 
     def _points(self, variant: Variant) -> Iterator[Point]:
@@ -296,10 +296,10 @@ class Fan:
             for intervention in variant.interventions
         ]
         with torch.no_grad(), self._running(variants) as lost, skipped(lens.registry, variants), lens.edit(*placed):
-            found = lens.adapter.predict(
+            predicted = lens.adapter.predict(
                 repeated(request.batch, copies), request.horizon, request.levels, request.num_samples
             )
-        return [request.nothing() if block in lost else _forecast(request, found, block) for block in range(copies)]
+        return [request.nothing() if block in lost else _forecast(request, predicted, block) for block in range(copies)]
 
     @contextmanager
     def _running(self, variants: Sequence[Variant]) -> Iterator[set[int]]:
@@ -335,13 +335,13 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
     )
 
 
-def _forecast(request: Request, found: Prediction, block: int) -> Forecast:
-    own = slice(block * len(request.batch), (block + 1) * len(request.batch))
+def _forecast(request: Request, predicted: Prediction, block: int) -> Forecast:
+    rows = slice(block * len(request.batch), (block + 1) * len(request.batch))
     return Forecast(
-        found.quantiles[own].permute(0, 2, 1).numpy().astype(float),
+        predicted.quantiles[rows].permute(0, 2, 1).numpy().astype(float),
         request.levels,
-        found.mean[own].numpy().astype(float),
-        None if found.samples is None else found.samples[own].numpy().astype(float),
+        predicted.mean[rows].numpy().astype(float),
+        None if predicted.samples is None else predicted.samples[rows].numpy().astype(float),
         request.batch,
     )
 

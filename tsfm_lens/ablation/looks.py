@@ -35,12 +35,12 @@ class Looks:
     @property
     def total(self) -> int:
         """Units in all."""
-        return sum(len(each) for each in self.added)
+        return sum(len(units) for units in self.added)
 
     @property
     def shares(self) -> tuple[float, ...]:
         """Share of the units that are known after each look; the last is 1."""
-        return tuple(np.cumsum([len(each) for each in self.added]) / self.total)
+        return tuple(np.cumsum([len(units) for units in self.added]) / self.total)
 
 
 def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0) -> Looks:
@@ -67,11 +67,11 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
     rng = np.random.default_rng(seed)
     added: list[list[int]] = [[] for _ in shares]
     for group in range(len(places)):
-        own = rng.permutation(np.flatnonzero(groups == group))
-        stops = [max(round(share * len(own)), min(_LEAST, len(own))) for share in shares]
+        dealt = rng.permutation(np.flatnonzero(groups == group))
+        stops = [max(round(share * len(dealt)), min(_LEAST, len(dealt))) for share in shares]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
-            added[look] += own[start:stop].tolist()
-    parts = tuple(np.array(sorted(each), dtype=int) for each in added if each)
+            added[look] += dealt[start:stop].tolist()
+    parts = tuple(np.array(sorted(units_added), dtype=int) for units_added in added if units_added)
     return Looks(parts, None if isinstance(units, int) else groups)
 
 
@@ -109,15 +109,15 @@ def log_change(
             raise InputError("the plain model has an error of zero, so that no relative change is defined")
         with np.errstate(divide="ignore", invalid="ignore"):
             if groups is None:
-                each = np.log(a) - np.log(p)
-                values.append(each.mean())
+                by_unit = np.log(a) - np.log(p)
+                values.append(by_unit.mean())
             else:
                 # the ratio of sums, and what each unit adds to its logarithm to first order
                 values.append(np.log(a.sum()) - np.log(p.sum()))
-                each = a / a.mean() - p / p.mean()
-            spread = each.var(ddof=1) if len(each) > 1 else 0.0
-        variances.append(spread / len(each) * (1 - len(each) / inside.sum()))
-        freedoms.append(max(len(each) - 1, 1))
+                by_unit = a / a.mean() - p / p.mean()
+            spread = by_unit.var(ddof=1) if len(by_unit) > 1 else 0.0
+        variances.append(spread / len(by_unit) * (1 - len(by_unit) / inside.sum()))
+        freedoms.append(max(len(by_unit) - 1, 1))
     if not values:
         raise InputError("the plain model has an error of zero on every data set, or none that is defined")
     v = np.array(variances)
@@ -164,7 +164,7 @@ def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[flo
     else:
         spent = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(time))
     information = early / (1 - early)
-    found: list[float] = []
+    bounds: list[float] = []
     # density of the running sum of information-weighted estimates that no bound has stopped
     grid, weight = np.zeros(1), np.ones(1)
     before = 0.0
@@ -172,14 +172,14 @@ def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[flo
         step = np.sqrt(now - before)
 
         past = partial(_past, now, step, grid, weight, cost)
-        found.append(float(brentq(past, -2.0, 40.0)))
-        top = found[-1] * np.sqrt(now)
+        bounds.append(float(brentq(past, -2.0, 40.0)))
+        top = bounds[-1] * np.sqrt(now)
         fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
         width = np.full(_GRID, fresh[1] - fresh[0])
         width[[0, -1]] /= 2
         grid, weight, before = fresh, density * width, now
-    return tuple(found)
+    return tuple(bounds)
 
 
 def _past(now: float, step: float, grid: np.ndarray, weight: np.ndarray, cost: float, bound: float) -> float:

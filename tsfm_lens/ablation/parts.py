@@ -37,10 +37,10 @@ def forward_parts(
         InputError: one item, or a batch that must stay whole, does not fit.
     """
     items, rows = encoded.n_items, len(encoded.rows)
-    each, abreast = -(-len(encoded.batch) // items), max(1, min(len(variants), max_rows // rows))
+    per_item, abreast = -(-len(encoded.batch) // items), max(1, min(len(variants), max_rows // rows))
     places, whole = _places(lens, variants)
     # a packed sequence shows every variate's tokens
-    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else each)
+    tokens = sum(len(spans) for spans in encoded.spans.values()) * (1 if encoded.packed else per_item)
 
     def one() -> None:
         item = encoded.part(*cut(encoded.batch, 1)[0])
@@ -48,7 +48,7 @@ def forward_parts(
             lens.adapter.run(item.inputs)
 
     words = f"a forward of {len(encoded.batch)} series under interventions"
-    run = Run(words, items, items * abreast, generous_run(lens, tokens, 1, each), 0, one)
+    run = Run(words, items, items * abreast, generous_run(lens, tokens, 1, per_item), 0, one)
     keeping = Keeping(lens, (), {})
     fit = items_at_once(keeping, run, memory, lambda: lens.edit(*places.values()))
     if whole and fit < items:
@@ -61,8 +61,8 @@ def forward_parts(
     number = -(-items // fit)
     if number == 1:
         return [encoded], fit * rows // items
-    ranges = cut(encoded.batch, -(-items // number) * each)
-    return [encoded.part(*each) for each in ranges], fit * rows // items
+    ranges = cut(encoded.batch, -(-items // number) * per_item)
+    return [encoded.part(*place) for place in ranges], fit * rows // items
 
 
 def _places(lens: Lens, variants: Sequence[Sequence[Intervention]]) -> tuple[dict[str, Intervention], list[str]]:

@@ -37,7 +37,7 @@ def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | 
         (4, 1, 12)
     """
     if run.rollout:
-        found = forecast_variants(
+        rolled_out = forecast_variants(
             run.lens,
             run.batch,
             run.horizon,
@@ -47,7 +47,7 @@ def point_forecasts(run: Run, variants: Sequence[Variant], progress: Progress | 
             seed=run.seed,
             progress=progress,
         )
-        return found.quantiles[:, :, 0]
+        return rolled_out.quantiles[:, :, 0]
     forecasts = np.empty((len(variants), len(run.batch), run.horizon))
     longest = max(len(spans) for spans in run.encoded.spans.values())
     rows = max(1, _TOKENS // longest)

@@ -122,11 +122,11 @@ def forecast_variants(
             progress(finished // len(blocks), len(variants))
 
     with said_once(lens):
-        found: list[list[Forecast]] = []
+        of_blocks: list[list[Forecast]] = []
         for block in blocks:
-            finished = len(found) * len(variants)
-            found.append(_forecasts(block, variants, done, max_rows, memory, economy))
-        joined = [joined_forecast(parts, request.batch) for parts in zip(*found, strict=True)]
+            finished = len(of_blocks) * len(variants)
+            of_blocks.append(_forecasts(block, variants, done, max_rows, memory, economy))
+        joined = [joined_forecast(parts, request.batch) for parts in zip(*of_blocks, strict=True)]
         return _collected(joined, levels)
 
 
@@ -146,8 +146,8 @@ def _blocks(request: Request, variants: Sequence[Variant]) -> list[Request]:
     if len(ranges) < 2 or not alone or registry.session.across_rows(parts=False):
         return [request]
     return [
-        replace(request, batch=request.batch.select(range(*each)), seed=block_seed(request.seed, index))
-        for index, each in enumerate(ranges)
+        replace(request, batch=request.batch.select(range(*stretch)), seed=block_seed(request.seed, index))
+        for index, stretch in enumerate(ranges)
     ]
 
 
@@ -170,20 +170,20 @@ def _forecasts(
         counted += number
         done(number)
 
-    found = single_passes(request, variants, sizes, count)
-    if found is None:
+    forecasts = single_passes(request, variants, sizes, count)
+    if forecasts is None:
         if counted:
             done(-counted)
-        found = fanned_out(request, variants, sizes, done)
-    return found
+        forecasts = fanned_out(request, variants, sizes, done)
+    return forecasts
 
 
 def _one_by_one(request: Request, variants: Sequence[Variant], done: Callable[[int], None]) -> list[Forecast]:
-    found = []
+    forecasts = []
     for variant in variants:
-        found.append(request.alone(variant))
+        forecasts.append(request.alone(variant))
         done(1)
-    return found
+    return forecasts
 
 
 def _fans_out(lens: Lens) -> bool:
@@ -214,15 +214,15 @@ def single_passes(
     def forecasts(copies: int) -> Tensor:
         batch = repeated(request.batch, copies)
         with request.seeded(copies):
-            found = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
-        return torch.cat([found.quantiles, found.mean.unsqueeze(-1).to(found.quantiles)], dim=-1)
+            made = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        return torch.cat([made.quantiles, made.mean.unsqueeze(-1).to(made.quantiles)], dim=-1)
 
     def run(copies: int) -> Tensor:
         if peaks or not sizes.watched:
             return forecasts(copies)
         # the plain forecast, which comes first
-        found, peaks[1] = measured(partial(forecasts, copies), sizes.device)
-        return found
+        plain, peaks[1] = measured(partial(forecasts, copies), sizes.device)
+        return plain
 
     def rows(held: int) -> int:
         longest = max(len(spans) for spans in encoded.spans.values())

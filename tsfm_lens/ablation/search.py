@@ -106,7 +106,7 @@ class Search:
 
     def requests(self) -> list[Request]:
         """What to evaluate next: (heads kept, look); empty once the search is finished."""
-        return [] if self.result else [each for each in self._pending if each not in self._answers]
+        return [] if self.result else [asked for asked in self._pending if asked not in self._answers]
 
     def answer(self, values: Mapping[Request, Answer]) -> None:
         """Hand in what was asked for, in one piece or in several.
@@ -122,9 +122,9 @@ class Search:
             self._answers[request] = value
         if self.result or self.requests():
             return
-        found, self._answers = self._answers, {}
+        answers, self._answers = self._answers, {}
         try:
-            self._pending = self._steps.send(found)
+            self._pending = self._steps.send(answers)
         except StopIteration as done:
             self.result = done.value
 
@@ -169,7 +169,7 @@ def better(results: Mapping[str, HeadsAt]) -> tuple[str, HeadsAt]:
     """
     if not results:
         raise InputError("there are no results of heads@k to choose from")
-    named = {order: found for order, found in results.items() if not is_random(order)}
+    named = {order: result for order, result in results.items() if not is_random(order)}
     return min((named or results).items(), key=lambda item: (item[1].kept, item[1].change))
 
 

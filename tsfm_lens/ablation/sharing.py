@@ -58,8 +58,8 @@ class SharedSource:
             if copies == 1 or not all(_alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)):
                 # the paths of a series share its states all the same
                 return self._held(forward(*args, **kwargs), 1)
-            own = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            return self._held(self._once(forward, own, spec), copies)
+            of_one_variant = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            return self._held(self._once(forward, of_one_variant, spec), copies)
 
         return encode
 

@@ -81,8 +81,8 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
 def _layers(row: Writer, stack: Stack, *, writes: bool) -> set[str]:
     if isinstance(row, Attention):
         # keys and values of another stack have rows of their own
-        own = (row.q,) if row.keys_from else (row.q, row.k, row.v)
-        return {part.module for part in own} | ({row.o.module} if writes else set())
+        projections = (row.q,) if row.keys_from else (row.q, row.k, row.v)
+        return {part.module for part in projections} | ({row.o.module} if writes else set())
     return {row.i.module, row.o} | ({row.gate.module} if row.gate is not None else set())
 
 
@@ -101,11 +101,11 @@ def _sparse(
     def sparse(x: Tensor) -> Tensor:
         if len(x) % copies or torch.is_grad_enabled():
             return forward(x)
-        each = len(x) // copies * prod(x.shape[1:-1])
+        rows_each = len(x) // copies * prod(x.shape[1:-1])
         flat = x.reshape(-1, x.shape[-1])
         out = x.new_zeros(len(flat), module.out_features)
         for first, stop in live:
-            rows = slice(first * each, stop * each)
+            rows = slice(first * rows_each, stop * rows_each)
             if module.bias is None:
                 torch.mm(flat[rows], module.weight.t(), out=out[rows])
             else:
@@ -117,10 +117,10 @@ def _sparse(
 
 def _segments(blocks: Sequence[int]) -> list[tuple[int, int]]:
     """Runs of neighbouring blocks, as first and one past the last."""
-    found: list[tuple[int, int]] = []
+    segments: list[tuple[int, int]] = []
     for block in blocks:
-        if found and found[-1][1] == block:
-            found[-1] = found[-1][0], block + 1
+        if segments and segments[-1][1] == block:
+            segments[-1] = segments[-1][0], block + 1
         else:
-            found.append((block, block + 1))
-    return found
+            segments.append((block, block + 1))
+    return segments

@@ -62,8 +62,8 @@ class Repeated(Tensor):
             assert self._single is not None
             rows, rest = len(self._single), self._single.shape[1:]
             blocks, each = self._times
-            own = self._single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
-            self._whole = own.reshape(len(self), *rest)
+            copied = self._single.reshape(1, rows, 1, *rest).expand(blocks, rows, each, *rest)
+            self._whole = copied.reshape(len(self), *rest)
             if blocks * each == 1:
                 # whoever writes into copies does not write into what is held
                 self._whole = self._whole.clone()
@@ -89,9 +89,9 @@ class Repeated(Tensor):
                 return func(*args, **kwargs)
         keeping = _KEEPING.get(func)
         if keeping is not None:
-            found = keeping(func, *args, **kwargs)
-            if found is not NotImplemented:
-                return found
+            kept = keeping(func, *args, **kwargs)
+            if kept is not NotImplemented:
+                return kept
         return func(*tree_map(_copied, args), **tree_map(_copied, _written(func, args, kwargs)))
 
     @classmethod
@@ -153,11 +153,11 @@ def _swapped(func: Any, tensor: Any, first: int, second: int) -> Any:
 
 def _joined(func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None) -> Any:
     """Every row joined to the same row of others; torch leaves out a list of no numbers."""
-    parts = [each for each in tensors if isinstance(each, Repeated) or each.ndim != 1 or len(each)]
+    parts = [part for part in tensors if isinstance(part, Repeated) or part.ndim != 1 or len(part)]
     first = parts[0]
-    if out is not None or not all(isinstance(each, Repeated) and each.like(first) for each in parts):
+    if out is not None or not all(isinstance(part, Repeated) and part.like(first) for part in parts):
         return NotImplemented
-    return _again(first, func([each.single for each in parts], dim)) if dim % first.ndim else NotImplemented
+    return _again(first, func([part.single for part in parts], dim)) if dim % first.ndim else NotImplemented
 
 
 def _side_by_side(_func: Any, tensor: Any, repeats: Any, dim: int | None = None, **_kwargs: Any) -> Any:

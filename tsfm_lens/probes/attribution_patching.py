@@ -72,9 +72,11 @@ def attribution_patching(
     places = places_of(lens, at, stack)
     names = sorted({place.point for place in places})
     pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
-    own = slopes(pair, names)
+    sloped = slopes(pair, names)
     groups, where = grid_of(pair, places, positions)
-    first_order = np.array([[_products(place, pair.source_acts, own, group) for group in groups] for place in places])
+    first_order = np.array(
+        [[_products(place, pair.source_acts, sloped, group) for group in groups] for place in places]
+    )
     data = pair.dataset().assign_coords({**place_coords(places), **where})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
@@ -146,8 +148,8 @@ def _products(place: Place, source: Activations, base: Activations, group: Seque
     product = change * base[f"{place.point}_grad"]
     if place.head is not None:
         product = product[:, :, place.head]
-    found = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
-    return np.asarray(found.detach().cpu().double().numpy())
+    summed = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
+    return np.asarray(summed.detach().cpu().double().numpy())
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:

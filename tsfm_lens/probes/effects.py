@@ -77,14 +77,16 @@ def causal_effects(
     chosen = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
     data = run.dataset().assign_coords(component_coords(list(chosen)))
     later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in chosen}
-    branches = sorted({_point(lens, each) for held in later.values() for each in held})
+    branches = sorted({_point(lens, branch) for held in later.values() for branch in held})
     acts = run.record(branches or ["unembed.hook_out"])
     free, held = [], []
     known = reference_of(run, how, reference)
     made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
     for component, ablations in zip(chosen, made, strict=True):
         free.append(Variant(f"total {component}", ablations))
-        held.append(Variant(f"direct {component}", (*ablations, *(PatchFrom(each, acts) for each in later[component]))))
+        held.append(
+            Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
+        )
     forecasts, plain = point_forecasts(run, [*free, *held], progress), run.point
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")

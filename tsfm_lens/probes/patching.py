@@ -127,9 +127,9 @@ def grid_of(
     if positions != "all":
         groups = position_groups(spans[0], positions)
         return list(groups), group_coords(spans[0], groups)
-    whole = [group_coords(each, [list(range(len(each)))]) for each in spans]
+    whole = [group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans]
     edges = {"position_start": min, "position_stop": max}
-    coords = {name: ("position", [of(each[name][1][0] for each in whole)]) for name, of in edges.items()}
+    coords = {name: ("position", [of(coord[name][1][0] for coord in whole)]) for name, of in edges.items()}
     return [None], {"position": [0], **coords, "position_special": ("position", [""])}
 
 

@@ -78,7 +78,7 @@ def path_patching(
     froms = places_of(lens, default if senders is None else listed(senders, "senders"))
     asked = [*default, OUTPUT] if receivers is None else listed(receivers, "receivers")
     to_output = OUTPUT in asked
-    inner = [each for each in asked if each != OUTPUT]
+    inner = [receiver for receiver in asked if receiver != OUTPUT]
     tos = places_of(lens, inner) if inner else []
     if via != "all":
         tos = [place for place in tos if place.head is not None] if receivers is None else tos

@@ -165,20 +165,20 @@ def _resolved(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> d
     """The components of every recipe, the original with none of them first."""
     if not recipes:
         raise InputError("no recipe is given; expected a name and the components to ablate, such as {'x': ['0.mlp']}")
-    found: dict[str, list[Component]] = {ORIGINAL: []}
+    chosen: dict[str, list[Component]] = {ORIGINAL: []}
     for name, components in recipes.items():
         if name == ORIGINAL:
             raise InputError(f"a recipe is called {ORIGINAL!r}, which is the name of the plain forecast")
         if isinstance(components, str | Component) or not components:
             raise InputError(f"recipe {name!r} is {components!r}, expected a list of components or globs")
-        found[name] = lens.components(*components)
-    return found
+        chosen[name] = lens.components(*components)
+    return chosen
 
 
 def _with_counts(data: xr.Dataset, wiring: Wiring, chosen: Mapping[str, list[Component]]) -> xr.Dataset:
     counts = [ablated_share(wiring, components) for components in chosen.values()]
     return data.assign(
-        components=("recipe", [" ".join(map(str, each)) for each in chosen.values()]),
+        components=("recipe", [" ".join(map(str, ablated)) for ablated in chosen.values()]),
         n_heads=("recipe", [heads for heads, _, _ in counts]),
         heads_share=("recipe", [heads / total if total else 0.0 for heads, total, _ in counts]),
         n_mlps=("recipe", [mlps for _, _, mlps in counts]),

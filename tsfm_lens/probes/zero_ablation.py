@@ -96,7 +96,9 @@ def ablated_points(
     """Forecasts of :func:`ablation_effects` alone, (component, series, step)."""
     known = reference_of(run, how, reference)
     made = ablated_variants(run.lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    return point_forecasts(run, [Variant(str(each), parts) for each, parts in zip(chosen, made, strict=True)], progress)
+    return point_forecasts(
+        run, [Variant(str(component), parts) for component, parts in zip(chosen, made, strict=True)], progress
+    )
 
 
 def reference_of(run: Run, how: str, reference: Any) -> Any:
