@@ -95,18 +95,19 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     attribution = np.stack([parts[decomposition][0] for decomposition in decompositions])
     total = np.stack([parts[decomposition][1] for decomposition in decompositions])
     axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
-    data = run.dataset()
-    data = data.assign_coords(
+    quantiles: dict[str, Any] = {} if run.tokens is not None else {"quantile": list(run.lens.levels)}
+    data = run.dataset().assign_coords(
         decomposition=list(decompositions),
         unit=("decomposition", [parts[decomposition][2] for decomposition in decompositions]),
+        **quantiles,
+        **component_coords(names),
     )
-    if run.tokens is None:
-        data = data.assign_coords(quantile=list(run.lens.levels))
-    data = data.assign_coords(component_coords(names))
-    data["attribution"] = (("decomposition", "component", *axes), attribution)
-    data["total"] = (("decomposition", *axes), total)
-    data["completeness_error"] = (("decomposition", "series"), completeness(attribution, total))
-    data["native_median"] = (("series", "step"), run.forecast.median)
+    data = data.assign(
+        attribution=(("decomposition", "component", *axes), attribution),
+        total=(("decomposition", *axes), total),
+        completeness_error=(("decomposition", "series"), completeness(attribution, total)),
+        native_median=(("series", "step"), run.forecast.median),
+    )
     data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes, steps_from=run.steps_from)
     return _judged(data, run)
 

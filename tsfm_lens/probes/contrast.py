@@ -71,11 +71,9 @@ class Contrast:
     def dataset(self) -> xr.Dataset:
         """Context, both contexts' forecasts, and their coordinates."""
         clean, corrupted = (self.source, self.base) if self.direction == "denoise" else (self.base, self.source)
-        data = clean.dataset()
-        data["corrupted_context"] = corrupted.dataset()["context"]
-        data["clean_forecast"] = (("series", "step"), clean.point)
-        data["corrupted_forecast"] = (("series", "step"), corrupted.point)
-        return data
+        axes = ("series", "step")
+        forecasts = {"clean_forecast": (axes, clean.point), "corrupted_forecast": (axes, corrupted.point)}
+        return clean.dataset().assign({"corrupted_context": corrupted.dataset()["context"]} | forecasts)
 
     def parameters(self) -> dict[str, object]:
         """What a result should say about how it was run."""

@@ -90,8 +90,8 @@ def causal_effects(
     forecasts, plain = point_forecasts(run, [*free, *held], progress), run.point
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")
-    data["total"], data["direct"], data["indirect"] = (axes, total), (axes, direct), (axes, total - direct)
-    data["plain_forecast"] = (axes[1:], plain)
+    parts = {"total": (axes, total), "direct": (axes, direct), "indirect": (axes, total - direct)}
+    data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
     facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
     facts |= {"smallest": smallest, "steps_from": run.steps_from}
     data.attrs = run.describe("effects", "Direct and total effects", _SOURCE, **facts)

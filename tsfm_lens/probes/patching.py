@@ -86,9 +86,9 @@ def activation_patching(
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
     data = pair.dataset().assign_coords({**place_coords(places), **where})
-    data["recovered"] = (("component", "position", "series"), pair.recovered(forecasts))
-    data["effect"] = (("component", "position", "series"), pair.effect(forecasts))
-    data["forecast"] = (("component", "position", "series", "step"), forecasts)
+    axes = ("component", "position", "series")
+    shares = {"recovered": (axes, pair.recovered(forecasts)), "effect": (axes, pair.effect(forecasts))}
+    data = data.assign(shares | {"forecast": ((*axes, "step"), forecasts)})
     parameters = {**pair.parameters(), "positions": str(positions)}
     data.attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
     return pair.judged(data)

@@ -86,7 +86,7 @@ def rollout_maps(run: Run, *, kind: str | None = None, stack: str | None = None,
             point: _filler(attention[index, :, :, width], entropy[index], place, shown)
             for index, point in enumerate(points)
         }
-        held = run.in_one_pass().held(points) if one.encoded is run.encoded else None
+        held = run.in_one_pass().held(points) if len(passes) == 1 else None
         if held is not None:
             for point, take in fill.items():
                 take(held[point])

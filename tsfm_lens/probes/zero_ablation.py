@@ -73,8 +73,8 @@ def ablation_effects(
     chosen = _default(lens) if components is None else lens.components(*listed(components, "components"))
     data = run.dataset().assign_coords(component_coords(list(chosen)))
     plain, forecasts = run.point, ablated_points(run, chosen, how, reference, progress)
-    data["forecast"] = (("component", "series", "step"), forecasts)
-    data["baseline_forecast"] = (("series", "step"), plain)
+    steps = ("component", "series", "step")
+    data = data.assign(forecast=(steps, forecasts), baseline_forecast=(steps[1:], plain))
     later = slice(run.steps_from, None)
     if later.start:
         data["first_step_shift"] = (("component", "series"), np.abs(forecasts - plain)[..., 0])
@@ -153,12 +153,13 @@ def _errors(
     seasons = zip(batch.values, batch.seasonalities, strict=True)
     scale = np.array([seasonal_scale(values, season) for values, season in seasons])
     error, baseline = mae(forecasts, truth), mae(plain, truth)
-    data["mae"] = (("component", "series"), error)
-    data["mae_baseline"] = (("series",), baseline)
-    data["mase"] = (("component", "series"), error / scale)
-    data["mase_baseline"] = (("series",), baseline / scale)
-    change = relative_change(error, baseline)
-    data["mae_change"] = (("component", "series"), change)
-    # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
-    data["mase_change"] = (("component", "series"), np.where(np.isfinite(scale), change, np.nan))
-    return data
+    change, where = relative_change(error, baseline), ("component", "series")
+    return data.assign(
+        mae=(where, error),
+        mae_baseline=("series", baseline),
+        mase=(where, error / scale),
+        mase_baseline=("series", baseline / scale),
+        mae_change=(where, change),
+        # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
+        mase_change=(where, np.where(np.isfinite(scale), change, np.nan)),
+    )
