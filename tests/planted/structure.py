@@ -24,7 +24,7 @@ def spectra() -> xr.Dataset:
 
 def entropic_rank(on: xr.Dataset = THREE) -> xr.Dataset:
     """Rank 2 at layer 0, the same for all series; 3 at layer 1, from 2 to 4.5."""
-    spread = np.log(np.array([2.0, 3.0, 4.5]))[: on.sizes["series"]]
+    spread = np.log(np.resize([2.0, 3.0, 4.5], on.sizes["series"]))
     entropy = np.stack([np.full(len(spread), np.log(2.0)), spread])
     ds = described(None, "entropic_rank", attention="cross_attn", heads=5)
     ds["entropy"], ds["rank"] = (("layer", "series"), entropy), ("layer", np.exp(entropy.mean(axis=1)))

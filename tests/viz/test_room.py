@@ -9,7 +9,7 @@ import pytest
 import planted
 from tsfm_lens import viz
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.printing import COLUMNS, fits
 from tsfm_lens.viz.room import shortened, text_width
 from tsfm_lens.viz.sheet import Sheet, blank, sheet
@@ -76,6 +76,30 @@ def test_labels_of_a_logarithmic_axis_are_written_here() -> None:
     for axis in (few, many):
         assert set(axis) == {"type", "tickvals", "ticktext"}
         assert len(axis["tickvals"]) == len(axis["ticktext"])
+
+
+def test_labels_of_a_logarithmic_axis_keep_apart() -> None:
+    near = log_axis(np.array([1.0, 1.0001]))
+    assert near["range"][1] - near["range"][0] > 0.5
+    for low, high in ((0.3, 4.0), (1.0, 90.0), (2e-3, 0.4)):
+        places = np.log10(log_axis(np.array([low, high]))["tickvals"])
+        seen = places[(places >= np.log10(low)) & (places <= np.log10(high))]
+        assert len(seen) >= 2
+        assert np.diff(seen).min() > 0.1 * np.log10(high / low)
+
+
+def test_a_long_title_of_a_colour_bar_has_several_lines() -> None:
+    made = blank(150)
+    made.colours(colour_scale(f"contribution ({LONG})", np.array([0.0, 1.0])))
+    title = made.fig.layout.coloraxis.colorbar.title.text
+    assert title.startswith("contribution<br>(thousand")
+    assert all(text_width(line, 12) < 150 + 60 for line in title.split("<br>"))
+
+
+def test_dates_get_few_labels() -> None:
+    days, made = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]"), blank()
+    made.panel().line(days.astype("datetime64[ns]"), np.arange(5.0))
+    assert made.dress("title").layout.xaxis.nticks == 6
 
 
 def test_more_than_three_maps_stand_in_two_rows() -> None:

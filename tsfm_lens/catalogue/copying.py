@@ -90,9 +90,9 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     else:
         out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
     if "truth_amplitude" in ds and len(known):
-        truth, own = array(ds, "truth_amplitude", "series"), array(ds, "forecast_amplitude", "series")
+        truth, forecast = array(ds, "truth_amplitude", "series"), array(ds, "forecast_amplitude", "series")
         both = known[np.isfinite(truth[known])]
-        weaker = int((own[both] < truth[both]).sum())
+        weaker = int((forecast[both] < truth[both]).sum())
         if len(both):
             out.append(f"It is weaker than the truth's in {weaker} of {len(both)} series.")
     flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]

@@ -13,11 +13,11 @@ from tsfm_lens.catalogue.tables import frame, tokens_table
 from tsfm_lens.catalogue.words import capital, count_of, extremes, head_at, is_head, layers, listed, nats, num, verb
 from tsfm_lens.viz import attention_flow_map, norm_weighted_map, rollout_panels
 from tsfm_lens.viz.attention import single_series
+from tsfm_lens.viz.rollout import heads_shown
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.tokens import TokenAxis, token_axis
 
-_DRAWN = 9  # heads
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
@@ -59,10 +59,9 @@ def read_flow(ds: xr.Dataset) -> list[str]:
     words, keys = layers(ds), token_axis(ds, "key")
     if flow.shape[-1] < 2:
         return ["There is a single token, which can only keep what it has."]
-    own = np.array([np.diag(one).mean() for one in flow])
-    out = [
-        f"After {words[0]} a token keeps {percent(own[0])} of itself on average, after {words[-1]} {percent(own[-1])}."
-    ]
+    kept = np.array([np.diag(one).mean() for one in flow])
+    first, last = percent(kept[0]), percent(kept[-1])
+    out = [f"After {words[0]} a token keeps {first} of itself on average, after {words[-1]} {last}."]
     received = flow[-1].mean(axis=0)
     top = int(received.argmax())
     out.append(
@@ -102,10 +101,10 @@ def _token(axis: TokenAxis, token: int) -> str:
 
 
 def _rollout(ds: xr.Dataset) -> Iterator[Plate]:
-    drawn = ds[["attention"]].where(ds["sharpness_rank"] < _DRAWN)
+    drawn = ds[["attention"]].where(ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size))
     weights, entropies = tokens_table(drawn, "attention", _LEAST), frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
-        yield Plate(rollout_panels(ds, heads=heads, count=_DRAWN), table, read_rollout(ds, heads))
+        yield Plate(rollout_panels(ds, heads=heads), table, read_rollout(ds, heads))
 
 
 def _flow(ds: xr.Dataset) -> Iterator[Plate]:

@@ -122,9 +122,9 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
     rows = effects_of(table, "mase", "change", "stands")
     rows = rows[(rows["family"] == "ranges") & np.isfinite(rows["change"])]
     out = []
-    for (model, part), own in rows.groupby(["model", "part"], sort=False):
-        fine = own[own["change"] < _SMALL]
-        longest = told(own.sort_values("size"))[-1]
+    for (model, part), lengths in rows.groupby(["model", "part"], sort=False):
+        fine = lengths[lengths["change"] < _SMALL]
+        longest = told(lengths.sort_values("size"))[-1]
         reach = (
             f"stays within {percent(_SMALL)} up to {counted(int(fine['size'].max()), 'layer')}"
             if len(fine)

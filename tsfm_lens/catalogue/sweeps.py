@@ -42,9 +42,9 @@ def _plate(name: str, table: pd.DataFrame, draw: Draw, words: Read) -> Iterator[
 
 def _effects(table: pd.DataFrame) -> Iterator[Plate]:
     for part in PARTS:
-        own = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
+        layers = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
         draw, words = partial(layer_distances, part=part), partial(read.read_distances, part=part)
-        yield from _plate(f"layer_distances-{part}", own, draw, words)
+        yield from _plate(f"layer_distances-{part}", layers, draw, words)
     yield from _plate("component_errors", table[table["family"] == "layers"], component_errors, read.read_components)
     yield from _plate("range_curves", table[table["family"] == "ranges"], range_curves, read.read_ranges)
 
@@ -52,10 +52,10 @@ def _effects(table: pd.DataFrame) -> Iterator[Plate]:
 def _curves(table: pd.DataFrame) -> Iterator[Plate]:
     by_model = {model: table[table["model"] == model] for model in models_in(table)}
     if len(by_model) > 1:
-        words = [sentence for own in by_model.values() for sentence in read.read_curves(own)[:1]]
+        words = [sentence for curves in by_model.values() for sentence in read.read_curves(curves)[:1]]
         yield from _plate("head_curves", table, partial(head_curves, by="model"), lambda _: words)
-    for model, own in by_model.items():
-        yield from _plate(f"head_curves-{model}", own, head_curves, read.read_curves)
+    for model, curves in by_model.items():
+        yield from _plate(f"head_curves-{model}", curves, head_curves, read.read_curves)
 
 
 def _heads_at(table: pd.DataFrame) -> Iterator[Plate]:
@@ -64,8 +64,8 @@ def _heads_at(table: pd.DataFrame) -> Iterator[Plate]:
 
 def _datasets(table: pd.DataFrame) -> Iterator[Plate]:
     for model in models_in(table):
-        own = table[table["model"] == model]
-        yield from _plate(f"dataset_heatmap-{model}", own, dataset_heatmap, read.read_datasets)
+        of_model = table[table["model"] == model]
+        yield from _plate(f"dataset_heatmap-{model}", of_model, dataset_heatmap, read.read_datasets)
 
 
 def _recipes(table: pd.DataFrame) -> Iterator[Plate]:

@@ -168,7 +168,7 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
 
 def _layers(places: Places, stack: str) -> list[int]:
     """The layer numbers of a stack, ascending."""
-    return sorted({int(at) for at, own in zip(places.layer, places.stack, strict=True) if own == stack and at >= 0})
+    return sorted({int(at) for at, place in zip(places.layer, places.stack, strict=True) if place == stack and at >= 0})
 
 
 def _told(

@@ -203,7 +203,7 @@ class _Board:
         x = np.array([columns[row] for row in rows])
         y = np.zeros(len(rows))
         for row in columns:
-            mine = [i for i, own in enumerate(rows) if own == row]
+            mine = [i for i, other in enumerate(rows) if other == row]
             order = np.argsort(places.head[mine], kind="stable")
             y[np.array(mine)[order]] = (len(mine) - 1) / 2 - np.arange(len(mine))
         layers = list(dict.fromkeys(row[:2] for row in rows))
@@ -219,7 +219,7 @@ def _draw_nodes(panel: Panel, board: _Board, places: Places, kept: np.ndarray) -
     headed = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
     for kind, colour in places.colours().items():
         for inside in (True, False):
-            mine = [i for i, own in enumerate(places.kind) if own == kind and kept[i] == inside]
+            mine = [i for i, other in enumerate(places.kind) if other == kind and kept[i] == inside]
             panel.dots(
                 # an empty trace would have no legend
                 board.x[mine] if mine else [None],

@@ -233,7 +233,7 @@ def _dots(
     largest = [int(i) for i in np.argsort(-size)[:_LABELLED] if size[i] >= 0]
     sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine))
     for kind, colour in places.colours().items():
-        mine = [i for i, own in enumerate(places.kind) if own == kind and fine[i]]
+        mine = [i for i, other in enumerate(places.kind) if other == kind and fine[i]]
         panel.dots(
             x[mine],
             y[mine],
@@ -269,7 +269,7 @@ def _sides(labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], d
         beside = beside[::-1] if x[i] > 0.75 else beside
         for side, off, up in (*beside, ("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)):
             low, height = float(x[i]) + off, float(y[i]) + up
-            near = [(start, end) for start, end, at, own in taken if own != i and abs(height - at) < 0.9 * _LINE]
+            near = [(start, end) for start, end, at, whose in taken if whose != i and abs(height - at) < 0.9 * _LINE]
             if low >= 0 and low + width <= 1 and not any(low < end and low + width > start for start, end in near):
                 taken.append((low, low + width, height, i))
                 found[i] = side

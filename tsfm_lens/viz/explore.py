@@ -31,6 +31,7 @@ from tsfm_lens.viz.explore_panels import (
     head_name,
 )
 from tsfm_lens.viz.panels import mark_start, scene
+from tsfm_lens.viz.room import shortened
 from tsfm_lens.viz.select import array, draws, model_of, names, position, unit_of
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import number, percent, plain
@@ -42,7 +43,7 @@ Update = dict[str, dict[str, Any]]
 
 _PRINTED = 60  # cells with room for their number
 _LEAST_SEEN = 1e-4  # percent; attention below it is drawn as none
-_WIDTH = 860  # pixels under which the five panels cannot be read
+_WIDTH, _MAP = 860, 230  # pixels: under which the five panels cannot be read, and of the map at that
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def explore_figure(
     specs = [[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]]
     widths = [0.34, 0.24, 0.42]
     made = sheet(
-        [195, 195], widths, titles=TITLES, row_gap=130, column_gap=0.1, min_width=_WIDTH, above=42, specs=specs
+        [195, 195], widths, titles=TITLES, row_gap=146, column_gap=0.1, min_width=_WIDTH, above=42, specs=specs
     )
     made.fig.update_annotations(yshift=4)
     for name in TRACES:
@@ -157,6 +158,7 @@ def score_update(ds: xr.Dataset, score: str | None) -> Update:
         UnknownNameError: no such score.
     """
     chosen = _score(ds, score)
+    words = plain(shortened(chosen.words, _MAP, 12, lines=2)).replace("\n", "<br>")
     text = [[f"{v:.2g}" for v in row] for row in chosen.values] if chosen.values.size <= _PRINTED else None
     return {
         "scores": {
@@ -165,7 +167,7 @@ def score_update(ds: xr.Dataset, score: str | None) -> Update:
             "zmax": float(np.nanmax(chosen.values)) or 1.0,
             "text": text,
             "texttemplate": "%{text}" if text else None,
-            "colorbar": {**BAR, "y": 0.525, "title": {"text": plain(chosen.words), "side": "bottom"}},
+            "colorbar": {**BAR, "y": 0.525, "title": {"text": words, "side": "bottom"}},
             "hovertemplate": f"%{{customdata}}<br>{plain(chosen.words)} %{{z:.4g}}<extra></extra>",
         }
     }

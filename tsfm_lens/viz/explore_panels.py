@@ -146,8 +146,8 @@ def _forecast(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
     levels = np.asarray(ds["quantile"].values, dtype=float)
 
     def band(colour: str, **more: Any) -> dict[str, Any]:
-        own = {"x": future, "mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": colour}}
-        return {**own, "showlegend": False, **more}
+        edge = {"x": future, "mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": colour}}
+        return {**edge, "showlegend": False, **more}
 
     pale, gone = mixed(BLUE, 0.3), "rgba(213, 94, 0, 0.18)"
     share = f"{100 * (levels.max() - levels.min()):.3g} % band"

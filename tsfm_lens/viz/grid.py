@@ -11,6 +11,7 @@ from tsfm_lens.viz.room import shortened
 from tsfm_lens.viz.sheet import Sheet, sheet
 
 _GAP = 36  # pixels between two rows of panels
+_DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
 _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
 
@@ -44,7 +45,7 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         [1] * columns,
         titles=["\n".join(title) for title in titles],
         row_gap=_GAP + 14 * (lines - 1),
-        column_gap=0.03,
+        column_gap=0.04,
         above=16 + 14 * lines,
         min_width=width_for(columns),
         shared_xaxes="all",
@@ -71,11 +72,20 @@ def log_axis(values: np.ndarray) -> dict[str, Any]:
     low, high = (float(np.log10(known.min())), float(np.log10(known.max()))) if len(known) else (-1.0, 0.0)
     if high - low > 2.5:
         step = max(1, round((high - low) / 6))
-        powers = np.arange(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
-        return {"type": "log", "tickvals": 10.0**powers, "ticktext": [_power(int(power)) for power in powers]}
-    digits = (1, 2, 5) if high - low > 0.6 else (1, 1.5, 2, 3, 4, 5, 7)
-    ticks = [digit * 10.0**power for power in range(int(np.floor(low)), int(np.ceil(high)) + 1) for digit in digits]
-    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+        labelled = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
+        texts = [_power(power) for power in labelled]
+        return {"type": "log", "tickvals": [10.0**power for power in labelled], "ticktext": texts}
+    # nearly equal values are shown in the middle of what is around them
+    ends = (low, high) if high - low > 0.3 else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
+    for digits in _DIGITS:
+        powers = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        drawn = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
+        near = float(np.diff(drawn).min(initial=1.0))
+        if near > 0.14 * (ends[1] - ends[0]):
+            break
+    look = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    return look if ends == (low, high) else {**look, "range": list(ends)}
 
 
 def _power(power: int) -> str:

@@ -158,7 +158,7 @@ def _map(
         [_UPPER, *(height for _ in axes)],
         [0.94, 0.06] if aside else [1],
         row_gap=_GAP,
-        column_gap=0.015,
+        column_gap=0.03,
         above=14,
         min_width=560,
         specs=[[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)],
@@ -227,7 +227,7 @@ def _bars(
     above.x(view.time.title)
     above.y(value_title(ds, series))
     for kind, colour in places.colours().items():
-        mine = [i for i, own in enumerate(places.kind) if own == kind]
+        mine = [i for i, other in enumerate(places.kind) if other == kind]
         below.bars(
             mine,
             values[mine, 0],

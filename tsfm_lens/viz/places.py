@@ -141,8 +141,8 @@ def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> N
 def _sorted(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
     stacks, kinds = list(dict.fromkeys(stack)), list(dict.fromkeys(kind))
     ranks = [
-        _STREAM_ENDS.get(label.rsplit(".", 1)[-1], 102) if own == "stream" else kinds.index(own)
-        for label, own in zip(labels, kind, strict=True)
+        _STREAM_ENDS.get(label.rsplit(".", 1)[-1], 102) if one == "stream" else kinds.index(one)
+        for label, one in zip(labels, kind, strict=True)
     ]
     keys = [(stacks.index(s), int(at), rank) for s, at, rank in zip(stack, layer, ranks, strict=True)]
     order = np.array(sorted(range(len(labels)), key=lambda i: keys[i]), dtype=int)

@@ -54,7 +54,7 @@ def rollout_panels(
     if count is not None and count < 1:
         raise InputError(f"count is {count}, expected 1 or more")
     ranks = array(ds, "sharpness_rank", "layer", "head")
-    count = min(_HEADS, max(ranks.size // 2, 1)) if count is None else count
+    count = heads_shown(ranks.size) if count is None else count
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     chosen = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))
@@ -79,6 +79,11 @@ def rollout_panels(
         f"above the dotted line: {marks}" if marks else "",
         grouped(group),
     )
+
+
+def heads_shown(heads: int) -> int:
+    """How many of so many heads are shown as the sharpest, and as many as the most diffuse, none as both."""
+    return min(_HEADS, max(heads // 2, 1))
 
 
 @draws("attention_flow", needs=("flow",))

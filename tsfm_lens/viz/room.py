@@ -30,6 +30,7 @@ _CELL_PAD = 5  # pixels beside a number in its cell
 _KEY = 70  # pixels: the sign beside a name of the legend, and what the legend keeps free
 _TICK = 16  # pixels between an axis and the far side of its labels, without these
 _LINES = 4  # of an axis title at most
+_HALF = 2.1  # what is beside the panels, to the whole figure
 _TITLE, _OVER = 13, 40  # pixels: type of axis titles; by how much one may be longer than its axis
 
 
@@ -73,7 +74,8 @@ def least_width(fig: go.Figure) -> int:
         rows[key].append((middle, width))
     plot = max((_side_by_side(sorted(row), left, right) for row in rows.values()), default=0.0)
     plot = max([plot, *_cells(fig, axes), *_upright(fig, axes), *_thinned(fig, axes)])
-    return int(np.ceil(max(left + plot + right, _legend(fig))))
+    # plotly gives labels beside the panels at most half of the figure
+    return int(np.ceil(max(left + plot + right, _HALF * left, _legend(fig))))
 
 
 def _side_by_side(row: Sequence[tuple[float, float]], left: float, right: float) -> float:
@@ -202,6 +204,17 @@ def _sizes(fig: go.Figure, axis: str) -> tuple[float, float]:
     return known.title.font.size or _TITLE, known.tickfont.size or 12
 
 
+def thin_dates(fig: go.Figure) -> None:
+    """Few labels on axes over dates that have no number of them yet: dates are long, and plotly turns what is close."""
+    for trace in fig.data:
+        x = getattr(trace, "x", None)
+        if x is not None and np.asarray(x).dtype.kind == "M":
+            axis = fig.layout[_long(trace.xaxis or "x", "x")]
+            if axis.nticks is axis.dtick is axis.tickvals is None:
+                low, high = axis.domain or (0, 1)
+                axis.nticks = 6 if high - low > 0.6 else 3
+
+
 def wrap_titles(fig: go.Figure, plot_height: float) -> None:
     """Break titles of vertical axes that are longer than their axes, before a unit and at spaces.
 
@@ -213,8 +226,19 @@ def wrap_titles(fig: go.Figure, plot_height: float) -> None:
         if not axis.title.text or axis.visible is False:
             continue
         low, high = axis.domain or (0, 1)
-        size, room = axis.title.font.size or _TITLE, (high - low) * plot_height + _OVER
-        if text_width(axis.title.text, size) > room:
-            words = unescape(axis.title.text.replace("<br>", "\n"))
-            parted = words if "\n" in words else words.replace(" (", "\n(", 1)
-            axis.title.text = plain(shortened(parted, room, size)).replace("\n", "<br>")
+        axis.title.text = along(axis.title.text, (high - low) * plot_height, axis.title.font.size or _TITLE)
+
+
+def along(title: str, length: float, size: float) -> str:
+    """A title in as many lines as it needs beside an axis or a colour bar, broken before a unit and at spaces.
+
+    Args:
+        title: safe for plotly.
+        length: of the axis in pixels; size: of the type in pixels.
+    """
+    room = length + _OVER
+    if text_width(title, size) <= room:
+        return title
+    words = unescape(title.replace("<br>", "\n"))
+    parted = words if "\n" in words else words.replace(" (", "\n(", 1)
+    return plain(shortened(parted, room, size)).replace("\n", "<br>")

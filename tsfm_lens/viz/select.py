@@ -163,9 +163,9 @@ def statistic_of(ds: xr.Dataset) -> str:
 def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
     """The unit of the data, of one series where each has its own; "" if it is not known."""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
-        own = str(ds["units"].values[series])
-        if own:
-            return own
+        unit = str(ds["units"].values[series])
+        if unit:
+            return unit
     unit = str(ds.attrs.get("units", "") or "")
     return "" if unit == "data units" else unit
 

@@ -66,8 +66,8 @@ def attribution_shares(
     label = names(ds, "decomposition")[which]
     cut = ds.isel(decomposition=which, series=at)
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
-    own = unit_of(ds, at)
-    unit = own if unit in ("", "data units") and own else unit or "data units"
+    known = unit_of(ds, at)
+    unit = known if unit in ("", "data units") and known else unit or "data units"
     note, judged = [], _noise(cut, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)

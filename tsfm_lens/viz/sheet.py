@@ -16,10 +16,11 @@ from plotly.subplots import make_subplots
 from tsfm_lens.viz.marks import Canvas, titled
 from tsfm_lens.viz.marks import Look as Look
 from tsfm_lens.viz.marks import Panel as Panel
-from tsfm_lens.viz.room import least_width, wrap_titles
+from tsfm_lens.viz.room import along, least_width, thin_dates, wrap_titles
 from tsfm_lens.viz.theme import dress, plain
 
-_BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels beside the panels for a colour bar, and its longest
+# pixels: beside the panels for a colour bar, its longest, the type of its title
+_BAR_MARGIN, _BAR_LENGTH, _BAR_TYPE = 96, 320, 12
 
 
 @dataclass
@@ -62,7 +63,11 @@ class Sheet(Canvas):
     def colours(self, scale: dict[str, Any]) -> None:
         """Colours of all maps, with a bar beside them that is no longer than needed to read it."""
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
-        self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=_BAR_MARGIN)
+        title = along(bar["title"]["text"], bar["len"] * self.plot_height, _BAR_TYPE)
+        bar["title"] = {**bar["title"], "text": title}
+        self.fig.update_layout(
+            coloraxis={**scale, "colorbar": bar}, margin_r=_BAR_MARGIN + 1.3 * _BAR_TYPE * title.count("<br>")
+        )
 
     def dress(self, title: str, *remarks: str, legend_rows: int | None = None) -> go.Figure:
         """The finished figure.
@@ -74,6 +79,7 @@ class Sheet(Canvas):
         """
         right = self.fig.layout.margin.r
         wrap_titles(self.fig, self.plot_height)
+        thin_dates(self.fig)
         rows = int(bool(self.legend)) if legend_rows is None else legend_rows
         words = "; ".join(remark for remark in (*remarks, self.noise_words) if remark)
         fig = dress(self.fig, title, words, below=self.below, legend_rows=rows, **self.room)

@@ -58,10 +58,10 @@ def dataset_heatmap(
     """
     table_of(table, "sweep_datasets", "mase", "change", "largest_within", "model", "layer", "order", "kept", "of")
     name = chosen_model(table, model)
-    own = table[table["model"] == name]
-    panels = [rows for layer, rows in own.groupby("layer", sort=False) if layers is None or layer in layers]
+    of_model = table[table["model"] == name]
+    panels = [rows for layer, rows in of_model.groupby("layer", sort=False) if layers is None or layer in layers]
     if not panels:
-        has = ", ".join(map(str, dict.fromkeys(own["layer"])))
+        has = ", ".join(map(str, dict.fromkeys(of_model["layer"])))
         raise InputError(f"no layer of {list(layers or ())} is mapped by dataset for {name!r}; there are: {has}")
     known = sorted(set(table["dataset"]))
     for each in datasets or ():

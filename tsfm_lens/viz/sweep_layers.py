@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
-from tsfm_lens.viz.room import text_width
+from tsfm_lens.viz.room import shortened, text_width
 from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.sweep_entries import (
     MASE_WORDS,
@@ -38,7 +38,7 @@ __all__ = ["component_errors", "layer_distances", "range_curves"]
 _CHANGE = ("change", "lower", "upper", "stands")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-_BAR = 0.19  # width of a bar where models are 1 apart
+_BAR, _NAME = 0.19, 220  # width of a bar where models are 1 apart; pixels of a line of a model's name
 _BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads", "both": "without heads and MLP"}
 
 
@@ -131,7 +131,9 @@ def component_errors(table: pd.DataFrame) -> go.Figure:
     rows = effects_of(table, "mase", *_CHANGE, "baseline_mase")
     layers, _ = finished(rows[(rows["family"] == "layers") & (rows["size"] == 1)], "single layers", "mase", "change")
     best = {str(row["model"]): int(row["first"]) for row in told(most_ablatable(layers))}
-    labels = [f"{plain(model)}<br>layer {layer}" for model, layer in best.items()]
+    labels = [
+        plain(f"{shortened(model, _NAME, 12, 3)}\nlayer {layer}").replace("\n", "<br>") for model, layer in best.items()
+    ]
     made = blank(30 + 96 * len(best), 400)
     panel, longest = next(iter(made)), 0.0
     for i, (part, words) in enumerate(_BARS.items()):

@@ -162,14 +162,14 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     several = entries["chosen"].nunique() > 1
     columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
     labels, text, hover, colours = [], [], [], []
-    for _, own in entries.groupby(_entry(entries), sort=False):
-        cells = told(own)
+    for _, entry in entries.groupby(_entry(entries), sort=False):
+        cells = told(entry)
         labels.append(plain(f"{cells[0]['label']}, {cells[0]['chosen']}" if several else cells[0]["label"]))
         counts = [f"{cells[0][name]} of {cells[0]['n_datasets']}" for name in _COUNTS]
         text.append([_table_cell(row) for row in cells] + counts)
         said = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
         hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + said)
-        colours.append([*np.nan_to_num(100 * own["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
+        colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
     width = round(40 + LETTER * max(len(label) for label in labels) + 96 * len(columns))
     made = blank(40 * len(labels), width, below=12)
     made.above = 34

@@ -82,8 +82,8 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
         if coord not in ds.coords:
             dated = False
             continue
-        own = ds[coord]
-        stamps.append(np.asarray((own.isel(series=series or 0) if "series" in own.dims else own).values))
+        labels = ds[coord]
+        stamps.append(np.asarray((labels.isel(series=series or 0) if "series" in labels.dims else labels).values))
     steps = np.concatenate(pieces) if pieces else np.arange(0)
     if not dated or len(steps) < 2:
         return Timeline(steps=steps, stamps=None)
