@@ -4,7 +4,8 @@ Cross-attention of T5 knows no positions, so the place to copy from is found by 
 token the values one and two steps back. The query of the copying head is the last two values: in the decoder those that
 it has written, at its first steps those of the context's end, which a head fetches from the end token. Keys count only
 within the last period, which an encoder head marks by the distance to the end token; so the copy is that of one period
-back and of no earlier one, whatever is alike.
+back and of no earlier one, whatever is alike. Being an induction circuit, it copies shorter seasons just as well; it
+needs two values in a row to tell the phase, so that at the turns of a smooth season it mixes neighbours.
 """
 
 from __future__ import annotations
