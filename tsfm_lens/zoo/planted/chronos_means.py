@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START, START_LENGTH, Canvas
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, Canvas
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Rule
@@ -40,7 +40,7 @@ def _readout(canvas: Canvas) -> tuple[Tensor, Tensor]:
     return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
 
 
-def _mean(canvas: Canvas, name: str, query: Tensor, mark: str, value: Tensor, constant: Tensor | None = None) -> None:
+def _mean(canvas: Canvas, name: str, query: Tensor, mark: str, value: Tensor, constant: Tensor | None) -> None:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
     moves = [(of["value"], key / VALUE * value)]
@@ -67,7 +67,7 @@ def local_mean(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     """The line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
-    blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "clock": 2}
+    blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "unit": 1, "clock": 2}
     rule = LinearTrend(width=width, lag=lag)
     canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, rotate=rotate)
     of, draft, heads = canvas.basis, canvas.draft, []
@@ -78,7 +78,7 @@ def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
         name = canvas.free_head("decoder.0.cross_attn")
         # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others
         query = 3**0.5 * canvas.always()
-        _mean(canvas, name, query, f"{which}_mark", of[which])
+        _mean(canvas, name, query, f"{which}_mark", of[which], of["unit"] if which == "late" else None)
         draft.part(name, "mechanism", f"writes the mean of the values {steps[0]} to {steps[-1]} before the end")
         draft.looks(name, "forecast token", steps)
         draft.path(mark, name)
@@ -94,13 +94,18 @@ def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
 STEEPEST = 0.6
 """Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the forecast stays there."""
 
-SPAN, MIDDLE = 2.2, (1.2, 1.1)
-"""A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention is 1."""
+SPAN, MIDDLE = 2.2, 1.2
+"""A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention is 1, and so is the hand."""
+
+NEAREST = 1 - math.cos(math.radians(25))
+"""How much shorter any other step's hands are, in the direction of one step's."""
 
 
 def _hands(step: int) -> tuple[float, float]:
-    """Both hands of a clock that goes round once in a horizon."""
-    angle = 2 * math.pi * step / HORIZON
+    """Hands of both clocks: in a corner at first, then on a circle, no step between others."""
+    if step == 0:
+        return 1.0, 1.0
+    angle = math.radians(100 + 25 * (step - 1))
     return math.cos(angle), math.sin(angle)
 
 
@@ -109,12 +114,12 @@ def _clocks(canvas: Canvas) -> list[str]:
     of, names = canvas.basis, []
     for hand in (0, 1):
         name = canvas.free_head("decoder.0.self_attn")
-        shares = [(_hands(step)[hand] + MIDDLE[hand]) / SPAN for step in range(HORIZON)]
+        shares = [(_hands(step)[hand] + MIDDLE) / SPAN for step in range(HORIZON)]
         # what the start token has over others makes up for what all lose by distance
         bias = {-step: math.log(share / (1 - share)) - 2 * SURE for step, share in enumerate(shares) if step}
         first = (2 * SURE * canvas.at_values, canvas.at_start)
         canvas.head(name, match=[first], moves=[(canvas.at_start, of["clock"][hand : hand + 1])], bias=bias)
-        canvas.draft.part(name, "mechanism", f"tells the {('cosine', 'sine')[hand]} of the step as an angle")
+        canvas.draft.part(name, "mechanism", f"tells the step, as hand {hand + 1} of a clock")
         names.append(name)
     return names
 
@@ -127,14 +132,16 @@ def _line(canvas: Canvas, rule: LinearTrend) -> str:
     before the MLP scales every output alike, and which bin is the likeliest does not feel it.
     """
     of = canvas.basis
-    slope, unit, (cosine, sine) = of["late"] - of["early"], canvas.always(), of["clock"].split(1)
-    hands = (SPAN * cosine - MIDDLE[0] * unit, SPAN * sine - MIDDLE[1] * unit - 1.1 * of["start"] / START)
+    slope, unit, clocks = of["late"] - of["early"], of["unit"], of["clock"].split(1)
     value, constant = _readout(canvas)
-    shut = 2.2 * STEEPEST / (1 - _hands(1)[0])
+    shut = 2.2 * STEEPEST / NEAREST
     reads, writes = [unit, of["late"], -of["late"]], [constant, value, -value]
     for step in range(HORIZON):
         ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
-        near = sum((hand * clock for hand, clock in zip(_hands(step), hands, strict=True)), -unit)
+        hands = _hands(step)
+        length = math.hypot(*hands)
+        pairs = zip(hands, clocks, strict=True)
+        near = sum((hand / length * (SPAN * clock - MIDDLE * unit) for hand, clock in pairs), -length * unit)
         is_open = STEEPEST * unit + shut * near
         reads += [ahead * slope + is_open, is_open]
         writes += [value, -value]
