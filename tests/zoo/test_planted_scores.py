@@ -15,7 +15,17 @@ from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Part, Planted, SeasonalCopy
 from tsfm_lens.zoo.planted.rules import Rule
-from tsfm_lens.zoo.planted.scores import CONDITIONS, campaign, files_of, marks_of, read_scores, renewed, score, truth
+from tsfm_lens.zoo.planted.scores import (
+    CONDITIONS,
+    campaign,
+    files_of,
+    main,
+    marks_of,
+    read_scores,
+    renewed,
+    score,
+    truth,
+)
 from tsfm_lens.zoo.planted.scores_inputs import token_name, true_tokens
 from tsfm_lens.zoo.planted.scores_marks import auroc, claim_marks, marks, precision_at_size
 from tsfm_lens.zoo.planted.scores_methods import METHODS, Found
@@ -176,11 +186,27 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     for table, file in zip((found.methods, found.decoys), files_of(page), strict=True):
         table.to_csv(file, index=False, float_format="%.3g")
     assert tables(read_scores(page)) == tables(found)
+    page.write_text(text.replace("| zero ablation |", "| zero |"))
+    main(page, read=True)
+    assert page.read_text() == text
     # what is measured again takes the place of what was, and the rest stays
     again = campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})
     both = renewed(read_scores(page), again).methods
     assert list(both["method"]) == [*chosen, chosen[0]]
     assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}
+
+
+def test_the_page_of_the_docs_is_what_was_measured() -> None:
+    page = Path(__file__).parents[2] / "docs" / "planted.md"
+    assert tables(read_scores(page)) in page.read_text()
+
+
+def test_what_is_to_be_measured_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"seasonal-cop.*seasonal-copy"):
+        main(tmp_path / "page.md", only=["seasonal-cop"])
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        main(tmp_path / "page.md", read=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_of_scores_are_those_of_scipy() -> None:

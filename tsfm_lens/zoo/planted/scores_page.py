@@ -62,12 +62,15 @@ def tables(found: Scores) -> str:
 
 
 def _about(rows: pd.DataFrame) -> str:
-    planted = rows[rows["condition"] == PLANTED]
-    models = planted.drop_duplicates(["mechanism", "architecture", "seed"])
-    table = [["mechanism", "architecture", "parametrisations", "largest error of the forecast"]]
-    for (mechanism, architecture), group in models.groupby(["mechanism", "architecture"]):
-        table.append([str(mechanism), str(architecture), str(len(group)), f"{group['error'].max():.1e}"])
-    return f"## Models\n\n{_markdown(table)}"
+    """What was measured: parametrisations by condition, and how well the planted models do what their cards say."""
+    conditions = list(dict.fromkeys(rows["condition"]))
+    table = [["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]]
+    for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
+        counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
+        error = group.loc[group["condition"] == PLANTED, "error"].max()
+        table.append([str(mechanism), str(architecture), *counts, f"{error:.1e}"])
+    words = "Parametrisations by condition; errors are in mean absolute values of the context."
+    return f"## Models\n\n{words}\n\n{_markdown(table)}"
 
 
 def _summary(rows: pd.DataFrame) -> str:
