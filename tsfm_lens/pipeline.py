@@ -39,19 +39,28 @@ CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "
 _BUNDLED = "bundled:"
 
 
-def analyse(run: Run, *, chapters: Sequence[str] = CHAPTERS, progress: Progress | None = None) -> dict[str, xr.Dataset]:
+def analyse(
+    run: Run,
+    *,
+    chapters: Sequence[str] = CHAPTERS,
+    progress: Progress | None = None,
+    left_out: dict[str, str] | None = None,
+) -> dict[str, xr.Dataset]:
     """The measurements of a report, each computed once.
 
     Args:
         run: what every chapter looks at; at most one pass of the model.
         chapters: kinds of measurements, in the order of the report; see :func:`tsfm_lens.catalogue.measurements`.
         progress: called as (name of the result, done, total) before, within and after each.
+        left_out: where given, a chapter that these series do not allow is left out as long as another one is computed,
+            and its heading and the reason are put here.
 
     Returns:
         Labelled results by name. Without a truth the gain is measured against the model's own forecast.
 
     Raises:
-        InputError: one pass does not cover the horizon, or a definition forbids the model or the series.
+        InputError: one pass does not cover the horizon, or a definition forbids the model, or the series (of every
+            chapter, with ``left_out``).
         UnknownNameError: no measurement has this kind.
 
     Example:
@@ -66,10 +75,15 @@ def analyse(run: Run, *, chapters: Sequence[str] = CHAPTERS, progress: Progress 
         told = partial(progress or _untold, name)
         told(0, 1)
         work.progress = told
-        if options or name not in work.results:
-            work.results[name] = measurement.of(work, **options)
+        try:
+            if options or name not in work.results:
+                work.results[name] = measurement.of(work, **options)
+        except InputError as refusal:
+            if left_out is None or (not work.results and name == asked[-1][0]):
+                raise
+            left_out[measurement.heading] = str(refusal)
         told(1, 1)
-    return {name: work.results[name] for name, _, _ in asked}
+    return {name: work.results[name] for name, _, _ in asked if name in work.results}
 
 
 def _untold(name: str, done: int, total: int) -> None:
@@ -114,8 +128,11 @@ def report(
     chapters: Sequence[str] = CHAPTERS,
     sources: Sequence[str] = (),
     progress: Progress | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> Path:
     """Analyse a run and write one HTML file that opens offline.
+
+    A chapter that these series do not allow is left out, and the head of the report says why.
 
     Args:
         run: what every chapter looks at; at most one pass of the model.
@@ -124,12 +141,13 @@ def report(
         chapters: see :func:`analyse`.
         sources: where the series come from, in words or as ``bundled:NAME``.
         progress: see :func:`analyse`.
+        left_out: gets the headings of the chapters that were left out, with the reasons.
 
     Returns:
         The file.
 
     Raises:
-        InputError: see :func:`analyse`.
+        InputError: no chapter can be computed; see :func:`analyse`.
         UnknownNameError: no measurement has this kind.
 
     Example:
@@ -138,12 +156,16 @@ def report(
     """
     from tsfm_lens.report import build_report
 
-    results = analyse(run, chapters=chapters, progress=progress)
+    missing = {} if left_out is None else left_out
+    results = analyse(run, chapters=chapters, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
     told = progress or (lambda _name, _done, _total: None)
     told("report", 0, 1)
-    path = build_report(results, out, title=heading, provenance=provenance(run, sources))
+    facts = provenance(run, sources)
+    if missing:
+        facts["left out"] = "; ".join(f"{chapter}: {reason}" for chapter, reason in missing.items())
+    path = build_report(results, out, title=heading, provenance=facts)
     told("report", 1, 1)
     return path
 

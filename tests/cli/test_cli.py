@@ -141,6 +141,20 @@ def test_report_writes_the_page_and_prints_its_path(folder: str, waves: str, tmp
     assert "write the report" in result.stderr
 
 
+def test_a_chapter_that_the_series_do_not_allow_is_left_out_and_named(bolt: str, waves: str, tmp_path: Path) -> None:
+    """These series have no season that could be shifted for patching."""
+    given = ("report", bolt, "--data", waves, "--out", str(tmp_path), "--horizon", "4", "--chapters")
+    result = run(*given, "forecast,patching")
+    assert result.exit_code == 0, result.output
+    assert "left out: Activation patching" in result.stderr
+    page = (tmp_path / "index.html").read_text()
+    assert "has no season" in page
+    # the only one of a report is not left out
+    result = run(*given, "patching")
+    assert result.exit_code != 0
+    assert "has no season" in result.stderr
+
+
 def test_report_without_holdout(bolt: str, waves: str, tmp_path: Path) -> None:
     result = run("report", bolt, "--data", waves, "--out", str(tmp_path), "--horizon", "4", "--no-holdout")
     assert result.exit_code == 0, result.output

@@ -61,7 +61,10 @@ def report(
 
         run = lens.run(series, horizon, holdout=holdout, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
-        path = write_report(run, out, title=title, chapters=kinds, sources=data, progress=progress)
+        missing: dict[str, str] = {}
+        path = write_report(run, out, title=title, chapters=kinds, sources=data, progress=progress, left_out=missing)
+    for chapter, reason in missing.items():
+        typer.echo(f"left out: {chapter}: {reason}", err=True)
     typer.echo(str(path))
 
 
