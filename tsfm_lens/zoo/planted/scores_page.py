@@ -55,7 +55,11 @@ def tables(found: Scores) -> str:
             parts += [f"## {title}", _summary(of_level)]
             if level in ("parts", "edges", "inputs"):
                 parts += ["AUROC by mechanism:", _by(of_level, "mechanism")]
-    parts += ["## Noise", "AUROC of every method, over all mechanisms:", _by_condition(rows)]
+    parts += [
+        "## Noise",
+        "AUROC of every method, over the models that were measured under all conditions:",
+        _by_condition(rows),
+    ]
     if len(found.decoys):
         parts += ["## Decoys", _decoys(found.decoys)]
     return "\n\n".join(parts) + "\n"
@@ -63,7 +67,7 @@ def tables(found: Scores) -> str:
 
 def _about(rows: pd.DataFrame) -> str:
     """What was measured: parametrisations by condition, and how well the planted models do what their cards say."""
-    conditions = list(dict.fromkeys(rows["condition"]))
+    conditions = _conditions(rows)
     table = [["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]]
     for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
         counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
@@ -97,8 +101,17 @@ def _by(rows: pd.DataFrame, column: str) -> str:
     return _markdown(table)
 
 
+def _conditions(rows: pd.DataFrame) -> list[str]:
+    """Planted models first, untrained ones last."""
+    order = {PLANTED: -1, UNTRAINED: 1}
+    return sorted(dict.fromkeys(rows["condition"]), key=lambda each: order.get(each, 0))
+
+
 def _by_condition(rows: pd.DataFrame) -> str:
-    values = list(dict.fromkeys(rows["condition"]))
+    """AUROC by method and condition, of models that were measured under every one."""
+    values = _conditions(rows)
+    model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
+    rows = rows[model.transform("nunique") == len(values)]
     table = [["method", *map(str, values)]]
     errors = rows.groupby("condition")["error"].max()
     table.append(["*largest error of the forecast*", *(f"{errors[value]:.1e}" for value in values)])
