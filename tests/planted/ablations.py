@@ -78,7 +78,9 @@ def attribution(
     ds["mean_attribution"] = ds["attribution"].mean("step")
     ds["attribution_share"] = ds["mean_attribution"] / abs(ds["mean_attribution"]).sum("component")
     floor = xr.DataArray(np.full((2, ds.sizes["series"]), 0.01), dims=("decomposition", "series"))
-    return judge(ds, "attribution_share", floor=floor, signed=True, groups="decomposition")
+    members = xr.DataArray(heads_or_kinds(ds), dims="component").astype(object)
+    groups = ds["decomposition"].astype(object) + " " + members
+    return judge(ds, "attribution_share", floor=floor, signed=True, groups=groups)
 
 
 def effects(

@@ -123,10 +123,13 @@ def test_attribution_names_signs_sums_and_gap(results):
     assert "completeness error is 25 %: so much of the whole is unexplained" in words
     over = attribution.read_attribution_over_series
     assert over(results["attribution"], "expected_value") == [
-        "Over all series decoder.0.mlp contributes most, as a share of the sizes of all contributions (75 %)."
+        "Over all series decoder.1.cross_attn.0 contributes most of all heads, as a share of the sizes of all "
+        "contributions (-25 %).",
+        "Over all series decoder.0.mlp contributes most of all MLPs, as a share of the sizes of all contributions "
+        "(75 %).",
     ]
     drowned = judge(results["attribution"], "attribution_share", floor=9.0, signed=True, groups="decomposition")
-    assert over(drowned, "logit") == ["Over all series no component contributes more than every other."]
+    assert over(drowned, "logit") == ["Over all series no head and no MLP contributes more than every other."]
     exact = " ".join(attribution.read_attribution(results["attribution"], "logit", 0))
     assert "up to rounding they add up" in exact
     steps = " ".join(attribution.read_attribution_steps(results["attribution"], "expected_value", 0))
@@ -141,6 +144,9 @@ def test_attention_tells_sharp_diffuse_and_resting_heads(results):
     assert "special tokens in layer 1, head 0 and layer 1, head 1." in words
     (lag,) = attention.read_attention_map(results["attention"], 0, 0)
     assert "most often 7 steps back (the largest weight of 5 of 5 queries)" in lag
+    (resting,) = attention.read_attention_map(results["attention"], 1, 0)
+    assert resting.startswith("Its queries give ")
+    assert "of their attention to special tokens" in resting
 
 
 @pytest.mark.parametrize("width", [2, 7])

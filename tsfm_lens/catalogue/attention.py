@@ -16,10 +16,14 @@ from tsfm_lens.catalogue.words import count_of, extremes, is_head, layers, liste
 from tsfm_lens.viz import attention_grid, attention_map, head_entropy_map, patch_attention_grid, selected_patch
 from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.theme import percent
 from tsfm_lens.viz.tokens import token_axis
 
 if TYPE_CHECKING:
     from tsfm_lens.models import Lens
+
+
+_RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
@@ -36,7 +40,7 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     keys = token_axis(ds, "key")
     if len(keys.aside):
         rest = pattern[..., keys.aside].sum(-1).mean(-1)
-        heavy = [words[i][j] for i, j in np.argwhere(rest > 0.5)]
+        heavy = [words[i][j] for i, j in np.argwhere(rest > _RESTING)]
         if heavy:
             few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
             out.append(f"More than half of the attention goes to special tokens in {few}.")
@@ -51,6 +55,10 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     if not len(keys.timed) or not len(queries.timed):
         return []
     part = weights[np.ix_(queries.timed, keys.timed)]
+    resting = 1.0 - float(part.sum(axis=1).mean())
+    if resting > _RESTING:
+        # what is left for the steps says nothing of where a head looks
+        return [f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."]
     peak = part.argmax(axis=1)
     back = queries.start[queries.timed] - keys.start[keys.timed][peak]
     lags, counts = np.unique(back, return_counts=True)

@@ -46,19 +46,22 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Which component contributes most over all series, if one does."""
+    """Which head and which MLP contribute most over all series, if one does."""
     if ds.sizes["series"] < 2:
         return []
-    share = Standing(
-        ds, "attribution_share", "component", decomposition=names(ds, "decomposition").index(decomposition)
-    )
-    first = share.leader()
-    if first is None:
-        return ["Over all series no component contributes more than every other."]
-    return [
-        f"Over all series {names(ds, 'component')[first]} contributes most, as a share of the sizes of all "
-        f"contributions ({share.told(first, percent)})."
-    ]
+    place = names(ds, "decomposition").index(decomposition)
+    share = Standing(ds, "attribution_share", "component", decomposition=place)
+    heads = ds["head"].values >= 0
+    out = []
+    for word, among in (("head", heads), ("MLP", (ds["kind"].values == "mlp") & ~heads)):
+        # one alone leads nobody
+        first = share.leader(among) if among.sum() > 1 else None
+        if first is not None:
+            out.append(
+                f"Over all series {names(ds, 'component')[first]} contributes most of all {word}s, as a share of the "
+                f"sizes of all contributions ({share.told(first, percent)})."
+            )
+    return out or ["Over all series no head and no MLP contributes more than every other."]
 
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:

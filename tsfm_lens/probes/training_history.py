@@ -72,7 +72,9 @@ def training_history(
         if shape != first:
             raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
         scores.append(score)
-    data = xr.concat(scores, dim="training_step", combine_attrs="override").assign_coords(training_step=steps)
+    data = xr.concat(scores, dim="training_step", data_vars="all", combine_attrs="override").assign_coords(
+        training_step=steps
+    )
     if losses:
         told = sorted(losses)
         data["loss"] = (("loss_step",), np.array([losses[step] for step in told]))

@@ -13,7 +13,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import mark_start, value_hover
 from tsfm_lens.viz.select import array, draws, kind_word, layer_names, model_of, names, position, unit_of, value_title
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, INK, number
+from tsfm_lens.viz.theme import BLUE, INK, nats
 from tsfm_lens.viz.timeline import Timeline, timeline
 from tsfm_lens.viz.tokens import TokenAxis, group_for, grouped, pool, ruler, token_axis
 
@@ -114,7 +114,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
         _draw_series(made.panel(), ds, time, columns[0])
     made.colours(weight_colours(zmax or float(np.nanmax(weights)) or 1.0))
     made.fig.update_layout(showlegend=False)
-    entropy = f"entropy {number(float(ds['entropy'].isel(at)))} nats, mean over queries" if "entropy" in ds else ""
+    entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
     return made.dress(
         f"{sentence_start(ds)}, {place} of {model_of(ds)}",

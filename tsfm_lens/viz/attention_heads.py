@@ -11,7 +11,7 @@ import xarray as xr
 from tsfm_lens.viz.attention import attention_kind, sentence_start, single_series, weight_colours
 from tsfm_lens.viz.select import array, draws, layer_names, model_of, names, positions
 from tsfm_lens.viz.sheet import Look, Sheet, sheet
-from tsfm_lens.viz.theme import GREY, number, plain
+from tsfm_lens.viz.theme import GREY, nats, number, plain
 from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 
 __all__ = ["attention_grid", "norm_weighted_map"]
@@ -117,7 +117,7 @@ def _heads(
     for (row, col), panel in zip(made.places, made, strict=True):
         r, c = row - 1, col - 1
         place = f"{row_names[r]}, head {column_names[c]}"
-        note = "" if entropy is None else f"<br>entropy of this head {number(entropy[r, c])} nats"
+        note = "" if entropy is None else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
         hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>{said} %{{z:.3g}}"
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)

@@ -116,6 +116,11 @@ def number(value: float) -> str:
     return significant(value, 4)
 
 
+def nats(entropy: float) -> str:
+    """An entropy to four digits, with what rounding leaves of zero as zero."""
+    return f"{number(entropy) if entropy >= 5e-4 else '0'} nats"
+
+
 def percent(share: float) -> str:
     """A share of 1 in percent, three digits."""
     value = 100 * share
