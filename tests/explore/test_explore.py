@@ -117,7 +117,7 @@ def test_the_map_shows_every_score(view: Explorer) -> None:
     for key, each in found.items():
         view.score.value = key
         np.testing.assert_array_equal(trace(view, "scores").z, each.values)
-        assert each.words == trace(view, "scores").colorbar.title.text
+        assert each.words == trace(view, "scores").colorbar.title.text.replace("<br>", " ")
     variable, product = "stable_rank QK".split()
     np.testing.assert_array_equal(found["stable_rank QK"].values, view.states[variable].sel(product=product))
 

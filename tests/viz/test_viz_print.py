@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,28 @@ def test_a_pdf_page_is_as_wide_as_the_column(forecast: Any) -> None:
     assert float(box[1]) == pytest.approx(89 / 25.4 * 72, abs=A_POINT)
     # letters are embedded as outlines of a font, not as dots
     assert b"/FontFile" in content
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(
+    not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
+    reason="no Chromium on the path",
+)
+def test_a_pdf_holds_the_whole_figure_at_its_size() -> None:
+    """What is drawn first is the page's ground: all of the figure, from the corner on, at 3/4 of a point a pixel."""
+    pytest.importorskip("kaleido")
+    content = saving.rendered(go.Figure(layout={"width": 400, "height": 300}), "pdf")
+    packed = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)
+    drawn = next(text for text in map(_unpacked, packed) if re.match(rb"[-\d. ]+ cm\n", text))
+    number = rb"(-?[\d.]+)"
+    corner, inner = re.findall(rb" ".join([number] * 6) + rb" cm", drawn)[:2]
+    assert float(corner[0]) * float(inner[0]) == pytest.approx(1 / PIXELS_PER_POINT)
+    assert (float(corner[4]), float(inner[4]), float(inner[5])) == (0, 0, 0)
+    assert b"\n0 0 400 300 re\n" in drawn
+
+
+def _unpacked(stream: bytes) -> bytes:
+    try:
+        return zlib.decompress(stream)
+    except zlib.error:
+        return b""

@@ -119,11 +119,14 @@ def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, sc
         "scale": scale if kind == "png" else 1,
     }
     draw: Callable[..., bytes] = kaleido.calc_fig_sync
+    page = kaleido.PageGenerator(mathjax=False)
+    # kaleido prints a .pdf with margins of its own, which push the figure to the right and down and cut its ends off
+    page.footer = page.footer.replace("</head>", "<style>@page { margin: 0 }</style></head>", 1)
     try:
         with warnings.catch_warnings():
             # a kaleido server that the caller runs has options of its own
             warnings.filterwarnings("ignore", message="The kopts argument is ignored")
-            return draw(fig.to_dict(), opts=options, kopts={"mathjax": False})
+            return draw(fig.to_dict(), opts=options, kopts={"page_generator": page})
     except ChromeNotFoundError as error:
         raise RenderError(
             f"a .{kind} file needs a Chrome or Chromium, and none was found. Install one (Debian and Ubuntu: "
