@@ -18,7 +18,7 @@ def test_motifs_go_on_as_they_began() -> None:
 
 
 def test_chronos_nano_copies_with_induction_heads() -> None:
-    found = measure(load("chronos-nano"), count=8)
+    found = measure(load("chronos-nano"), count=4)
     both = [head for head in found.induction if head in found.sharp]
     assert both
     assert all(isinstance(head, Component) and head.kind == "cross_attn" for head in both)
