@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled
@@ -290,3 +291,19 @@ def test_a_notebook_shows_a_figure_and_a_line_of_facts() -> None:
         assert "co2" in shown
         assert f"{H} steps" in shown
         assert "plotly" in shown
+
+
+def test_what_probes_share_is_what_each_computes_alone() -> None:
+    lens, series = load("bolt-nano"), bundled("co2")
+
+    def run() -> Run:
+        return lens.run(series, 8, holdout=True)
+
+    shared = run()
+    results = [probes.attribute(shared), probes.stream_shares(shared), probes.attribute(shared, nodes=4)]
+    assert list(shared.derived["attribution"]) == [128, 4]
+    alone = [probes.attribute(run()), probes.stream_shares(run()), probes.attribute(run(), nodes=4)]
+    for one, other in zip(results, alone, strict=True):
+        xr.testing.assert_identical(one, other)
+    # judgements of one result are not those of what is shared
+    assert not [name for found in shared.derived["attribution"].values() for name in found if "stands_out" in name]

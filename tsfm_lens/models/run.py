@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -54,6 +54,7 @@ class Run:
         along: (series, step) values that a token model's decoder is forced along; the median path if None.
         whole: the series before their ends were held out as the truth; None if they were not.
         chosen: whether the caller chose the horizon.
+        derived: what probes compute of the run and share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
 
@@ -71,6 +72,7 @@ class Run:
     _of: tuple[Run, list[int]] | None = None
     _others: dict[int, Run] = field(init=False, default_factory=dict)
     _kept: list[Activations] = field(init=False, default_factory=list)
+    derived: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
 
     def __repr__(self) -> str:

@@ -86,8 +86,27 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         >>> bool((parts["completeness_error"] < 1e-3).all())
         True
     """
-    if nodes < 1:
+    return _judged(decomposed(run, nodes).assign_attrs(nodes=nodes), run)
+
+
+def decomposed(run: Run, nodes: int | None = 128) -> xr.Dataset:
+    """What :func:`attribute` gives but for judgements, computed once for all probes of a run that ask for it.
+
+    Args:
+        run: the forecast to explain.
+        nodes: of the path integral; None for decompositions that have none: then what is there already will do.
+    """
+    if nodes is not None and nodes < 1:
         raise InputError(f"nodes is {nodes}, expected 1 or more")
+    known: dict[int, xr.Dataset] = run.derived.setdefault("attribution", {})
+    if nodes is None or run.tokens is not None:
+        nodes = next(iter(known), nodes or 1)
+    if nodes not in known:
+        known[nodes] = _decomposed(run, nodes)
+    return known[nodes]
+
+
+def _decomposed(run: Run, nodes: int) -> xr.Dataset:
     names, writes = component_writes(run)
     with torch.no_grad():
         parts = _token(run, writes) if run.tokens is not None else _quantile(run, writes, nodes)
@@ -109,7 +128,7 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         native_median=(("series", "step"), run.forecast.median),
     )
     data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, nodes=nodes, steps_from=run.steps_from)
-    return _judged(data, run)
+    return data
 
 
 def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:

@@ -10,7 +10,7 @@ from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import attribute, decompositions_of, of_median
+from tsfm_lens.probes.attribution import decomposed, decompositions_of, of_median
 from tsfm_lens.probes.findings import judge
 
 __all__ = ["stream_shares"]
@@ -48,9 +48,8 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     chosen = allowed[0] if decomposition is None else decomposition
     if chosen not in allowed:
         raise unknown_name("attribution decomposition", chosen, allowed)
-    # only the path integral needs its nodes
-    nodes = {} if chosen == "integrated" else {"nodes": 1}
-    found = attribute(run, **nodes)
+    # only the path integral has nodes
+    found = decomposed(run) if chosen == "integrated" else decomposed(run, None)
     parts = found["attribution"].sel(decomposition=chosen)
     parts = of_median(parts).transpose("component", "series", "step")
     places = list(zip(found["layer_index"].values.tolist(), found["kind"].values.tolist(), strict=True))
