@@ -70,20 +70,24 @@ def analyse(
     from tsfm_lens.catalogue import work_on
 
     work = work_on(run)
-    asked = _results(run.lens, chapters)
-    for name, measurement, options in asked:
+    results: dict[str, xr.Dataset] = {}
+    refusal: InputError | None = None
+    for name, measurement, options in _results(run.lens, chapters):
         told = partial(progress or _untold, name)
         told(0, 1)
         work.progress = told
         try:
             if options or name not in work.results:
                 work.results[name] = measurement.of(work, **options)
-        except InputError as refusal:
-            if left_out is None or (not work.results and name == asked[-1][0]):
+            results[name] = work.results[name]
+        except InputError as error:
+            if left_out is None:
                 raise
-            left_out[measurement.heading] = str(refusal)
+            left_out[measurement.heading], refusal = str(error), error
         told(1, 1)
-    return {name: work.results[name] for name, _, _ in asked if name in work.results}
+    if refusal is not None and not results:
+        raise refusal
+    return results
 
 
 def _untold(name: str, done: int, total: int) -> None:

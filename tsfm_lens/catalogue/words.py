@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.viz import theme
 from tsfm_lens.viz.select import layer_name, names
 from tsfm_lens.viz.theme import significant
 
@@ -29,8 +30,8 @@ def capital(text: str) -> str:
 
 
 def nats(entropy: float) -> str:
-    """An entropy, with what rounding leaves of zero as zero."""
-    return f"{num(entropy) if entropy >= 5e-4 else '0'} nats"
+    """An entropy to three digits."""
+    return theme.nats(entropy, 3)
 
 
 def listed(words: list[str]) -> str:

@@ -116,9 +116,9 @@ def number(value: float) -> str:
     return significant(value, 4)
 
 
-def nats(entropy: float) -> str:
-    """An entropy to four digits, with what rounding leaves of zero as zero."""
-    return f"{number(entropy) if entropy >= 5e-4 else '0'} nats"
+def nats(entropy: float, digits: int = 4) -> str:
+    """An entropy, with what rounding leaves of zero as zero."""
+    return f"{significant(entropy, digits) if entropy >= 5e-4 else '0'} nats"
 
 
 def percent(share: float) -> str:
