@@ -257,27 +257,28 @@ def _joined(
 
     What lies between two starts is then computed for the later variants too, which changes none of their results.
     """
+    blocks = [stack.block(layer) for stack in lens.wiring.stacks for layer in range(stack.n_layers)]
+    weights = {block: sum(each.numel() for each in lens.registry.modules[block].parameters()) for block in blocks}
     joined: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
         if joined:
             first, before = joined[-1]
             spared = abreast - len(before) - len(members) >= 0
-            if spared and len(members) * tokens * _weights_between(lens, first, start) <= _PASS:
+            if spared and len(members) * tokens * _weights_between(lens.wiring, weights, first, start) <= _PASS:
                 before.extend(members)
                 continue
         joined.append((start, list(members)))
     return joined
 
 
-def _weights_between(lens: Lens, first: Start, last: Start) -> int:
+def _weights_between(wiring: Wiring, weights: Mapping[str, int], first: Start, last: Start) -> int:
     """Weights of the blocks from one start to another, both included."""
     total = 0
-    for index, stack in enumerate(lens.wiring.stacks[first.stack : last.stack + 1], first.stack):
+    for index, stack in enumerate(wiring.stacks[first.stack : last.stack + 1], first.stack):
         begin = max(first.layer, 0) if index == first.stack else 0
         end = last.layer if index == last.stack else stack.n_layers
         for layer in range(begin, min(end + 1, stack.n_layers)):
-            block = lens.adapter.model.get_submodule(stack.block(layer))
-            total += sum(weight.numel() for weight in block.parameters())
+            total += weights[stack.block(layer)]
     return total
 
 

@@ -245,6 +245,7 @@ class SeriesBatch:
         return cls(**together)
 
 
+@lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
     """Timestamps from a start on.
 

@@ -54,10 +54,10 @@ class AttentionTap:
 
     def _listen(self, stack: ExitStack) -> None:
         interceptor = _interceptor()
-        stack.callback(self.inside.clear)
-        stack.callback(interceptor.pool.acquire("", lambda opened: opened.enter_context(interceptor)))
         interceptor.taps.append(self)
         stack.callback(interceptor.taps.remove, self)
+        # a run that was broken off left its modules without their hooks
+        stack.callback(self._leave_all)
 
     def _label(self, stack: ExitStack, path: str, module: nn.Module) -> None:
         # bound methods cannot carry the path, so small closures do
@@ -65,6 +65,7 @@ class AttentionTap:
             if self._here():
                 self.inside.append(path)
                 self._seen.discard(path)
+                _interceptor().enter()
 
         def check(module: nn.Module, _args: Any, _output: Any) -> None:
             if self._here() and path not in self._seen:
@@ -76,12 +77,19 @@ class AttentionTap:
                 )
 
         def pop(_module: nn.Module, _args: Any, _output: Any) -> None:
-            if self._here():
+            # another hook may have raised before this module was entered
+            if self._here() and self.inside and self.inside[-1] == path:
                 self.inside.pop()
+                _interceptor().leave()
 
         stack.callback(module.register_forward_pre_hook(push).remove)
         stack.callback(module.register_forward_hook(check).remove)
         stack.callback(module.register_forward_hook(pop, always_call=True).remove)
+
+    def _leave_all(self) -> None:
+        while self.inside:
+            self.inside.pop()
+            _interceptor().leave()
 
     def saw(self, path: str) -> None:
         """Note that a module made the attention call that was expected of it."""
@@ -91,13 +99,26 @@ class AttentionTap:
 class _Interceptor(TorchFunctionMode):
     """Takes the attention calls of one thread and shows them to every tap that is inside a module of its own.
 
-    One for all taps, since an explicit softmax leaves no call for a second interceptor to see.
+    One for all taps, since an explicit softmax leaves no call for a second interceptor to see. It is on inside modules
+    alone, since a mode that is on looks at every call of torch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.taps: list[AttentionTap] = []
-        self.pool = Pool()
+        self._inside = 0
+
+    def enter(self) -> None:
+        """One module more is running."""
+        if not self._inside:
+            self.__enter__()
+        self._inside += 1
+
+    def leave(self) -> None:
+        """One module less is running."""
+        self._inside -= 1
+        if not self._inside:
+            self.__exit__(None, None, None)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

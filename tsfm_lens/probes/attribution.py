@@ -15,7 +15,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.stream import Place, carry_factors
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import relative_rounding, rounding
+from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 
@@ -133,17 +133,18 @@ def _decomposed(run: Run, nodes: int) -> xr.Dataset:
 
 def _judged(data: xr.Dataset, run: Run) -> xr.Dataset:
     """With means over steps and what is known of them."""
-    parts, total = (of_median(data[name]).isel(step=slice(run.steps_from, None)) for name in ("attribution", "total"))
-    data["mean_attribution"] = parts.mean("step")
-    size = abs(data["mean_attribution"]).sum("component")
-    size = size.where(size > 0)
-    data["attribution_share"] = data["mean_attribution"] / size
+    parts, total = (of_median(data[name]).values[..., run.steps_from :] for name in ("attribution", "total"))
+    mean = parts.mean(-1)
+    size = np.abs(mean).sum(1, keepdims=True)
+    size = np.where(size > 0, size, np.nan)
     # what is summed up to the whole rounds as the whole does, and values in data units at their level, too
-    level = xr.where(data["unit"] == "data units", rounding(run, run.point).max(), 0.0)
-    floor = relative_rounding(run.lens) * abs(total).max("step") + level
-    members = xr.DataArray(head_or_kind(data), dims="component")
-    groups = data["decomposition"].astype(object) + " " + members.astype(object)
-    return judge(data, "attribution_share", floor=floor / size, signed=True, groups=groups)
+    level = np.where(data["unit"].values[:, None] == "data units", own_rounding(run), 0.0)
+    floor = relative_rounding(run.lens) * np.abs(total).max(-1) + level
+    axes = ("decomposition", "component", "series")
+    data = data.assign(mean_attribution=(axes, mean), attribution_share=(axes, mean / size))
+    groups = [f"{each} {of}" for each in data["decomposition"].values for of in head_or_kind(data)]
+    floors = xr.DataArray(floor / size[:, 0], dims=("decomposition", "series"))
+    return judge(data, "attribution_share", floor=floors, signed=True, groups=groups)
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -56,7 +55,7 @@ def judge(
         booleans ``NAME_stands_out`` and ``NAME_leads`` (…). The attribute ``test`` names the test, and ``below_noise``
         says of which effects no member stands out.
     """
-    effect = data[name] if values is None else values
+    effect = data.variables[name] if values is None else values.variable
     dims = [dim for dim in effect.dims if dim != over]
     effect = effect.transpose(*dims, over)
     if isinstance(floor, xr.DataArray):
@@ -95,7 +94,7 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
     if not isinstance(groups, str | xr.DataArray):
         known = list(dict.fromkeys(groups))
         return np.array([known.index(each) for each in groups])
-    labelled = data[groups] if isinstance(groups, str) else groups
+    labelled = data.variables[groups] if isinstance(groups, str) else groups.variable
     indices = np.unique(labelled.values.astype(str), return_inverse=True)[1].reshape(labelled.shape)
     return xr.Variable(labelled.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
 
@@ -129,13 +128,15 @@ def interval_over_series(effect: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     """Mean over the last axis, series, and the ends of its 95 % t interval; the mean itself of fewer than three."""
     known = np.isfinite(effect)
     count = known.sum(-1)
-    with warnings.catch_warnings():
-        # of a component that is defined for no series
-        warnings.simplefilter("ignore", RuntimeWarning)
-        mean = np.nanmean(np.where(known, effect, np.nan), axis=-1)
-        error = np.nanstd(np.where(known, effect, np.nan), axis=-1, ddof=1) / np.sqrt(count)
-    enough = count >= FEWEST
-    reach = np.where(enough, stdtrit(np.maximum(count - 1, 1), 0.5 + CONFIDENCE / 2) * error, 0.0)
+    # of a component that is defined for no series
+    with np.errstate(invalid="ignore"):
+        mean = np.where(known, effect, 0.0).sum(-1) / count
+    if (count < FEWEST).all():
+        return mean, mean, mean
+    with np.errstate(invalid="ignore", divide="ignore"):
+        squares = np.square(np.where(known, effect - mean[..., None], 0.0)).sum(-1)
+        error = np.sqrt(squares / (count - 1) / count)
+    reach = np.where(count >= FEWEST, stdtrit(np.maximum(count - 1, 1), 0.5 + CONFIDENCE / 2) * error, 0.0)
     return mean, mean - reach, mean + reach
 
 

@@ -159,9 +159,10 @@ CHRONOS_NANO = TrainingRecipe(
     stages=(
         Stage(start=0, mix=COPY_MIX, context=64, horizon=12, rows=48, smoothing=4.0, first_weight=2.0),
         Stage(start=1_200, smoothing=2.5, **CHRONOS_SHAPE),
-        Stage(start=36_000, smoothing=0.7, **CHRONOS_SHAPE),
+        Stage(start=13_000, smoothing=2.5, own_share=0.6, **CHRONOS_SHAPE),
+        Stage(start=23_000, smoothing=0.7, own_share=0.6, **CHRONOS_SHAPE),
     ),
-    steps=40_000,
+    steps=26_000,
     decay=4_000,
     learning_rate=3e-3,
     corpus=CORPUS,
