@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.ablating import ablated_variants
@@ -19,7 +19,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import component_coords, head_or_kind
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.places import later_branches, listed
-from tsfm_lens.probes.zero_ablation import reference_of
+from tsfm_lens.probes.zero_ablation import points_without, reference_of
 
 __all__ = ["causal_effects"]
 
@@ -79,15 +79,14 @@ def causal_effects(
     later = {c: [b for b in later_branches(lens.wiring, _last(lens, c)) if b.stack == c.stack] for c in chosen}
     branches = sorted({_point(lens, branch) for held in later.values() for branch in held})
     acts = run.record(branches or ["unembed.hook_out"])
-    free, held = [], []
     known = reference_of(run, how, reference)
     made = ablated_variants(lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    for component, ablations in zip(chosen, made, strict=True):
-        free.append(Variant(f"total {component}", ablations))
-        held.append(
-            Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
-        )
-    forecasts, plain = point_forecasts(run, [*free, *held], progress), run.point
+    free = dict(zip(chosen, made, strict=True))
+    held = [
+        Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in later[component])))
+        for component, ablations in free.items()
+    ]
+    forecasts, plain = points_without(run, free, how, progress, beside=held), run.point
     total, direct = forecasts[: len(chosen)] - plain, forecasts[len(chosen) :] - plain
     axes = ("component", "series", "step")
     parts = {"total": (axes, total), "direct": (axes, direct), "indirect": (axes, total - direct)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
@@ -96,9 +97,35 @@ def ablated_points(
     """Forecasts of :func:`ablation_effects` alone, (component, series, step)."""
     known = reference_of(run, how, reference)
     made = ablated_variants(run.lens, chosen, how, known, horizon=run.horizon, seed=run.seed)
-    return point_forecasts(
-        run, [Variant(str(component), parts) for component, parts in zip(chosen, made, strict=True)], progress
-    )
+    return points_without(run, dict(zip(chosen, made, strict=True)), how, progress)
+
+
+def points_without(
+    run: Run,
+    ablations: Mapping[Component, tuple[Intervention, ...]],
+    how: str,
+    progress: Progress | None = None,
+    *,
+    beside: Sequence[Variant] = (),
+) -> np.ndarray:
+    """Forecasts without each component, and behind them of further variants, (variant, series, step).
+
+    Args:
+        run: whose components are ablated.
+        ablations: of each component.
+        how: what takes the components' place; by zeros, what another probe of the run has ablated is not run again.
+        progress: called with the variants done and their number.
+        beside: variants that run side by side with the ablations.
+    """
+    # hooks of the caller's own may be other ones by the next call
+    shares = how == "zero" and not run.lens.registry.in_use
+    known: dict[Component, np.ndarray] = run.derived.setdefault("ablated", {}) if shares else {}
+    missing = {component: parts for component, parts in ablations.items() if component not in known}
+    variants = [Variant(str(component), parts) for component, parts in missing.items()]
+    new = [*variants, *beside]
+    found = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
+    known |= dict(zip(missing, found, strict=False))
+    return np.array([*(known[component] for component in ablations), *found[len(missing) :]])
 
 
 def reference_of(run: Run, how: str, reference: Any) -> Any:
