@@ -89,7 +89,7 @@ def test_ablation_ranks_heads_and_mlps(results):
     assert "The MLP whose removal moves the forecast most is decoder.0.mlp (Spearman distance 0.3)" in words
     assert "6 of 6 heads stand out of the noise" in words
     # 0.8 of 0.8 + 5 * 0.1
-    assert "1 of 6 heads make up half" in words
+    assert "1 of 6 heads makes up half" in words
     change = " ".join(ablation.read_ablation(results["ablation"], "mase_change"))
     assert "raises the MASE most is decoder.1.cross_attn.1 (+65 %" in change
 

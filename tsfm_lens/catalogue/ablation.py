@@ -13,6 +13,7 @@ from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import add_quantiles, steps_table
 from tsfm_lens.catalogue.words import capital, count_of, listed, measured, num, signed, verb
+from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.viz import ablation_forecasts, ablation_heatmap, recipe_forecasts
 from tsfm_lens.viz.ablation import strongest
 from tsfm_lens.viz.panels import means
@@ -35,13 +36,28 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     out_of = array(ds, f"{metric}_stands_out", "component")[heads].astype(bool)
     if len(heads):
         count = int(out_of.sum())
-        out.append(f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise.")
+        large = int((out_of & (_share_of_range(ds)[heads] >= SMALLEST_SHARE)).sum())
+        out.append(
+            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise; without "
+            f"{large or 'none'} of them the forecast moves by {percent(SMALLEST_SHARE)} of the range of its series or "
+            "more."
+        )
     if len(heads) > 4 and not relative and out_of.any():
         order = np.sort(estimate[heads])[::-1]
         few = int(np.searchsorted(np.cumsum(order), 0.5 * order.sum())) + 1
-        out.append(f"{few} of {len(heads)} heads make up half of the sum of all heads' effects.")
+        out.append(f"{few} of {len(heads)} heads {verb(few, 'make')} up half of the sum of all heads' effects.")
     out.append("Components are removed one at a time: those that can stand in for each other look unimportant.")
     return out
+
+
+def _share_of_range(ds: xr.Dataset) -> np.ndarray:
+    """How far the forecast moves without each component, over the range of context and forecast, (component,)."""
+    known = np.concatenate(
+        [array(ds, "context", "series", "time"), array(ds, "baseline_forecast", "series", "step")], 1
+    )
+    wide = np.nanmax(known, axis=1) - np.nanmin(known, axis=1)
+    shift = array(ds, "mean_shift", "component", "series")
+    return np.divide(shift, wide, out=np.zeros_like(shift), where=wide > 0).mean(axis=1)
 
 
 def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:

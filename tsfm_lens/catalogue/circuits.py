@@ -12,6 +12,7 @@ from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import capital, listed, measured, num, verb
+from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.places import places_in
@@ -36,7 +37,15 @@ def read_effects(ds: xr.Dataset) -> list[str]:
         f"{capital(ablation_word(ds))}, these change the forecast most directly, as shares of the range of the "
         f"series: {listed(most)}."
     )
-    return [out, f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise directly.", later]
+    standing = f"{int(direct.stands_out.sum())} of {len(labels)} components stand out of the noise directly"
+    return [out, f"{standing}, {_large(direct)}.", later]
+
+
+def _large(share: Standing) -> str:
+    """How many of those that stand out are more than a trifle."""
+    count = int((share.stands_out & (share.estimate >= SMALLEST_SHARE)).sum())
+    whole = count == int(share.stands_out.sum())
+    return f"{'all' if whole else count or 'none'} of them by {percent(SMALLEST_SHARE)} or more"
 
 
 def _total(ds: xr.Dataset) -> str:
@@ -46,7 +55,8 @@ def _total(ds: xr.Dataset) -> str:
     if not most:
         return "With all that follows, none changes it by more than the noise either."
     count = int(total.stands_out.sum())
-    return f"With all that follows, {count} of {len(labels)} {verb(count, 'do', 'does')}, most of all {listed(most)}."
+    do = f"{count} of {len(labels)} {verb(count, 'do', 'does')}"
+    return f"With all that follows, {do}, {_large(total)}, most of all {listed(most)}."
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
