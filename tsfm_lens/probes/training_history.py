@@ -81,6 +81,9 @@ def training_history(
         data = data.assign_coords(loss_step=told)
     data.attrs |= {"kind": "training_history", "title": "Heads over training", "source": _SOURCE}
     data.attrs["model"] = name or data.attrs["model"]
+    # every checkpoint had noise of its own, and what one is below another may stand out of
+    if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
+        data.attrs.pop("below_noise", None)
     return data
 
 
