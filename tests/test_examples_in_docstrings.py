@@ -40,6 +40,7 @@ ROOMS = (
     "report",
     "sweep",
     "testing",
+    "theory",
     "viz",
     "zoo",
 )

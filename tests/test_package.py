@@ -23,11 +23,12 @@ MAY_IMPORT = {
     "errors": set(),
     "console": set(),
     "data": {"errors"},
+    "theory": {"errors"},
     "hooks": {"errors", "data"},
     "models": {"errors", "data", "hooks"},
     "ablation": {"errors", "data", "hooks", "models"},
     "testing": {"console", "errors", "data", "hooks", "models", "ablation"},
-    "probes": {"errors", "data", "hooks", "models", "ablation"},
+    "probes": {"errors", "data", "hooks", "models", "ablation", "theory"},
     "viz": {"errors"},
     "catalogue": {"errors", "data", "models", "viz"},
     "report": {"errors", "data", "viz", "catalogue"},
@@ -181,7 +182,7 @@ def test_one_module_prints() -> None:
     assert {file.name for file in MODULES if makers & {name for name, _ in imports(file)}} == {"console.py"}
 
 
-@pytest.mark.parametrize("room", ["viz", "catalogue", "report", "errors", "data"])
+@pytest.mark.parametrize("room", ["viz", "catalogue", "report", "errors", "data", "theory"])
 def test_rooms_without_torch(room: str) -> None:
     found = f"import sys, tsfm_lens.{room}; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", found], check=False).returncode == 0

@@ -44,7 +44,7 @@ _ROOMS = (
         "report",
         "sweep",
     ),
-    *("testing", "viz", "zoo"),
+    *("testing", "theory", "viz", "zoo"),
 )
 
 __all__ = [

@@ -82,7 +82,9 @@ def test_effects_and_repair_are_counted(results):
     assert "Set to zero, these change the forecast most" in largest
     assert "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)" in largest
     assert counted == "7 of 8 components stand out of the noise directly, all of them by 1 % or more."
-    assert later.startswith("With all that follows, 6 of 8 do, all of them by 1 % or more, most of all decoder.1.cross_attn.2 (30 %)")
+    assert later.startswith(
+        "With all that follows, 6 of 8 do, all of them by 1 % or more, most of all decoder.1.cross_attn.2 (30 %)"
+    )
     # what is hollow in the figure stands out neither way, and the sentences say which way it is
     silent = circuits.read_effects(judge(ds, "direct_share", floor=2.0))
     assert silent == ["Set to zero, no component changes the forecast directly by more than the noise.", later]

@@ -10,10 +10,9 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import Compute, Options, Work, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.standing import Standing
+from tsfm_lens.catalogue.standing import WORTH_A_WORD, Standing
 from tsfm_lens.catalogue.tables import add_quantiles, steps_table
 from tsfm_lens.catalogue.words import capital, count_of, listed, measured, num, signed, verb
-from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.viz import ablation_forecasts, ablation_heatmap, recipe_forecasts
 from tsfm_lens.viz.ablation import strongest
 from tsfm_lens.viz.panels import means
@@ -36,10 +35,10 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     out_of = array(ds, f"{metric}_stands_out", "component")[heads].astype(bool)
     if len(heads):
         count = int(out_of.sum())
-        large = int((out_of & (_share_of_range(ds)[heads] >= SMALLEST_SHARE)).sum())
+        large = int((out_of & (_share_of_range(ds)[heads] >= WORTH_A_WORD)).sum())
         out.append(
             f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise; without "
-            f"{large or 'none'} of them the forecast moves by {percent(SMALLEST_SHARE)} of the range of its series or "
+            f"{large or 'none'} of them the forecast moves by {percent(WORTH_A_WORD)} of the range of its series or "
             "more."
         )
     if len(heads) > 4 and not relative and out_of.any():

@@ -9,10 +9,9 @@ import xarray as xr
 
 from tsfm_lens.catalogue.computing import between, on_all
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.standing import Standing
+from tsfm_lens.catalogue.standing import WORTH_A_WORD, Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import capital, listed, measured, num, verb
-from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.places import places_in
@@ -43,9 +42,9 @@ def read_effects(ds: xr.Dataset) -> list[str]:
 
 def _large(share: Standing) -> str:
     """How many of those that stand out are more than a trifle."""
-    count = int((share.stands_out & (share.estimate >= SMALLEST_SHARE)).sum())
+    count = int((share.stands_out & (share.estimate >= WORTH_A_WORD)).sum())
     whole = count == int(share.stands_out.sum())
-    return f"{'all' if whole else count or 'none'} of them by {percent(SMALLEST_SHARE)} or more"
+    return f"{'all' if whole else count or 'none'} of them by {percent(WORTH_A_WORD)} or more"
 
 
 def _total(ds: xr.Dataset) -> str:

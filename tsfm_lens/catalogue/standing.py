@@ -11,6 +11,9 @@ from tsfm_lens.catalogue.words import num
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.select import array
 
+WORTH_A_WORD = 0.01
+"""Of the range of a series: changes below it may stand out of rounding and matter to nobody."""
+
 
 class Standing:
     """An effect with what was found of its noise, over the dimensions of its members.
