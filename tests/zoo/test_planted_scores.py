@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from scipy.stats import rankdata
 
 from planted.model import ALIVE, stand_in
-from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing.tolerance import assert_close
 from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Part, Planted, SeasonalCopy
 from tsfm_lens.zoo.planted.rules import Rule
@@ -212,3 +213,18 @@ def test_what_is_to_be_measured_must_exist(tmp_path: Path) -> None:
 def test_ranks_of_scores_are_those_of_scipy() -> None:
     scores = np.array([3.0, 1.0, 3.0, 2.0])
     assert marks(scores, np.ones(4, dtype=bool))["mean_rank"] == rankdata(-scores, method="max").mean()
+
+
+def test_a_method_that_refuses_is_told_of_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circuit of a model that forecasts nothing has no parts that could be told apart."""
+    planted = stand_in()
+    names = ("zero ablation", "circuit, effects, zeroed")
+
+    def refuses(_bench: Bench) -> Found:
+        raise InputError("nothing to tell apart")
+
+    monkeypatch.setitem(METHODS, names[1], replace(METHODS[names[1]], find=refuses))
+    rows = score(planted.lens(), planted.card, series=6, methods=names).methods.set_index("method")
+    assert rows["refused"].tolist() == [False, True]
+    assert np.isfinite(rows.loc[names[0], "auroc"])
+    assert np.isnan(rows.loc[names[1], "auroc"])

@@ -105,8 +105,13 @@ def score(
     for each in (METHODS[name] for name in wanted):
         if not (has_answer(card, each) and each.applies(on)):
             continue
-        found = each.find(on)
-        rows.append({"method": each.name, "level": each.level, **marks_of(on, each, found)})
+        try:
+            found = each.find(on)
+        except InputError:
+            # a method that finds nothing to tell apart says so, as circuits do of models that forecast nothing
+            rows.append({"method": each.name, "level": each.level, "refused": True})
+            continue
+        rows.append({"method": each.name, "level": each.level, "refused": False, **marks_of(on, each, found)})
         decoys += _decoys(card, each, found)
     return Scores(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
