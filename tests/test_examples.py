@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 import tsfm_lens
 from tsfm_lens.testing import ORACLES, last_digit
-from tsfm_lens.zoo import checkpoint_names
+from tsfm_lens.zoo import checkpoint_names, training_record
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -334,3 +334,33 @@ def test_the_circuit_is_faithful_by_hand_and_cannot_lose_a_component() -> None:
     assert asked == kept
     elsewhere = numbers(text, r"On electricity the same circuit keeps (\d+%), on New Year's Eve (\d+%)")
     assert ("it carries over" in text) == (min(elsewhere) >= 0.9)
+
+
+def test_heads_are_born_in_training_and_not_found_before() -> None:
+    """Steps and counts are read off the records again; the model before its first step has no induction head."""
+    notebook = executed(EXAMPLES / "07-when-heads-are-born.ipynb")
+    text = printed(notebook)
+    assert figures(notebook) == 2
+    assert not errors(notebook)
+    for name, score in (("chronos-nano", "prefix_matching"), ("bolt-nano", "advantage")):
+        record = training_record(name)
+        steps, copying = record["training_step"].values.tolist(), record["copying"].values
+        risen = [float(share - copying[0]) / float(copying[-1] - copying[0]) for share in copying]
+        half = next(place for place, share in enumerate(risen) if share >= 0.5)
+        found = re.search(rf"{name}: half of its copying came between steps ([\d,]+) and ([\d,]+)", text)
+        assert found is not None
+        assert [int(step.replace(",", "")) for step in found.groups()] == steps[half - 1 : half + 1]
+        matching = [
+            sum(bool(seen) and one >= 0.1 for seen, one in zip(*pair, strict=True))
+            for pair in zip(
+                record[f"{score}_stands_out"].values.reshape(len(steps), -1),
+                record[score].values.reshape(len(steps), -1),
+                strict=True,
+            )
+        ]
+        told = rf"{name}.*?(\d+) heads match at step 0, (\d+) before that stretch, (\d+) at the end"
+        found = re.search(told, text, flags=re.DOTALL)
+        assert found is not None
+        assert [int(count) for count in found.groups()] == [matching[0], matching[half - 1], matching[-1]]
+    trained, before = numbers(text, r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones")
+    assert trained > before == 0
