@@ -1,5 +1,42 @@
 """Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy and float64, without any model."""
 
+from tsfm_lens.theory.attention import (
+    SCALINGS,
+    AttentionWeights,
+    attention,
+    column_softmax,
+    logits,
+    orthonormal,
+    residual_layer,
+)
+from tsfm_lens.theory.bounds import (
+    analytic_bound,
+    chebyshev_bound,
+    differentiable_bound,
+    gated_bound,
+    mlp_count,
+    quasimatrix_spectrum,
+)
+from tsfm_lens.theory.compression import (
+    compressed,
+    compression_bound,
+    compression_errors,
+    compression_rate,
+    incompressible,
+    least_value_error,
+    projector,
+)
+from tsfm_lens.theory.embeddings import (
+    ACTIVATIONS,
+    ChebyshevEmbedding,
+    Embedding,
+    GatedEmbedding,
+    PatchEmbedding,
+    QuantisedEmbedding,
+    ResidualMlpEmbedding,
+    patches,
+)
+from tsfm_lens.theory.flow import corollary_index, flow_bound, flow_floor, growing, one_layer_bound
 from tsfm_lens.theory.ranks import (
     angles,
     decade_histogram,
@@ -8,12 +45,51 @@ from tsfm_lens.theory.ranks import (
     participation_ratio,
     relative_spectrum,
 )
+from tsfm_lens.theory.sketches import HeadSketch, effective_index, head_sketch, sketching_distance, sparse_sketch
 
 __all__ = [
+    "ACTIVATIONS",
+    "AttentionWeights",
+    "ChebyshevEmbedding",
+    "Embedding",
+    "GatedEmbedding",
+    "HeadSketch",
+    "PatchEmbedding",
+    "QuantisedEmbedding",
+    "ResidualMlpEmbedding",
+    "SCALINGS",
+    "analytic_bound",
     "angles",
+    "attention",
+    "chebyshev_bound",
+    "column_softmax",
+    "compressed",
+    "compression_bound",
+    "compression_errors",
+    "compression_rate",
+    "corollary_index",
     "decade_histogram",
+    "differentiable_bound",
+    "effective_index",
     "effective_rank",
     "epsilon_rank",
+    "flow_bound",
+    "flow_floor",
+    "gated_bound",
+    "growing",
+    "head_sketch",
+    "incompressible",
+    "least_value_error",
+    "logits",
+    "mlp_count",
+    "one_layer_bound",
+    "orthonormal",
     "participation_ratio",
+    "patches",
+    "projector",
+    "quasimatrix_spectrum",
     "relative_spectrum",
+    "residual_layer",
+    "sketching_distance",
+    "sparse_sketch",
 ]

@@ -126,8 +126,9 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
     if decades < 1:
         raise InputError(f"decades is {decades}, expected 1 or more")
     relative = relative_spectrum(singular_values)[..., None, :]
-    upper = 10.0 ** -np.arange(decades, dtype=np.float64)[:, None]
-    return np.asarray(((relative <= upper) & (relative > upper / 10)).sum(-1))
+    # one number is the foot of a decade and the top of the next, or a value between two roundings would be in neither
+    edges = np.array([float(f"1e-{decade}") for decade in range(decades + 1)])[:, None]
+    return np.asarray(((relative <= edges[:-1]) & (relative > edges[1:])).sum(-1))
 
 
 def angles(columns: np.ndarray) -> np.ndarray:
