@@ -36,10 +36,10 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     if len(heads):
         count = int(out_of.sum())
         large = int((out_of & (_share_of_range(ds)[heads] >= WORTH_A_WORD)).sum())
+        told = f"; {'all' if large == count else large or 'none'} of them move the forecast by "
+        told += f"{percent(WORTH_A_WORD)} of the range of its series or more"
         out.append(
-            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise; without "
-            f"{large or 'none'} of them the forecast moves by {percent(WORTH_A_WORD)} of the range of its series or "
-            "more."
+            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise{told * bool(count)}."
         )
     if len(heads) > 4 and not relative and out_of.any():
         order = np.sort(estimate[heads])[::-1]
@@ -71,6 +71,9 @@ def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
     mean = " on average" if n > 1 else ""
     if not len(top):
         largest = scale * float(np.nanmax(np.abs(parts["estimate"][group])))
+        if not largest:
+            stays = f"the {word} stays as it is" if relative else f"the forecast keeps its shape, at a {word} of 0"
+            return f"Without any single {noun} {stays}."
         amount = f"up to {num(largest)}{unit}{mean}{over}"
         what = f"changes of the {word}," if relative else f"effects, a {word} of"
         return f"No {noun} leads: the largest {what} {amount}, cannot be told apart."
@@ -165,11 +168,8 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
         lost = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
         if int(ds["n_mlps"].values[place]):
             lost.append(f"{int(ds['n_mlps'].values[place])} MLPs")
-        moved = (
-            f"the Spearman distance from the complete model's forecast is {distance.told(place)}"
-            if distance.stands_out[place]
-            else "the forecast cannot be told from the complete model's with other draws"
-        )
+        how = "is" if distance.stands_out[place] else "does not stand out of the noise:"
+        moved = f"the Spearman distance from the complete model's forecast {how} {distance.told(place)}"
         out.append(f"{capital(recipe)}: {listed(lost)} ablated; {moved}.")
     return out
 
