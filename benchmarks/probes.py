@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -82,6 +83,7 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "rollout_maps": lambda x: probes.rollout_maps(x.run),
     "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
     "stream_shares": lambda x: probes.stream_shares(x.run),
+    "weight_ranks": lambda x: probes.weight_ranks(x.lens),
 }
 TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens"}
 PATCHES_ONLY = {"patch_attention"}
@@ -185,6 +187,18 @@ def stable_rank_cost(rounds: int) -> list[Row]:
     ]
 
 
+def weight_spectra_cost() -> list[Row]:
+    """Singular values of every matrix of a model of 200 M parameters, in float64."""
+    lens = load(architectures()["chronos"].build("base"), check=False)
+    began = time.process_time()
+    found = probes.weight_ranks(lens)
+    spent = time.process_time() - began
+    count = sum(parameter.numel() for parameter in lens.parameters()) / 1e6
+    what = f"(d) chronos base: spectra of all weight matrices, {count:.0f} M parameters"
+    note = f"{found.sizes['matrix']} matrices, float64, processor time"
+    return [(what, f"{spent:.1f} s", note, "≤ 60 s", spent <= 60)]
+
+
 def rollout_memory() -> list[Row]:
     """Peak memory of a 512 × 512 roll-out map of 144 heads, over the size of the result."""
     rows: list[Row] = []
@@ -245,7 +259,7 @@ def _entropic_peak(count: int) -> int:
 def measure(rounds: int) -> list[Row]:
     """(d) All of it."""
     rows = [row for name in EMBEDDED for row in probe_costs(name, rounds)]
-    rows += [*stable_rank_cost(rounds), *repeated_tokens_cost(3)]
+    rows += [*stable_rank_cost(rounds), *weight_spectra_cost(), *repeated_tokens_cost(3)]
     if Path("/proc/self/clear_refs").exists():
         rows += [*rollout_memory(), *entropic_rank_memory()]
     if left := untimed():

@@ -29,6 +29,7 @@ from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.stream_shares import stream_shares
 from tsfm_lens.probes.training_history import training_history
+from tsfm_lens.probes.weight_ranks import weight_ranks
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = [
@@ -78,4 +79,5 @@ __all__ = [
     "stream_shares",
     "trace_lines",
     "training_history",
+    "weight_ranks",
 ]

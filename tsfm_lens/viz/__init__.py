@@ -25,6 +25,7 @@ from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
 from tsfm_lens.viz.patching import patched_forecasts, patching_map
 from tsfm_lens.viz.paths import path_map
 from tsfm_lens.viz.printing import for_print
+from tsfm_lens.viz.ranks import rank_histograms, weight_rank_map, weight_spectra
 from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
@@ -87,6 +88,7 @@ __all__ = [
     "patching_map",
     "path_map",
     "range_curves",
+    "rank_histograms",
     "recipe_changes",
     "recipe_forecasts",
     "recipe_table",
@@ -105,4 +107,6 @@ __all__ = [
     "thought_lines",
     "tilt_map",
     "training_history",
+    "weight_rank_map",
+    "weight_spectra",
 ]

@@ -1,0 +1,190 @@
+"""Ranks of weights against planted ranks and decompositions of dense copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.catalogue.ranks import read_histograms, read_weight_ranks, read_weight_spectra
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import weight_ranks
+from tsfm_lens.testing import assert_close
+from tsfm_lens.viz import rank_histograms, weight_rank_map, weight_spectra
+
+NAMES = sorted(architectures())
+QUERIES = "encoder.0.self_attn.W_Q"
+
+
+def edited(change: Callable[[torch.Tensor], torch.Tensor], name: str = "chronos-bolt") -> Lens:
+    """A tiny model whose first encoder layer has other queries: ``change`` of their native matrix (out, in)."""
+    lens = load(architectures()[name].tiny(), check=False)
+    weight = lens.model.encoder.block[0].layer[0].SelfAttention.q.weight
+    with torch.no_grad():
+        weight.copy_(change(weight.double()))
+    return lens
+
+
+def of_rank(rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """All directions but the first few taken away."""
+
+    def cut(weight: torch.Tensor) -> torch.Tensor:
+        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+        return (u[:, :rank] * s[:rank]) @ vt[:rank]
+
+    return cut
+
+
+def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarray:
+    """A matrix put together from the heads as circuits see them, or from the MLP."""
+    if kind == "mlp":
+        return getattr(lens.weights.mlp(layer, kind, stack), part).detach().double().numpy()
+    heads = getattr(lens.weights.heads(layer, kind, stack), part).detach().double().numpy()
+    row = lens.wiring.stack(stack).attention(kind, layer)
+    if part in ("W_K", "W_V") and row.n_kv_heads:
+        heads = heads[:: len(heads) // row.n_kv_heads]
+    return np.concatenate(list(heads), axis=0 if part == "W_O" else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
+    name: str, lens_of: Callable[[str], Lens]
+) -> None:
+    lens = lens_of(name)
+    found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
+    whole = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
+    writers = sum(len(stack.rows(layer)) for stack in lens.wiring.stacks for layer in range(stack.n_layers))
+    attentions = {
+        (s, x, k) for s, x, k in zip(*(whole[n].values for n in ("stack", "layer", "layer_kind")), strict=True)
+    }
+    assert len(attentions) == writers
+    for row in range(whole.sizes["matrix"]):
+        place = [str(whole[n].values[row]) for n in ("stack", "layer", "layer_kind", "part")]
+        values = np.linalg.svd(dense(lens, place[0], int(place[1]), place[2], place[3]), compute_uv=False)
+        ours = whole["singular_value"].values[row]
+        assert_close(ours[: len(values)], values, depth=100, what=".".join(place))
+        assert np.isnan(ours[len(values) :]).all()
+        assert whole["epsilon_rank"].values[0, row] == (values > 0.3 * values[0]).sum()
+        assert whole["full"].values[row] == len(values)
+    # the heads of a matrix share its squared norm
+    squares = np.nansum(found["singular_value"].values ** 2, axis=1)
+    first = str(whole["matrix"].values[0]).rsplit(".", 1)[0]
+    heads = [i for i, m in enumerate(found["matrix"].values) if m.startswith(first) and m.endswith("W_Q")]
+    assert len(heads) > 2
+    assert_close(squares[heads[1:]].sum(), squares[heads[0]], depth=100)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_a_planted_rank_is_found(rank: int) -> None:
+    found = weight_ranks(edited(of_rank(rank)), epsilon=[0.001, 1e-5], per_head=True)
+    assert found["epsilon_rank"].sel(matrix=QUERIES).values.tolist() == [rank, rank]
+    heads = found["epsilon_rank"].sel(epsilon=0.001)[
+        found["matrix"].str.match(r"encoder\.0\.self_attn\.\d+\.W_Q").values
+    ]
+    assert len(heads) > 1
+    assert (heads <= rank).all()
+    assert np.isnan(found["stable_rank"].sel(matrix=QUERIES)) == (rank == 0)
+    # the others keep theirs
+    keys = found.sel(matrix="encoder.0.self_attn.W_K", epsilon=0.001)
+    assert int(keys["epsilon_rank"]) > 5
+
+
+@pytest.mark.parametrize(("precision", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
+def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: torch.dtype, name: str) -> None:
+    """Of a matrix of rank 3, what is left of the other singular values is rounding alone."""
+    lens = edited(of_rank(3))
+    with torch.no_grad():
+        for weight in lens.parameters():
+            weight.copy_(weight.to(precision))
+    found = weight_ranks(lens, epsilon=[0.5, 0.1])
+    assert found.attrs["precision"] == name
+    one = found.sel(matrix=QUERIES)
+    values = one["singular_value"].dropna("mode").values
+    floor = float(one["rounding_floor"])
+    largest = float(values[3] / values[0])
+    assert 0.1 * floor < largest < floor
+    with pytest.raises(InputError, match=rf"what these weights can tell: they are stored in {name}"):
+        weight_ranks(lens, epsilon=[0.5, 1e-9])
+    floors = found["rounding_floor"].values
+    between = float(np.sqrt(floors.min() * floors.max()))
+    marked = weight_ranks(lens, epsilon=between)
+    np.testing.assert_array_equal(marked["told"].values[0], floors <= between)
+    assert 0 < marked["told"].mean() < 1
+    (words,) = [each for each in read_weight_ranks(marked) if "below what" in each]
+    assert words.startswith(f"The ranks of {int((~marked['told']).sum())} matrices are below what {name}")
+    drawn = weight_rank_map(marked)
+    assert f"below what {name} weights can tell" in drawn.layout.meta["subtitle"]
+    assert np.isfinite(np.array(drawn.data[0].z, dtype=float)).sum() == int(marked["told"].sum())
+
+
+def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(36, 36)))[0]
+    plain, turned = edited(lambda w: w), edited(lambda w: w @ torch.tensor(turn)[: w.shape[1], : w.shape[1]])
+    assert plain.d_model == len(turn)
+    before, after = (weight_ranks(lens).sel(matrix=QUERIES) for lens in (plain, turned))
+    assert_close(after["singular_value"], before["singular_value"], depth=36, dtype=np.float32)
+    for name in ("stable_rank", "effective_rank", "participation_ratio"):
+        assert_close(after[name], before[name], depth=36, dtype=np.float32)
+
+
+def test_decades_count_a_known_spectrum() -> None:
+    def planted(weight: torch.Tensor) -> torch.Tensor:
+        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+        places = torch.arange(len(s))
+        # 4 above a tenth, then 6 in each of the next two powers of ten, the rest far below
+        known = torch.where(places < 4, 1.0, torch.where(places < 10, 0.05, torch.where(places < 16, 5e-3, 2e-6)))
+        return (u * known) @ vt
+
+    found = weight_ranks(edited(planted), parts=["W_Q"], stack="encoder")
+    assert found["decade_count"].sel(matrix=QUERIES).values.tolist() == [4, 6, 6, 0, 0]
+    assert found["epsilon_rank"].sel(matrix=QUERIES, epsilon=[0.1, 0.01, 0.001]).values.tolist() == [4, 10, 16]
+    bars = rank_histograms(found, stack="encoder").data[0]
+    assert list(bars.y) == [0, 0, 6, 6, 4]
+    assert bars.x[-1] == "0.1 to 1"
+
+
+def test_readings_and_figures_tell_the_planted_matrix() -> None:
+    found = weight_ranks(edited(of_rank(2)))
+    words = " ".join(read_weight_ranks(found, 0.01))
+    full = int(found["full"].sel(matrix=QUERIES))
+    assert f"encoder.0.self_attn.W_Q uses the smallest share, 2 of {full} directions." in words
+    assert "stored in float32" in " ".join(read_weight_spectra(found))
+    assert "the median MLP matrix" in " ".join(read_histograms(found))
+    drawn = weight_rank_map(found, epsilon=0.01, stack="encoder").data[0]
+    assert drawn.x[0] == "self W_Q"
+    assert_close(drawn.z[0][0], 200 / full, depth=4)
+    line = weight_spectra(found, stack="encoder", parts=["W_Q"]).data[0]
+    assert np.isfinite(np.array(line.y, dtype=float)).sum() >= 2
+    assert line.y[0] == 1
+    # where several matrices have the least, none is named
+    alone = weight_ranks(edited(of_rank(2)), parts=["W_in"])
+    assert "smallest" not in " ".join(read_weight_ranks(alone, 0.001))
+
+
+@pytest.mark.parametrize("epsilon", [0, 1, -0.1, 2.0, float("nan"), True, "0.1", [], [0.1, None]])
+def test_an_epsilon_that_means_nothing_is_refused(epsilon: object, lens_of: Callable[[str], Lens]) -> None:
+    with pytest.raises(InputError, match="epsilon is"):
+        weight_ranks(lens_of("chronos"), epsilon=epsilon)  # type: ignore[arg-type]
+
+
+def test_what_a_model_does_not_have_is_named(lens_of: Callable[[str], Lens]) -> None:
+    lens = lens_of("chronos")
+    with pytest.raises(UnknownNameError, match="encoder"):
+        weight_ranks(lens, stack="encodr")
+    with pytest.raises(UnknownNameError, match="W_Q"):
+        weight_ranks(lens, parts=["W_q"])
+    with pytest.raises(InputError, match="has none of W_gate"):
+        weight_ranks(lens_of("chronos-bolt"), parts=["W_gate"])
+    broken = edited(lambda weight: weight.fill_diagonal_(float("nan")))
+    with pytest.raises(InputError, match=r"encoder\.0\.self_attn\.W_Q holds values that are not finite"):
+        weight_ranks(broken)
+    found = weight_ranks(lens, parts=["W_Q"])
+    with pytest.raises(UnknownNameError, match=r"epsilon.*0\.3"):
+        weight_rank_map(found, epsilon=0.3)
+    with pytest.raises(UnknownNameError, match="stable_rank"):
+        weight_rank_map(found, measure="stabl_rank")
+    with pytest.raises(UnknownNameError, match="W_Q"):
+        rank_histograms(found, part="W_in")
