@@ -31,6 +31,7 @@ ROOMS = (
     "",
     "ablation",
     "catalogue",
+    "compress",
     "data",
     "explore",
     "hooks",

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "ablation": {"errors", "data", "hooks", "models"},
     "testing": {"console", "errors", "data", "hooks", "models", "ablation"},
     "probes": {"errors", "data", "hooks", "models", "ablation", "theory"},
+    "compress": {"errors", "data", "hooks", "models", "ablation", "probes", "theory"},
     "viz": {"errors"},
     "catalogue": {"errors", "data", "models", "viz"},
     "report": {"errors", "data", "viz", "catalogue"},
@@ -65,6 +66,7 @@ MAY_IMPORT = {
             "catalogue",
             "doctor",
             "paper",
+            "compress",
         ),
         "sweep",
     },
@@ -72,7 +74,15 @@ MAY_IMPORT = {
 }
 # imports inside functions that would point upwards: opening a model by name, checking it on load
 # and what a measurement computes, which a report of results does not
-DEFERRED = {("models", "zoo"), ("models", "testing"), ("catalogue", "probes"), ("catalogue", "zoo")}
+DEFERRED = {
+    ("models", "zoo"),
+    ("models", "testing"),
+    ("models", "compress"),
+    ("catalogue", "probes"),
+    ("catalogue", "zoo"),
+    ("catalogue", "compress"),
+    ("compress", "zoo"),
+}
 # the rooms of a room, each of which imports only those before it
 FOLLOWING = {"sweep": ("statistics", "plan", "store", "run", "results")}
 

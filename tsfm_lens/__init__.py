@@ -33,6 +33,7 @@ _ROOMS = (
     *(
         "ablation",
         "catalogue",
+        "compress",
         "data",
         "errors",
         "explore",

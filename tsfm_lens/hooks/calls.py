@@ -58,3 +58,29 @@ def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str,
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Show what enters each module, at every call, while the block runs; nothing is kept.
+
+    Args:
+        model: the native module.
+        paths: dotted paths below it.
+        look: called with the path and the first argument, detached.
+    """
+
+    def show(path: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            look(path, get_input(args, kwargs, 0).detach())
+
+        return hook
+
+    handles = []
+    try:
+        for path in paths:
+            handles.append(model.get_submodule(path).register_forward_pre_hook(show(path), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

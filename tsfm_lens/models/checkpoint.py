@@ -29,6 +29,8 @@ WEIGHTS, INDEX, CONFIG, GENERATION = (
     "config.json",
     "generation_config.json",
 )
+COMPRESSION = "compression.json"
+"""Beside weights some of which are factors of the model's matrices; see ``tsfm_lens.compress``."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LONGEST_JSON = 16 * 2**20
 """Bytes; the largest published configuration has some 10 kB, an index of a thousand shards some MB."""
@@ -76,6 +78,9 @@ class Checkpoint:
                     # links need a privilege on Windows
                     shutil.copyfile(path, Path(name, file))
             yield Path(name)
+
+    def refit(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Give an opened model the layers that a compressed checkpoint has in the place of its own; here none."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -79,6 +80,15 @@ def _from_object(native: object) -> Lens:
 
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
     files = checkpoint.read_checkpoint(folder)
+    if os.path.lexists(folder / checkpoint.COMPRESSION):
+        from tsfm_lens.compress.stored import unfolded
+
+        with unfolded(files) as whole:
+            return _opened(whole, model_id, commit, dtype, device)
+    return _opened(files, model_id, commit, dtype, device)
+
+
+def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
     entry = architecture_of(files.config, model_id, frozenset(files.tensors))
     entry.check(files.config, model_id)
     refuse_unknown(files.generation, model_id, GENERATION, inside=checkpoint.GENERATION)
@@ -94,7 +104,8 @@ def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.d
             native = entry.open(staged, dtype, device)
             module = completeness.module_of(native)
             completeness.refuse_difference(files, module, entry.renamed, entry.computed)
-            _call_it(module, str(folder))
+            files.refit(module, entry.renamed)
+            _call_it(module, str(files.folder))
             return Lens(entry.adapt(native), model_id, commit)
 
 

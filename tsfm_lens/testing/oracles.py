@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -257,22 +258,35 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
     block = stack.block(component.layer)
     path = row.o.module if isinstance(row, Attention) else row.o
     layer = lens.adapter.model.get_submodule(f"{block}.{path}")
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    kept, kept_bias = weight.detach().clone(), None if bias is None else bias.detach().clone()
-    try:
-        if isinstance(row, Attention):
-            heads = rearrange(weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads).clone()
-            heads[component.head] = 0.0
-            weight.copy_(rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}"))
+    weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+    if isinstance(row, Attention):
+        heads = rearrange(weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads).clone()
+        heads[component.head] = 0.0
+        with with_tensor(layer, "weight", rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")):
+            yield
+        return
+    with with_tensor(layer, "weight", torch.zeros_like(weight)):
+        if bias is None:
+            yield
         else:
-            weight.zero_()
-            if bias is not None:
-                bias.zero_()
+            with with_tensor(layer, "bias", torch.zeros_like(bias)):
+                yield
+
+
+@contextmanager
+def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
+    """Other values in a layer's weight or bias while the block runs; a layer of factors computes with the matrix."""
+    if name == "weight" and hasattr(layer, "as_matrix"):
+        with layer.as_matrix(values):
+            yield
+        return
+    tensor = getattr(layer, name)
+    kept = tensor.detach().clone()
+    try:
+        tensor.copy_(values)
         yield
     finally:
-        weight.copy_(kept)
-        if bias is not None:
-            bias.copy_(kept_bias)
+        tensor.copy_(kept)
 
 
 def patching(case: Case) -> OracleResult:

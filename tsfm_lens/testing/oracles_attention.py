@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from einops import rearrange
@@ -17,7 +17,7 @@ from tsfm_lens.hooks.native import to_native, to_vocabulary
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Attention, Projection, Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, layers_to_check, relative
+from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, layers_to_check, relative, with_tensor
 
 
 def patterns(case: Case) -> OracleResult:
@@ -119,19 +119,16 @@ def _zeroed_rows(
     module = lens.adapter.model.get_submodule(f"{stack.block(layer)}.{projection.module}")
     sizes = {"head": n_heads, **({"part": projection.parts} if projection.parts > 1 else {})}
     axes = "part head d_head" if projection.parts > 1 else "head d_head"
-    named = (getattr(module, name, None) for name in (projection.weight, projection.bias))
-    tensors = [tensor for tensor in named if tensor is not None]
-    kept = [tensor.detach().clone() for tensor in tensors]
-    try:
-        for tensor in tensors:
-            rest = " d_model" if tensor.ndim > 1 else ""
-            rows = rearrange(tensor, f"{projection.layout}{rest} -> {axes}{rest}", **sizes).clone()
-            (rows[projection.part] if projection.parts > 1 else rows)[head] = 0.0
-            tensor.copy_(rearrange(rows, f"{axes}{rest} -> {projection.layout}{rest}"))
+    with ExitStack() as changes:
+        for name in (projection.weight, projection.bias):
+            tensor = getattr(module, name, None)
+            if tensor is not None:
+                rest = " d_model" if tensor.ndim > 1 else ""
+                rows = rearrange(tensor.detach(), f"{projection.layout}{rest} -> {axes}{rest}", **sizes).clone()
+                (rows[projection.part] if projection.parts > 1 else rows)[head] = 0.0
+                values = rearrange(rows, f"{axes}{rest} -> {projection.layout}{rest}")
+                changes.enter_context(with_tensor(module, name, values))
         yield
-    finally:
-        for tensor, before in zip(tensors, kept, strict=True):
-            tensor.copy_(before)
 
 
 def _rebuilt(lens: Lens, stack: Stack, layer: int, row: Attention, acts: Activations, native: Tensor) -> float:

@@ -11,6 +11,7 @@ from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
 from tsfm_lens.viz.attribution_patching import attribution_patching_scatter
 from tsfm_lens.viz.behaviour import head_parroting_map, repeated_motif_map
 from tsfm_lens.viz.circuit import circuit_curve, circuit_forecasts, circuit_graph
+from tsfm_lens.viz.compress import size_and_error
 from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explore import explore_figure
@@ -100,6 +101,7 @@ __all__ = [
     "selection_comparison",
     "self_repair_bars",
     "similarity_map",
+    "size_and_error",
     "spectrum_lines",
     "stable_rank_map",
     "stream_scheme",

@@ -1,0 +1,181 @@
+"""What compression did, against counting and formulas by hand; the choice of a point; the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from typer.testing import CliRunner
+
+from tsfm_lens import compress, viz
+from tsfm_lens.cli import app
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, load
+from tsfm_lens.testing import assert_close, example_case
+
+SERIES = "bundled:co2,sunspots,elnino"
+
+
+@pytest.fixture(scope="module")
+def bolt() -> Lens:
+    return load("bolt-nano", check=False)
+
+
+def curve(left: list[list[float]], rise: list[list[float]], high: list[list[float]]) -> xr.Dataset:
+    """A curve of two methods over two shares."""
+    dims, values = ("method", "keep"), {"parameters": left, "mase_rise": rise, "mase_rise_high": high}
+    data = {name: (dims, np.array(value)) for name, value in values.items()}
+    low = {"mase_rise_low": (dims, 2 * np.array(rise) - np.array(high))}
+    coords = {"method": ["svd", "weighted"], "keep": [0.25, 0.5]}
+    return xr.Dataset({**data, **low}, coords, {"kind": "compression", "model": "planted", "n_series": 5})
+
+
+def test_the_smallest_harmless_model_is_chosen() -> None:
+    ds = curve([[0.6, 0.8], [0.6, 0.8]], [[0.2, 0.0], [0.03, -0.01]], [[0.3, 0.008], [0.05, 0.005]])
+    assert compress.smallest_harmless(ds)["choice"] in ("svd, 0.5 kept", "weighted, 0.5 kept")
+    assert compress.smallest_harmless(ds, 0.06)["choice"] == "weighted, 0.25 kept"
+    none = compress.smallest_harmless(ds, 0.0)
+    assert none["choice"] == ""
+    assert "nearest is weighted, 0.5 kept" in none["why"]
+    # too few series: nothing is known
+    assert not compress.smallest_harmless(ds.assign(mase_rise_high=ds["mase_rise_high"] * np.nan))["choice"]
+    with pytest.raises(InputError, match="tolerance of -1"):
+        compress.smallest_harmless(ds, -1)
+
+
+def test_the_figure_draws_the_curve_and_rings_the_choice() -> None:
+    ds = curve([[0.6, 0.8], [0.6, 0.8]], [[0.2, 0.0], [0.03, -0.01]], [[0.3, 0.008], [0.05, 0.005]])
+    fig = viz.size_and_error(ds.assign_attrs(compress.smallest_harmless(ds, 0.06)))
+    lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
+    assert [list(trace.x) for trace in lines] == [[60, 80], [60, 80]]
+    np.testing.assert_array_equal(lines[1].y, [3, -1])
+    assert_close(lines[1].error_y.array, [2, 1.5], depth=10)
+    (ring,) = (trace for trace in fig.data if trace.mode == "markers")
+    assert (ring.x[0], ring.y[0]) == (60, 3)
+    assert not [t for t in viz.size_and_error(ds.assign_attrs(choice="")).data if t.mode == "markers"]
+
+
+def test_errors_are_those_of_the_forecasts(opened: Callable) -> None:
+    lens = opened("chronos-bolt")
+    batch = example_case(lens).batch
+    run = lens.run(batch.select([1, 2, 3]), 6, holdout=True)
+    other, _ = compress.compressed(compress.calibration_run(run), 0.2, method="svd")
+    found = compress.quality(run, other)
+    for row, each in enumerate((lens, other)):
+        forecast = each.forecast(run.batch, 6)
+        assert run.truth is not None
+        for at, series in enumerate(run.batch.values):
+            # a season of 1
+            mase = np.abs(forecast.median[at] - run.truth[at]).mean() / np.abs(np.diff(series)).mean()
+            assert_close(found["mase"].values[row, at], mase, depth=100)
+            loss = [
+                2 * np.sum(np.where(e > 0, q * e, (q - 1) * e))
+                for q, e in zip(forecast.levels, run.truth[at] - forecast.quantiles[at], strict=True)
+            ]
+            assert_close(found["wql"].values[row, at], np.mean(loss) / np.abs(run.truth[at]).sum(), depth=100)
+    ratio = found["mase"].values[1] / found["mase"].values[0]
+    assert_close(found["mase_rise"], ratio - 1, depth=100, magnitude=float(ratio.max()))
+    assert_close(1 + float(found["mase_rise_estimate"]), np.exp(np.log(ratio).mean()), depth=100)
+    assert found["mase_rise_low"] < found["mase_rise_estimate"] < found["mase_rise_high"]
+    assert "overlap" not in found
+    with pytest.raises(InputError, match="no truth"):
+        compress.quality(lens.run(batch, 6), other)
+
+
+def test_overlap_and_perplexity_of_a_token_model(opened: Callable) -> None:
+    lens = opened("chronos")
+    batch = example_case(lens).batch.select([1, 2, 3])
+    run = lens.run(batch, 6, holdout=True, num_samples=2)
+    assert float(compress.quality(run, lens)["overlap"]) == 1.0
+    other, _ = compress.compressed(compress.calibration_run(run), 0.1, method="svd")
+    found = compress.quality(run, other)
+    encoded = lens.encode(run.batch, future=run.truth)
+    truth = lens.adapter.tokens_of(torch.as_tensor(run.truth), encoded)
+    shared, losses = [], []
+    with torch.no_grad():
+        logits = [each.adapter.run(encoded.inputs) for each in (lens, other)]
+    for series in range(3):
+        for step in range(6):
+            tops = [set(each[series, step].argsort(descending=True)[:10].tolist()) for each in logits]
+            shared.append(len(tops[0] & tops[1]) / len(tops[0] | tops[1]))
+            losses.append([-float(each[series, step].double().log_softmax(-1)[truth[series, step]]) for each in logits])
+    assert float(found["overlap"]) == pytest.approx(np.mean(shared))
+    assert 0 < float(found["overlap"]) < 1
+    assert_close(found["log_perplexity"], np.mean(losses, axis=0), depth=100)
+
+
+def test_calibration_sees_nothing_of_the_truth(opened: Callable) -> None:
+    lens = opened("chronos")
+    batch = example_case(lens).batch.select([1, 2, 3])
+    run = lens.run(batch, 6, holdout=True)
+    earlier = compress.calibration_run(run)
+    assert earlier.batch.lengths == tuple(length - 6 for length in run.batch.lengths)
+    np.testing.assert_array_equal(earlier.path, [series[-6:] for series in run.batch.values])
+    # series too short to go back are taken as they are
+    short = lens.run(batch.tail(15), 6, holdout=True)
+    assert compress.calibration_run(short).batch.lengths == short.batch.lengths
+
+
+def test_ranks_by_one_number(opened: Callable) -> None:
+    lens = opened("chronos-bolt")
+    name = "decoder_blocks.0.cross_attn.q"
+    weight = lens.adapter.model.get_submodule(compress.matrices(lens)[name].path).weight.detach().numpy()
+    values = np.linalg.svd(weight.astype(float), compute_uv=False)
+    assert compress.chosen_ranks(lens, epsilon=0.3)[name] == (values / values[0] > 0.3).sum()
+    by_head = [np.linalg.svd(block.astype(float), compute_uv=False) for block in np.split(weight, 4)]
+    expected = max((each / each[0] > 0.3).sum() for each in by_head)
+    assert compress.chosen_ranks(lens, epsilon=0.3, by_head=True)[name] == expected
+    assert compress.chosen_ranks(lens, rank=99)[name] == 32
+    for numbers in ({}, {"keep": 0.5, "rank": 2}):
+        with pytest.raises(InputError, match="exactly one"):
+            compress.chosen_ranks(lens, **numbers)
+    for numbers in ({"epsilon": 1.0}, {"epsilon": -0.1}, {"rank": 0}, {"keep": 1.5}):
+        with pytest.raises(InputError, match="expected"):
+            compress.chosen_ranks(lens, **numbers)
+
+
+def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    told = CliRunner().invoke(
+        app,
+        ["compress", "bolt-nano", "--keep", "0.25", "--data", SERIES, "--out", str(out), "--horizon", "12", "--json"],
+    )
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    again = load(out)
+    assert compress.sizes(again) == found["numbers"]["compressed"]
+    assert found["numbers"]["compressed"]["attention"] / found["numbers"]["whole"]["attention"] == 0.5
+    assert found["ratio"]["ranks"] == 0.25
+    held = 4 * found["numbers"]["compressed"]["all"]
+    assert found["bytes"]["compressed"] == held
+    # tied embeddings aside, the file holds what the model does, and a header
+    assert held <= found["file_bytes"] <= held + 2**16
+    assert found["mase_rise"][1] < found["mase_rise"][0] < found["mase_rise"][2]
+    refused = CliRunner().invoke(app, ["compress", "bolt-nano", "--keep", "0.25", "-d", SERIES, "-o", str(out)])
+    assert refused.exit_code == 1
+    assert "exists" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--keep", "0.25"], 2, "--out"),
+        (["--keep", "0.25", "--rank", "3", "-o", "x"], 2, "one of"),
+        (["--pareto", "--keep", "0.25"], 2, "--pareto"),
+        (["--epsilon", "1", "-o", "x"], 1, "epsilon is 1"),
+        (["--keep", "0.001", "--of", "parameters", "-o", "x"], 1, "no rank meets"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(
+    options: list[str], code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["compress", "bolt-nano", "-d", "bundled:co2", *options])
+    assert told.exit_code == code
+    assert words in " ".join(told.output.split())
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,207 @@
+"""Compressed models of every architecture: smaller, written, opened again, and right by every oracle."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsfm_lens import compress
+from tsfm_lens.compress import LowRank
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
+from tsfm_lens.hooks.calls import recorded_calls
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.testing import ORACLES, assert_close, example_case, oracles, oracles_attention, oracles_weights
+
+ARCHITECTURES = sorted(architectures())
+# what a table could get wrong of weights; all oracles where there are two stacks and a cross-attention
+OF_WEIGHTS = (oracles.accounting, oracles.zero_ablation, oracles_attention.head_order, oracles_weights.weights)
+WHOLE = ("chronos-bolt",)
+# of which the library opens one size alone, and none so small
+ONE_SIZE = ("timesfm-2.5",)
+
+
+def compressed(lens: Lens, share: float = 0.3, **options: object) -> tuple[Lens, dict[str, int]]:
+    forms = {name: matrix.form() for name, matrix in compress.matrices(lens, mlps=True).items()}
+    ranks = compress.ranks_by_share(forms, share)
+    return compress.factorised(lens, ranks, **options), ranks  # type: ignore[arg-type]
+
+
+def forward(lens: Lens) -> Tensor:
+    with torch.no_grad():
+        return lens.forward(example_case(lens).encoded)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
+    opened: Callable[[str], Lens], name: str, tmp_path: Path
+) -> None:
+    lens = opened(name)
+    before = forward(lens)
+    smaller, ranks = compressed(lens)
+    assert torch.equal(forward(lens), before)
+    again = smaller
+    if name not in ONE_SIZE:
+        folder = compress.save_compressed(smaller, tmp_path / "smaller", ranks=ranks)
+        record = json.loads((folder / "compression.json").read_text())
+        assert record["ranks"] == ranks
+        assert record["ratio"]["ranks"] == pytest.approx(0.3, abs=1 / 8)
+        again = load(folder)
+        assert torch.equal(forward(again), forward(smaller))
+    assert not torch.equal(forward(again), before)
+    assert list(again.registry.points) == list(lens.registry.points)
+    for key, matrix in compress.matrices(again, mlps=True).items():
+        layer = again.adapter.model.get_submodule(matrix.path)
+        assert isinstance(layer, LowRank) == (matrix.form().factors(ranks[key]) < matrix.form().numbers), key
+        assert torch.linalg.matrix_rank(layer.weight.detach()) == ranks[key]
+    for oracle in ORACLES if name in WHOLE else OF_WEIGHTS:
+        result = oracle(example_case(again))
+        assert result.passed, result
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_moments_are_those_of_what_enters(opened: Callable, calibration: Callable, name: str) -> None:
+    lens = opened(name)
+    run = calibration(lens)
+    names = [f"decoder_blocks.1.cross_attn.{letter}" for letter in "qkvo"] + ["encoder_blocks.0.mlp.out"]
+    moments = compress.second_moments(run, names)
+    sums, counts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    known = compress.matrices(lens, mlps=True)
+    # series by series, by the recording of calls, which keeps all that enters
+    for index in range(len(run.batch)):
+        along = run.path[[index]] if run.tokens_read else None
+        alone = lens.run(run.batch.select([index]), run.horizon, along=along)
+        with torch.no_grad(), recorded_calls(lens.adapter.model, [known[key].path for key in names]) as calls:
+            lens.adapter.run(alone.encoded.inputs)
+        for key in names:
+            for call in calls[known[key].path]:
+                x = call.given().flatten(0, -2).double()
+                sums[key], counts[key] = sums[key] + x.T @ x, counts[key] + len(x)
+    for key in names:
+        assert_close(moments[key], sums[key] / counts[key], depth=1000, dtype=torch.float32, what=key)
+
+
+def test_weighting_by_what_enters_moves_the_forecast_less(opened: Callable, calibration: Callable) -> None:
+    lens = opened("chronos-bolt")
+    run = calibration(lens)
+    moved = {}
+    for method in ("svd", "weighted", "measured"):
+        smaller, ranks = compress.compressed(run, 0.25, method=method)
+        with torch.no_grad():
+            moved[method] = float(compress.deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())
+        forms = {key: matrix.form() for key, matrix in compress.matrices(lens).items()}
+        dense = sum(form.numbers for form in forms.values())
+        assert compress.sizes(smaller)["attention"] == sum(form.stored(ranks[key]) for key, form in forms.items())
+        assert compress.sizes(smaller)["attention"] <= dense / 2
+    assert moved["measured"] <= moved["weighted"] < moved["svd"]
+
+
+def test_whole_ranks_change_nothing(opened: Callable) -> None:
+    lens = opened("chronos")
+    ranks = {key: matrix.form().full for key, matrix in compress.matrices(lens).items()}
+    assert torch.equal(forward(compress.factorised(lens, ranks)), forward(lens))
+
+
+def test_heads_of_their_own(opened: Callable, tmp_path: Path) -> None:
+    lens = opened("chronos")
+    forms = {key: matrix.form(by_head=True) for key, matrix in compress.matrices(lens).items()}
+    ranks = dict.fromkeys(forms, 2)
+    smaller = compress.factorised(lens, ranks, by_head=True)
+    assert compress.sizes(smaller)["attention"] == sum(form.factors(2) for form in forms.values())
+    # each head of every projection has the rank, and the whole has four times that
+    weights = smaller.weights.heads(0, "cross_attn", "decoder")
+    for part in (weights.W_Q, weights.W_K, weights.W_V, weights.W_O):
+        assert torch.linalg.matrix_rank(part.detach()).tolist() == [2, 2, 2, 2]
+    again = load(compress.save_compressed(smaller, tmp_path / "heads", ranks=ranks, by_head=True))
+    assert torch.equal(forward(again), forward(smaller))
+
+
+def test_heads_that_take_turns_are_not_cut_off_by_themselves(opened: Callable) -> None:
+    lens = opened("toto-1")
+    with pytest.raises(InputError, match="take turns"):
+        compress.factorised(lens, {next(iter(compress.matrices(lens))): 2}, by_head=True)
+
+
+def test_what_cannot_be_compressed_is_refused(opened: Callable, calibration: Callable, tmp_path: Path) -> None:
+    lens = opened("chronos-bolt")
+    first = next(iter(compress.matrices(lens)))
+    for ranks, error, words in (
+        ({"encoder_blocks.0.self_attn.w": 2}, UnknownNameError, "encoder_blocks.0.self_attn"),
+        ({first: 0}, InputError, "rank 0"),
+        ({first: 99}, InputError, "1 to 32"),
+        ({first: 2.5}, InputError, "2.5"),
+    ):
+        with pytest.raises(error, match=words):
+            compress.factorised(lens, ranks)
+    with pytest.raises(InputError, match="no second moment"):
+        compress.factorised(lens, {first: 2}, moments={})
+    smaller = compress.factorised(lens, {first: 2})
+    with pytest.raises(InputError, match="cut off before"):
+        compress.factorised(smaller, {first: 2})
+    with pytest.raises(InputError, match=r"no layer .* holds factors"):
+        compress.save_compressed(lens, tmp_path / "whole")
+    with pytest.raises(UnknownNameError, match="weighted"):
+        compress.compressed(calibration(lens), 0.5, method="weigthed")
+    spoilt = copy.deepcopy(lens)
+    spoilt.adapter.model.get_submodule(compress.matrices(lens)[first].path).weight.data[0, :3] = torch.nan
+    with pytest.raises(InputError, match="3 entries that are not finite"):
+        compress.factorised(spoilt, {first: 2})
+
+
+def test_a_matrix_that_is_no_layer_is_refused(opened: Callable) -> None:
+    lens = copy.deepcopy(opened("chronos-bolt"))
+    path = compress.matrices(lens)["encoder_blocks.0.self_attn.q"].path
+    layer = lens.adapter.model.get_submodule(path)
+    layer.forward = lambda x: 2 * torch.nn.functional.linear(x, layer.weight)
+    with pytest.raises(WiringError, match="something else"):
+        compress.matrices(lens)
+
+
+def small(lens: Lens) -> Lens:
+    return compress.factorised(lens, {"encoder_blocks.0.self_attn.q": 2})
+
+
+def test_nothing_is_written_over_and_nothing_half(
+    opened: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller = small(opened("chronos-bolt"))
+    (tmp_path / "there").mkdir()
+    with pytest.raises(CheckpointError, match="exists"):
+        compress.save_compressed(smaller, tmp_path / "there")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("tsfm_lens.compress.checkpoint._write_native", fail)
+    with pytest.raises(CheckpointError, match="no space left"):
+        compress.save_compressed(smaller, tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_path: Path) -> None:
+    folder = compress.save_compressed(small(opened("chronos-bolt")), tmp_path / "small")
+    record = folder / "compression.json"
+    said = json.loads(record.read_text())
+    (layer,) = said["layers"]
+    for change, words in (
+        ({"version": 2}, "version"),
+        ({"layers": {layer: {"rank": 3, "gain": 1.0}}}, "of rank 3"),
+        ({"layers": {}}, r"2 unknown to the model|1 missing"),
+        ({"layers": {"encoder.block.9.q": {"rank": 2}}}, "expected its .down"),
+        ({"layers": {layer: {"rank": 2, "gain": None}}}, "gain"),
+        ({"more": 1}, "more"),
+    ):
+        record.write_text(json.dumps({**said, **change}))
+        with pytest.raises(CheckpointError, match=words):
+            load(folder)
+    record.write_text("[]")
+    with pytest.raises(CheckpointError, match="expected an object"):
+        load(folder)
+    record.unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        load(folder)

@@ -1,0 +1,65 @@
+"""What compression does to a model: size against error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.catalogue.computing import Compute, Options, Work
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.viz import size_and_error
+from tsfm_lens.viz.compress import WORDS
+from tsfm_lens.viz.select import array, names
+
+_COLUMNS = ("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise")
+KEEPS = (0.1, 0.25, 0.5)
+
+
+def read_curve(ds: xr.Dataset) -> list[str]:
+    """Which point to take and why, and whether the methods can be told apart at one size."""
+    out = [str(ds.attrs["why"])]
+    methods = names(ds, "method")
+    if "svd" not in methods or len(methods) == 1:
+        return out
+    high, low = (array(ds, f"mase_rise_{end}", "method", "keep") for end in ("high", "low"))
+    plain = methods.index("svd")
+    for index, method in enumerate(methods):
+        if index != plain:
+            apart = [
+                f"{float(keep):g}" for at, keep in enumerate(names(ds, "keep")) if high[index, at] < low[plain, at]
+            ]
+            at_shares = f" where {', '.join(apart)} is kept" if apart else " at no share tried"
+            out.append(f"Clearly below plain truncation is {WORDS.get(method, method)}{at_shares}.")
+    if not np.isfinite(high).any():
+        out.append("There are too few series for intervals.")
+    return out
+
+
+def _plates(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(size_and_error(ds), frame(ds, *(name for name in _COLUMNS if name in ds)), read_curve(ds))
+
+
+def _curve(work: Work, options: Options) -> xr.Dataset:
+    from tsfm_lens.compress import calibration_run, pareto
+
+    run = work.run
+    return pareto(run, calibration_run(run), **{"keeps": KEEPS, "methods": ("svd", "weighted"), **options})
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="compression",
+        theme="Causes",
+        about="size against error of models of lower rank, by method and share kept",
+        heading="What compression costs",
+        guide="Matrices of the attentions are cut off to lower ranks and held as two factors where that is smaller; "
+        "forecasts of the whole and of the smaller model are compared series by series.",
+        compute=Compute("", "compress.pareto on all series", _curve),
+        plates=_plates,
+        figures=(Figure("size_and_error", "Error over what is left of a model, by method of compression."),),
+        source="after Flow of ranks, section 5 and table 2",
+    ),
+)

@@ -1,0 +1,197 @@
+"""The command that writes a smaller model and says what that did to its forecasts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tsfm_lens.cli.common import AsJson, Data, Horizon, Model, Seed, app, open_lens, progress_display, show_rows
+from tsfm_lens.cli.reading import Reading, read_data, reads_files
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from tsfm_lens.models import Run
+
+KEEPS = (0.1, 0.25, 0.5, 0.75)
+
+
+@app.command()
+@reads_files
+def compress(
+    model: Model,
+    data: Data,
+    keep: Annotated[float | None, typer.Option(help="Share that is kept, such as 0.25; see --of.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Keep the directions above this share of a matrix's largest.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of every matrix, or with --by-head of every head.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the checkpoint, which must not exist.")
+    ] = None,
+    method: Annotated[
+        Literal["svd", "weighted", "measured"],
+        typer.Option(
+            help="svd: plain truncation; weighted: by what enters each matrix; measured: with ranks by what each "
+            "matrix does to the forecast, too."
+        ),
+    ] = "weighted",
+    of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",
+    mlps: Annotated[bool, typer.Option("--mlps", help="The matrices of MLPs, too.")] = False,
+    by_head: Annotated[bool, typer.Option("--by-head", help="Cut off every head by itself.")] = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
+    ] = False,
+    horizon: Horizon = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    *,
+    reading: Reading,
+) -> None:
+    """Write a smaller checkpoint that `tsfm-lens` opens like any other, and say what it did to forecasts.
+
+    The last HORIZON steps of each series are held out to judge by; the horizon before them calibrates.
+    """
+    numbers = [
+        name for name, value in (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank)) if value is not None
+    ]
+    if pareto and numbers:
+        raise typer.BadParameter(f"--pareto tries shares of its own; leave {numbers[0]} out")
+    if not pareto and (len(numbers) != 1 or out is None):
+        raise typer.BadParameter("give one of --keep, --epsilon and --rank, and --out; or --pareto")
+    if out is not None and out.exists():
+        from tsfm_lens.errors import CheckpointError
+
+        raise CheckpointError(f"{out} exists; give the name of a folder that does not, nothing is written over")
+    series = read_data(data, reading)
+    with progress_display() as bar:
+        opening = bar.add_task("open the model", total=1)
+        lens = open_lens(model)
+        bar.update(opening, completed=1)
+        run = lens.run(series, horizon, holdout=True, seed=seed)
+        if pareto:
+            curve = _curve(run, bar, of, mlps)
+        else:
+            assert out is not None
+            choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
+            found = _written(run, out, bar, choice, {"method": method, "of": of, "mlps": mlps, "by_head": by_head})
+    if pareto:
+        _show_curve(curve, out, as_json)
+    elif as_json:
+        typer.echo(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _written(run: Run, out: Path, bar: Any, choice: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Compress, write, open what was written, and judge that."""
+    from tsfm_lens import compress as room
+    from tsfm_lens import load
+
+    working = bar.add_task("measure the matrices" if options["method"] == "measured" else "find factors", total=None)
+
+    def progress(done: int, total: int) -> None:
+        bar.update(working, completed=done, total=total)
+
+    smaller, ranks = room.compressed(room.calibration_run(run), **choice, **options, progress=progress)
+    bar.update(working, completed=1, total=1)
+    writing = bar.add_task("write and open again", total=1)
+    by_head: bool = options["by_head"]
+    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=options["method"])
+    opened = load(out)
+    bar.update(writing, completed=1)
+    judging = bar.add_task("forecast with both", total=1)
+    quality = room.quality(run, opened)
+    bar.update(judging, completed=1)
+    known = room.matrices(run.lens, mlps=options["mlps"])
+    ratio = room.ratio_of({name: known[name].form(by_head=by_head) for name in ranks}, ranks)
+    held = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, opened)]
+    return {
+        "folder": str(out),
+        "file_bytes": sum(file.stat().st_size for file in out.glob("*.safetensors")),
+        "bytes": dict(zip(("whole", "compressed"), held, strict=True)),
+        "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(opened)},
+        "ratio": ratio._asdict(),
+        "series": len(run.batch),
+        **{
+            name: [float(quality[f"{name}_{end}"]) for end in ("estimate", "low", "high")]
+            for name in ("mase_rise", "wql_rise")
+        },
+        **{name: quality[name].values.tolist() for name in ("overlap", "log_perplexity") if name in quality},
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    before, after = found["numbers"]["whole"], found["numbers"]["compressed"]
+    names = {"all": "numbers", "attention": "of these in attentions", "mlp": "of these in MLPs"}
+    rows = [
+        [words, f"{before[key]:,}", f"{after[key]:,}", _share(after[key], before[key])] for key, words in names.items()
+    ]
+    held = found["bytes"]
+    rows.append(
+        ["bytes of weights", *(f"{each:,}" for each in held.values()), _share(held["compressed"], held["whole"])]
+    )
+    show_rows(["", "whole", "compressed", "left"], rows)
+    ratio = found["ratio"]
+    typer.echo(
+        f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
+        f"{ratio['stored']:.3g} as stored"
+    )
+    for name, words in (("mase_rise", "MASE"), ("wql_rise", "WQL")):
+        mean, low, high = (100 * value for value in found[name])
+        typer.echo(
+            f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {found['series']} "
+            "series, 95 % interval)"
+        )
+    if "overlap" in found:
+        whole, other = found["log_perplexity"]
+        typer.echo(f"top-10 tokens shared: {found['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
+    typer.echo(f"weights in files: {found['file_bytes']:,} bytes")
+    typer.echo(found["folder"])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _curve(run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
+    from tsfm_lens import compress as room
+
+    working = bar.add_task("size against error", total=len(KEEPS) * len(room.METHODS))
+    return room.pareto(
+        run,
+        room.calibration_run(run),
+        KEEPS,
+        of=of,
+        mlps=mlps,
+        progress=lambda what: bar.update(working, advance=1, description=what),
+    )
+
+
+def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
+    from tsfm_lens import viz
+
+    page = None if out is None else viz.save(viz.size_and_error(curve), out / "size_and_error.html")
+    if as_json:
+        from tsfm_lens.pipeline import as_plain
+
+        typer.echo(json.dumps({**as_plain(curve), "figure": None if page is None else str(page)}, allow_nan=False))
+        return
+    frame = curve.to_dataframe().reset_index()
+    columns = [
+        "method",
+        "keep",
+        "parameters",
+        "rank_ratio",
+        "factor_ratio",
+        "mase_rise",
+        "mase_rise_low",
+        "mase_rise_high",
+    ]
+    show_rows([column.replace("_", " ") for column in columns], frame[columns].to_numpy().tolist())
+    typer.echo(str(curve.attrs["why"]))
+    if page is not None:
+        typer.echo(str(page))

@@ -1,0 +1,51 @@
+"""Compression: models of lower rank that are really smaller, and what that does to their forecasts."""
+
+from tsfm_lens.compress.allocate import Allocation, allocate, allocated, deviation, rank_effects
+from tsfm_lens.compress.checkpoint import save_compressed
+from tsfm_lens.compress.factors import Factors, LowRank, cut_off, error_of, product
+from tsfm_lens.compress.matrices import Matrix, factorised, matrices
+from tsfm_lens.compress.measure import pareto, quality, sizes, smallest_harmless
+from tsfm_lens.compress.methods import METHODS, calibration_run, chosen_ranks, compressed
+from tsfm_lens.compress.moments import second_moments
+from tsfm_lens.compress.schedule import (
+    Form,
+    Ratio,
+    guideline,
+    rank_schedule,
+    ranks_by_epsilon,
+    ranks_by_share,
+    ratio_of,
+)
+
+__all__ = [
+    "Allocation",
+    "Factors",
+    "Form",
+    "LowRank",
+    "METHODS",
+    "Matrix",
+    "Ratio",
+    "allocate",
+    "allocated",
+    "calibration_run",
+    "chosen_ranks",
+    "compressed",
+    "cut_off",
+    "deviation",
+    "error_of",
+    "factorised",
+    "guideline",
+    "matrices",
+    "pareto",
+    "product",
+    "quality",
+    "rank_effects",
+    "rank_schedule",
+    "ranks_by_epsilon",
+    "ranks_by_share",
+    "ratio_of",
+    "save_compressed",
+    "second_moments",
+    "sizes",
+    "smallest_harmless",
+]

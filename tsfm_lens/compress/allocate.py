@@ -1,0 +1,277 @@
+"""Ranks across matrices under one budget, by what each does to the forecast.
+
+Each matrix is cut off alone to each of some ranks, and the forecast's deviation measured. Deviations of small, unlike
+errors about add up, so that the budget is spent step by step where a parameter takes most of the deviation away. How
+far the sum holds is measured at the end, on all matrices together, beside one share for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.compress.factors import Factors, LowRank, cut_off, replace_layer
+from tsfm_lens.compress.matrices import Matrix, factorised, matrices
+from tsfm_lens.compress.schedule import Form
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.models.run import Run
+
+__all__ = ["Allocation", "allocate", "allocated", "deviation", "rank_effects"]
+
+# shares of the full rank at which a matrix is tried
+SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Ranks that were chosen, and what was measured of them.
+
+    Attributes:
+        ranks: by name of the matrix.
+        expected: deviation of the forecast, as the sum of what each matrix does alone.
+        deviation: of the model with all of them cut off.
+        uniform: the same with ``uniform_ranks``, of the same budget.
+        uniform_ranks: one share for all matrices.
+        effects: by name and rank, the deviation with that matrix alone cut off.
+    """
+
+    ranks: dict[str, int]
+    expected: float
+    deviation: float
+    uniform: float
+    uniform_ranks: dict[str, int]
+    effects: dict[str, dict[int, float]]
+
+
+def deviation(run: Run, output: Tensor) -> np.ndarray:
+    """How far the output of a forward is from the plain model's, (series,), 0 or more.
+
+    Of a token model the Kullback-Leibler divergence of its distribution from the plain one, in nats, a mean over steps.
+    Of all others the mean square over quantiles and steps, in units of the variance of the context.
+
+    Args:
+        run: of the plain model.
+        output: of the other model on the run's encoded batch.
+
+    Example:
+        >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
+        True
+    """
+    if "plain output" not in run.derived:
+        with torch.no_grad():
+            run.derived["plain output"] = run.lens.adapter.run(run.encoded.inputs)
+    plain = run.derived["plain output"].double()
+    other = output.detach().double()
+    if run.tokens_read:
+        expected, found = plain.log_softmax(-1), other.log_softmax(-1)
+        return (expected.exp() * (expected - found)).sum(-1).mean(-1).cpu().numpy()
+    spread = np.array([np.nanvar(series) for series in run.batch.values])
+    apart = (other - plain)[..., : run.horizon].square().mean(dim=(1, 2)).cpu().numpy()
+    return np.asarray(apart / np.where(spread > 0, spread, 1.0))
+
+
+def rank_effects(
+    run: Run,
+    candidates: Mapping[str, Sequence[int]],
+    *,
+    moments: Mapping[str, Tensor] | None = None,
+    by_head: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, dict[int, float]]:
+    """Deviation of the forecast with one matrix cut off, by name and rank; a mean over series.
+
+    It takes one forward for each matrix and rank. A full rank is 0 by definition.
+
+    Args:
+        run: the plain model on the calibration series, over a horizon of one pass.
+        candidates: by name, the ranks to try.
+        moments, by_head: as in :func:`factorised`.
+        progress: called with the matrices done and their number.
+
+    Raises:
+        InputError: as in :func:`factorised`.
+
+    Example:
+        >>> effects = compress.rank_effects(run, {"decoder_blocks.0.cross_attn.v": [1, 8]})
+        >>> effects["decoder_blocks.0.cross_attn.v"][1] > effects["decoder_blocks.0.cross_attn.v"][8]
+        True
+    """
+    known = matrices(run.lens)
+    if not set(candidates) <= set(known):
+        known = matrices(run.lens, mlps=True)
+    twin = copy.deepcopy(run.lens)
+    effects: dict[str, dict[int, float]] = {}
+    for done, (name, ranks) in enumerate(candidates.items()):
+        matrix = known[name]
+        layer = twin.adapter.model.get_submodule(matrix.path)
+        effects[name] = {}
+        for rank, pair in _cuts(run, matrix, ranks, None if moments is None else moments[name], by_head):
+            if pair is not None:
+                replace_layer(twin.adapter.model, matrix.path, LowRank(pair, layer.bias, matrix.gain))
+                with torch.no_grad():
+                    effects[name][rank] = float(deviation(run, twin.adapter.run(run.encoded.inputs)).mean())
+                _put_back(twin.adapter.model, matrix.path, layer)
+            else:
+                effects[name][rank] = 0.0
+        if progress is not None:
+            progress(done + 1, len(candidates))
+    return effects
+
+
+def _put_back(model: torch.nn.Module, path: str, layer: torch.nn.Module) -> None:
+    parent, _, last = path.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
+
+
+def _cuts(
+    run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, by_head: bool
+) -> list[tuple[int, Factors | None]]:
+    """Factors of several ranks, all of which begin as those of the largest do; None for the full one."""
+    form = matrix.form(by_head=by_head)
+    below = [rank for rank in ranks if rank < form.full]
+    if not below:
+        return [(rank, None) for rank in ranks]
+    weight, _ = parameters(run.lens.adapter.model, matrix.path)
+    widest = cut_off(weight, max(below), moment=moment, heads=form.blocks, of=matrix.of)
+    return [(rank, _narrowed(widest, rank) if rank < form.full else None) for rank in ranks]
+
+
+def _narrowed(pair: Factors, rank: int) -> Factors:
+    """The leading directions of each block."""
+    down, up = pair
+    if up.ndim == 3:
+        return Factors(down.reshape(len(up), -1, down.shape[-1])[:, :rank].flatten(0, 1), up[..., :rank].contiguous())
+    if down.ndim == 3:
+        return Factors(down[:, :rank].contiguous(), up.reshape(len(up), len(down), -1)[..., :rank].flatten(1))
+    return Factors(down[:rank].contiguous(), up[:, :rank].contiguous())
+
+
+def allocate(
+    effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, Form], budget: int
+) -> tuple[dict[str, int], float]:
+    """Ranks of least summed effect among those tried that fit a budget of numbers, by marginal effect per number.
+
+    Steps of falling effect per number are taken in that order (of each matrix those on its lower convex hull), as long
+    as they fit. Where a step ends exactly at the budget no choice is better; else it is off by less than the step that
+    did not fit.
+
+    Args:
+        effects: of each matrix, by rank.
+        forms: of the matrices.
+        budget: numbers that may be stored.
+
+    Returns:
+        Rank by name, and the sum of their effects.
+
+    Raises:
+        InputError: not even the smallest ranks fit.
+
+    Example:
+        >>> forms = {"a": compress.Form(1, 8, 8), "b": compress.Form(1, 8, 8)}
+        >>> compress.allocate({"a": {1: 9.0, 2: 1.0}, "b": {1: 2.0, 2: 1.0}}, forms, 48)
+        ({'a': 2, 'b': 1}, 3.0)
+    """
+    points = {
+        name: _hull([(forms[name].stored(rank), effect, rank) for rank, effect in of.items()])
+        for name, of in effects.items()
+    }
+    chosen = dict.fromkeys(points, 0)
+    spent = sum(hull[0][0] for hull in points.values())
+    if spent > budget:
+        raise InputError(
+            f"no rank meets a budget of {budget:,} numbers: the smallest ranks that were tried take {spent:,}; give "
+            "that or more"
+        )
+    steps = [
+        ((before[1] - after[1]) / (after[0] - before[0]), name, place)
+        for name, hull in points.items()
+        for place, (before, after) in enumerate(pairwise(hull), 1)
+    ]
+    for _, name, place in sorted(steps, key=lambda step: -step[0]):
+        cost = points[name][place][0] - points[name][place - 1][0]
+        if chosen[name] == place - 1 and spent + cost <= budget:
+            chosen[name], spent = place, spent + cost
+    picked = {name: points[name][place] for name, place in chosen.items()}
+    return {name: point[2] for name, point in picked.items()}, float(sum(point[1] for point in picked.values()))
+
+
+def _hull(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
+    """Points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
+    hull: list[tuple[int, float, int]] = []
+    for point in sorted(points):
+        if hull and point[1] >= hull[-1][1]:
+            continue
+        if hull and point[0] == hull[-1][0]:
+            hull.pop()
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(before: tuple[int, float, int], after: tuple[int, float, int]) -> float:
+    return (before[1] - after[1]) / (after[0] - before[0])
+
+
+def allocated(
+    run: Run,
+    uniform: Mapping[str, int],
+    *,
+    moments: Mapping[str, Tensor] | None = None,
+    by_head: bool = False,
+    progress: Progress | None = None,
+) -> Allocation:
+    """Ranks of the size of given ones under which the forecast moves least, as far as measured.
+
+    Args:
+        run: the plain model on the calibration series, over a horizon of one pass.
+        uniform: ranks by name, one share for all; what they take is the budget.
+        moments, by_head: as in :func:`factorised`.
+        progress: called with the matrices done and their number.
+
+    Returns:
+        The greedy choice, or ``uniform`` itself where all together move the forecast less under it.
+
+    Raises:
+        InputError: as in :func:`factorised`.
+
+    Example:
+        >>> names = [name for name in compress.matrices(lens) if "cross_attn" in name]
+        >>> found = compress.allocated(run, dict.fromkeys(names, 4))
+        >>> found.deviation <= found.uniform
+        True
+    """
+    known = matrices(run.lens)
+    if not set(uniform) <= set(known):
+        known = matrices(run.lens, mlps=True)
+    forms = {name: known[name].form(by_head=by_head) for name in uniform}
+    candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
+    effects = rank_effects(run, candidates, moments=moments, by_head=by_head, progress=progress)
+    budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
+    ranks, expected = allocate(effects, forms, budget)
+    together = [_together(run, choice, moments, by_head) for choice in (ranks, uniform)]
+    best = dict(uniform) if together[1] < together[0] else ranks
+    return Allocation(best, expected, min(together), together[1], dict(uniform), effects)
+
+
+def _candidates(form: Form, rank: int) -> list[int]:
+    """Ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
+    tried = {max(1, round(share * form.full)) for share in SHARES}
+    tried |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
+    # at and above this rank the matrix itself takes no more
+    return sorted({each for each in tried if form.factors(each) < form.numbers} | {form.full})
+
+
+def _together(run: Run, ranks: Mapping[str, int], moments: Mapping[str, Tensor] | None, by_head: bool) -> float:
+    smaller = factorised(run.lens, ranks, moments=moments, by_head=by_head)
+    with torch.no_grad():
+        return float(deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())

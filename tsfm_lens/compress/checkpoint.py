@@ -1,0 +1,130 @@
+"""Writing a compressed model as a checkpoint that :func:`tsfm_lens.load` opens: all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsfm_lens.compress.factors import LowRank
+from tsfm_lens.compress.matrices import matrices
+from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.compress.stored import DOWN, Compression, Layer
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.models.adapter import versions
+from tsfm_lens.models.architecture import architectures
+from tsfm_lens.models.checkpoint import COMPRESSION, WEIGHTS, in_our_words, read_checkpoint
+from tsfm_lens.models.completeness import module_of
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.opening import load
+
+__all__ = ["save_compressed"]
+
+
+def save_compressed(
+    lens: Lens, folder: str | Path, *, ranks: Mapping[str, int] | None = None, by_head: bool = False, method: str = ""
+) -> Path:
+    """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
+
+    What was written is opened again and compared, weight by weight, before it gets its name.
+
+    Args:
+        lens: of :func:`factorised`.
+        folder: does not exist yet.
+        ranks: of every matrix that was cut off, for the record; those of the layers of factors if None.
+        by_head: whether they are those of each head.
+        method: how they were found, for the record.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointError: the folder exists or cannot be written, or what was written does not open as the same model.
+        InputError: no layer of the model holds factors.
+
+    Example:
+        >>> smaller = compress.factorised(lens, compress.ranks_by_share({"decoder_blocks.0.cross_attn.q": \
+compress.Form(1, 64, 64)}, 0.25))
+        >>> compress.save_compressed(smaller, folder / "smaller").name
+        'smaller'
+    """
+    target = Path(folder).expanduser()
+    if os.path.lexists(target):
+        raise CheckpointError(f"{target} exists; give the name of a folder that does not, nothing is written over")
+    known = matrices(lens, mlps=True)
+    held = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in known.items()}
+    factors = {name: layer.factors for name, layer in held.items() if isinstance(layer, LowRank)}
+    if not factors:
+        raise InputError(f"no layer of {lens.model_id} holds factors, so that nothing is smaller; see factorised()")
+    chosen = dict(ranks) if ranks is not None else {name: pair.rank for name, pair in factors.items()}
+    forms = {name: known[name].form(by_head=by_head) for name in chosen}
+    ratio = ratio_of(forms, chosen) if ranks is not None else None
+    with in_our_words(f"{target} cannot be written"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        with in_our_words(f"{target} cannot be written"):
+            _write_native(lens, partial)
+            record = Compression(
+                made_with=versions(lens.adapter.package),
+                model=lens.model_id,
+                method=method,
+                layers=_layers(partial, lens),
+                ranks=chosen,
+                ratio={} if ratio is None else ratio._asdict(),
+            )
+            (partial / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        _refuse_other(lens, partial)
+        # a folder made for one process alone; a checkpoint is for all that may read its neighbours
+        partial.chmod(0o777 & ~_umask())
+        with in_our_words(f"{target} cannot be written"):
+            partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def _write_native(lens: Lens, folder: Path) -> None:
+    save = architectures()[lens.wiring.architecture].save
+    if save is not None:
+        save(lens.native, folder)
+    else:
+        native: Any = lens.native if hasattr(lens.native, "save_pretrained") else module_of(lens.native)
+        native.save_pretrained(folder)
+    if not (folder / WEIGHTS).exists() and not any(folder.glob("*.index.json")):
+        raise CheckpointError(f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}")
+
+
+def _layers(folder: Path, lens: Lens) -> dict[str, Layer]:
+    """Layers of factors by the names that the library's own files give them."""
+    entry = architectures()[lens.wiring.architecture]
+    files = read_checkpoint(folder)
+    module = module_of(lens.native)
+    layers = {}
+    for name in files.tensors:
+        if name.endswith(DOWN):
+            own = name
+            for old, new in entry.renamed.items():
+                own = own.replace(old, new)
+            layer = module.get_submodule(own.removesuffix(DOWN))
+            assert isinstance(layer, LowRank)
+            layers[name.removesuffix(DOWN)] = Layer(rank=layer.factors.rank, gain=layer.gain)
+    return layers
+
+
+def _refuse_other(lens: Lens, folder: Path) -> None:
+    again = load(folder, check=False).adapter.model.state_dict()
+    for name, weight in lens.adapter.model.state_dict().items():
+        if name not in again or not torch.equal(weight.cpu(), again[name]):
+            raise CheckpointError(f"{folder}: {name} is not read back as it was written; nothing was kept")

@@ -1,0 +1,272 @@
+"""A matrix as the product of two, and the best two of a rank: for any input, or for inputs of a known second moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils._pytree import tree_map
+
+from tsfm_lens.errors import InputError, WiringError
+
+__all__ = ["Factors", "LowRank", "cut_off", "error_of", "product"]
+
+# eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
+_NOTHING = 1e-12
+
+
+class Factors(NamedTuple):
+    """Two factors of a matrix (out, in) in one of three forms.
+
+    Attributes:
+        down, up: ``W = up @ down``, (rank, in) and (out, rank). With heads in the rows of W, each cut off by itself,
+            ``up`` is (head, out / heads, rank) and ``down`` (heads · rank, in); with heads in its columns, ``down`` is
+            (head, rank, in / heads) and ``up`` (out, heads · rank).
+    """
+
+    down: Tensor
+    up: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in) of the product."""
+        rows = self.up.shape[0] * (self.up.shape[1] if self.up.ndim == 3 else 1)
+        columns = self.down.shape[-1] * (self.down.shape[0] if self.down.ndim == 3 else 1)
+        return rows, columns
+
+    @property
+    def rank(self) -> int:
+        """Of the matrix, or of each head."""
+        return self.down.shape[1] if self.down.ndim == 3 else self.up.shape[-1]
+
+    @property
+    def numbers(self) -> int:
+        """Entries of both."""
+        return self.down.numel() + self.up.numel()
+
+
+def product(factors: Factors) -> Tensor:
+    """The matrix (out, in) that two factors stand for.
+
+    Example:
+        >>> factors = compress.Factors(torch.ones(1, 3), torch.ones(2, 1))
+        >>> compress.product(factors).tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+    down, up = factors
+    if up.ndim == 3:
+        return torch.bmm(up, down.reshape(len(up), -1, down.shape[-1])).reshape(-1, down.shape[-1])
+    if down.ndim == 3:
+        wide = torch.bmm(up.reshape(len(up), len(down), -1).transpose(0, 1), down)
+        return wide.transpose(0, 1).reshape(len(up), -1)
+    return up @ down
+
+
+class _Product(Tensor):
+    """The product of two factors, multiplied when it is first computed with.
+
+    Libraries ask a layer's weight for its type and its device at every pass; that must not cost a product.
+    """
+
+    factors: Factors
+
+    @staticmethod
+    def __new__(cls, factors: Factors) -> _Product:
+        up = factors.up
+        made = Tensor._make_wrapper_subclass(cls, factors.shape, dtype=up.dtype, device=up.device)
+        made.factors = factors
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"the product of two factors of rank {self.factors.rank}, {tuple(self.shape)}"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Multiply, then do with the product what was asked.
+
+        Raises:
+            WiringError: something would be written into the product, and be lost.
+        """
+        if func._schema.is_mutable:
+            raise WiringError(
+                f"{func} on the weight of a layer of low rank: it is the product of `up` and `down`, which can be "
+                "written into; as_matrix() puts another matrix in its place"
+            )
+        args, kwargs = tree_map(lambda x: product(x.factors) if isinstance(x, cls) else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class LowRank(nn.Module):
+    """A linear layer that holds its matrix as two factors, ``x -> gain · (up (down x) + bias)``.
+
+    ``weight`` reads as the matrix, so that wirings, hooks and ``lens.weights`` find what they find in a dense layer.
+
+    Args:
+        factors: see :class:`Factors`.
+        bias: (out,), kept as it is; None for none.
+        gain: factor that the layer puts on its output, as unit-scaled ones do.
+    """
+
+    def __init__(self, factors: Factors, bias: Tensor | None = None, gain: float = 1.0) -> None:
+        super().__init__()
+        self.down = nn.Parameter(factors.down.detach())
+        self.up = nn.Parameter(factors.up.detach())
+        self.bias = None if bias is None else nn.Parameter(bias.detach())
+        self.gain = float(gain)
+        self.out_features, self.in_features = factors.shape
+
+    @property
+    def factors(self) -> Factors:
+        """Both, as they are held."""
+        return Factors(self.down, self.up)
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in), multiplied when it is computed with; nothing can be written into it."""
+        return _Product(Factors(self.down.detach(), self.up.detach()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) to (…, out)."""
+        narrow = _by_head(x, self.down) if self.down.ndim == 3 else linear(x, self.down)
+        if self.up.ndim == 3:
+            out = _by_head(narrow, self.up)
+            out = out if self.bias is None else out + self.bias
+        else:
+            out = linear(narrow, self.up, self.bias)
+        return out if self.gain == 1.0 else out * self.gain
+
+    @contextmanager
+    def as_matrix(self, matrix: Tensor) -> Iterator[None]:
+        """Compute with another matrix (out, in) while the block runs."""
+        self.__dict__["forward"] = lambda x: linear(x, matrix, self.bias) * self.gain
+        try:
+            yield
+        finally:
+            del self.__dict__["forward"]
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"{self.in_features} -> {self.factors.rank} -> {self.out_features}, bias={self.bias is not None}"
+
+
+def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """(…, head · in) times a matrix of each head, (head, out, in), to (…, head · out)."""
+    apart = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
+    out = torch.bmm(apart, matrices.transpose(1, 2)).transpose(0, 1)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def replace_layer(model: nn.Module, path: str, layer: nn.Module) -> None:
+    """Put another layer in the place of one, with its mode, in its type and on its device."""
+    parent, _, last = path.rpartition(".")
+    owner = model.get_submodule(parent)
+    old = owner.get_submodule(last)
+    weight: Any = old.weight
+    setattr(owner, last, layer.to(device=weight.device, dtype=weight.dtype).train(old.training))
+
+
+def cut_off(weight: Tensor, rank: int, *, moment: Tensor | None = None, heads: int = 1, of: str = "rows") -> Factors:
+    """The two factors of a rank whose product is nearest to a matrix.
+
+    Without a moment nearest in the Frobenius norm (and the spectral one): truncated SVD. With the second moment
+    C = E[x xᵀ] of what enters, the mean of ‖(W - W̃) x‖² over those inputs is the least that the rank allows. In closed
+    form: with C = S Sᵀ and U the first ``rank`` left singular vectors of W S, W̃ = U Uᵀ W. S is never divided by, so a
+    direction that no input had (the null space of C) needs no care: there W̃ x is W x as far as U reaches.
+
+    Args:
+        weight: (out, in).
+        rank: of the whole, or of each head.
+        moment: (in, in), symmetric, from zero on.
+        heads: cut off so many blocks by themselves.
+        of: whether they are "rows" or "columns" of the matrix, one after the other.
+
+    Returns:
+        Factors in the type of ``weight``, computed in double precision.
+
+    Source:
+        Eckart and Young 1936 for the matrix times S; Flow of ranks, section 5 (S0-TSVD), without a moment, and its
+        equations 19 and 20 (S0-LR) for factors of the whole and of each head.
+
+    Raises:
+        InputError: the matrix or the moment is not finite or of another shape, or the rank is not from 1 to the full
+            one.
+
+    Example:
+        >>> w = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+        >>> compress.product(compress.cut_off(w, 2)).diagonal().tolist()
+        [3.0, 2.0, 0.0]
+        >>> rarely = torch.diag(torch.tensor([1.0, 0.1, 1.0]))
+        >>> compress.product(compress.cut_off(w, 2, moment=rarely)).diagonal().tolist()
+        [3.0, 0.0, 1.0]
+    """
+    if weight.ndim != 2 or not bool(torch.isfinite(weight).all()):
+        raise InputError(f"a weight of shape {tuple(weight.shape)}, expected a finite matrix (out, in)")
+    side = {"rows": 0, "columns": 1}.get(of)
+    if side is None or heads < 1 or weight.shape[side] % heads:
+        raise InputError(f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal rows or columns")
+    full = min(weight.shape[side] // heads, weight.shape[1 - side]) if heads > 1 else min(weight.shape)
+    if not 1 <= rank <= full:
+        raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
+    exact = weight.detach().double()
+    root = None if moment is None else _root(moment, exact.shape[1])
+    if heads == 1:
+        return _typed([_leading(exact, root, rank)], weight)
+    blocks = exact.chunk(heads, dim=side)
+    roots = [root] * heads if side == 0 or root is None else [*root.chunk(heads, dim=0)]
+    cuts = [_leading(block, part, rank) for block, part in zip(blocks, roots, strict=True)]
+    return _typed(cuts, weight, side)
+
+
+def _root(moment: Tensor, size: int) -> Tensor:
+    """S of C = S Sᵀ, (in, directions that inputs have)."""
+    if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
+        raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
+    values, vectors = torch.linalg.eigh(moment.double())
+    if not values[-1] > 0:
+        raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
+    some = values > _NOTHING * values[-1]
+    return vectors[:, some] * values[some].sqrt()
+
+
+def _leading(matrix: Tensor, root: Tensor | None, rank: int) -> Factors:
+    """Factors of the projection of a matrix onto the directions in which its outputs, for such inputs, are largest."""
+    u, _, _ = torch.linalg.svd(matrix if root is None else matrix @ root, full_matrices=False)
+    if u.shape[1] < rank:
+        # inputs have fewer directions than there are ranks: what is left of the matrix comes after them
+        rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
+        u = torch.cat([u, rest[:, : rank - u.shape[1]]], dim=1)
+        u, _ = torch.linalg.qr(u)
+    up = u[:, :rank]
+    return Factors(up.T @ matrix, up)
+
+
+def _typed(cuts: list[Factors], like: Tensor, side: int | None = None) -> Factors:
+    downs, ups = [cut.down.to(like.dtype) for cut in cuts], [cut.up.to(like.dtype) for cut in cuts]
+    if side is None:
+        return Factors(downs[0].contiguous(), ups[0].contiguous())
+    if side == 0:
+        return Factors(torch.cat(downs), torch.stack(ups))
+    return Factors(torch.stack(downs), torch.cat(ups, dim=1))
+
+
+def error_of(weight: Tensor, other: Tensor, moment: Tensor | None = None) -> float:
+    """The mean of ‖(W - W̃) x‖² over inputs of a second moment (of the identity if None), over that of ‖W x‖².
+
+    Args:
+        weight, other: (out, in).
+        moment: (in, in).
+
+    Example:
+        >>> w = torch.diag(torch.tensor([2.0, 1.0]))
+        >>> compress.error_of(w, torch.diag(torch.tensor([2.0, 0.0])))
+        0.2
+    """
+    exact, left = weight.detach().double(), weight.detach().double() - other.detach().double()
+    measure: Callable[[Tensor], Tensor] = (
+        (lambda w: (w * w).sum()) if moment is None else lambda w: ((w @ moment.double()) * w).sum()
+    )
+    return float(measure(left) / measure(exact))

@@ -1,0 +1,260 @@
+"""The matrices of a model that can be cut off, by its wiring, and a model with factors in their places."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from tsfm_lens.compress.factors import Factors, LowRank, cut_off, product, replace_layer
+from tsfm_lens.compress.schedule import Form
+from tsfm_lens.errors import InputError, WiringError, unknown_name
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
+from tsfm_lens.models.lens import Lens
+
+__all__ = ["Matrix", "factorised", "matrices"]
+
+# of what a layer gives to what its matrix gives, in single precision
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix of a model.
+
+    Attributes:
+        name: as in "encoder_blocks.0.self_attn.q", with the letters of all parts of a fused one ("…attn.qkv").
+        path: of the layer that holds it, in the native model.
+        stack, layer, kind: where it stands.
+        shape: (out, in).
+        heads: blocks in its rows or columns, one after the other; 1 for an MLP's, or where heads take turns.
+        of: whether they are "rows" or "columns".
+        gain: factor that the layer puts on what it gives.
+    """
+
+    name: str
+    path: str
+    stack: str
+    layer: int
+    kind: str
+    shape: tuple[int, int]
+    heads: int
+    of: str
+    gain: float
+
+    def form(self, *, by_head: bool = False) -> Form:
+        """What is cut off of it: the whole, or each head by itself.
+
+        Raises:
+            InputError: its heads are no blocks.
+        """
+        rows, columns = self.shape
+        if not by_head or not self.is_attention:
+            return Form(1, rows, columns)
+        if self.heads == 1:
+            raise InputError(
+                f"the heads of {self.name} ({self.path}) take turns in its {self.of}, so that none can be cut off by "
+                "itself; cut off whole matrices"
+            )
+        if self.of == "rows":
+            return Form(self.heads, rows // self.heads, columns)
+        return Form(self.heads, rows, columns // self.heads)
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it belongs to an attention, not to an MLP."""
+        return set(self.name.rpartition(".")[2]) <= set("qkvo")
+
+
+def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[str, Matrix]:
+    """Every matrix that can be cut off, by name, in order of the forward.
+
+    Args:
+        lens: the model.
+        mlps: those of the MLPs, too.
+        attention: those of the attentions.
+
+    Raises:
+        WiringError: a matrix is no layer of its own (``nn.MultiheadAttention`` holds it), two places share one, or a
+            layer computes something else than its matrix times what enters.
+        InputError: neither attentions nor MLPs are asked for, or there is none of what is; a matrix is not finite.
+
+    Example:
+        >>> list(compress.matrices(lens))[:4]
+        ['encoder_blocks.0.self_attn.q', 'encoder_blocks.0.self_attn.k', 'encoder_blocks.0.self_attn.v', \
+'encoder_blocks.0.self_attn.o']
+    """
+    found: dict[str, Matrix] = {}
+    for stack in lens.wiring.stacks:
+        for layer in range(stack.n_layers):
+            for row in stack.rows(layer):
+                if isinstance(row, Attention) and attention:
+                    found |= {matrix.name: matrix for matrix in _of_attention(lens, stack, layer, row)}
+                elif isinstance(row, Mlp) and mlps:
+                    found |= {matrix.name: matrix for matrix in _of_mlp(lens, stack, layer, row)}
+    if not found:
+        raise InputError(f"{lens.model_id} has no matrix of the kind asked for; ask for attentions, MLPs, or both")
+    owners: dict[int, str] = {}
+    for matrix in found.values():
+        layer_of = lens.adapter.model.get_submodule(matrix.path)
+        _refuse_other_layer(layer_of, matrix)
+        if isinstance(layer_of, LowRank):
+            continue
+        other = owners.setdefault(id(layer_of.weight), matrix.name)
+        if other != matrix.name:
+            raise WiringError(f"{other} and {matrix.name} are one and the same matrix; it cannot be cut off twice")
+    return found
+
+
+def _of_attention(lens: Lens, stack: Stack, layer: int, row: Attention) -> Iterator[Matrix]:
+    parts: dict[str, list[tuple[str, Projection]]] = {}
+    for letter in "qkvo":
+        part: Projection = getattr(row, letter)
+        parts.setdefault(part.module, []).append((letter, part))
+    for module, shares in parts.items():
+        letters = "".join(letter for letter, _ in shares)
+        letter, part = shares[0]
+        heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
+        blocks = _blocks(part.layout, heads, part.parts)
+        yield _matrix(
+            lens, stack, layer, row.kind, letters, module, part, blocks, "columns" if letter == "o" else "rows"
+        )
+
+
+def _of_mlp(lens: Lens, stack: Stack, layer: int, row: Mlp) -> Iterator[Matrix]:
+    places: dict[str, tuple[str, Projection]] = {row.i.module: ("in", row.i)}
+    if row.gate is not None and row.gate.module not in places:
+        places[row.gate.module] = ("gate", row.gate)
+    places[row.o] = ("out", Projection(row.o, gain=row.o_gain))
+    for module, (word, part) in places.items():
+        yield _matrix(lens, stack, layer, row.kind, word, module, part, 1, "rows")
+
+
+def _matrix(
+    lens: Lens, stack: Stack, layer: int, kind: str, word: str, module: str, part: Projection, heads: int, of: str
+) -> Matrix:
+    path = f"{stack.block(layer)}.{module}"
+    name = f"{stack.prefix}.{layer}.{kind}.{word}"
+    if part.weight != "weight":
+        holder = type(lens.adapter.model.get_submodule(path)).__name__
+        raise WiringError(
+            f"{name} is {part.weight!r} of {path} ({holder}), which is no layer of its own; factors cannot stand in "
+            "its place"
+        )
+    weight, _ = parameters(lens.adapter.model, path, part)
+    rows, columns = weight.shape
+    return Matrix(name, path, stack.name, layer, kind, (rows, columns), heads, of, part.gain)
+
+
+def _blocks(layout: str, heads: int, parts: int) -> int:
+    """How many heads, of all parts, stand as blocks one after the other; 1 where they take turns."""
+    axes = re.findall(r"\w+", layout)
+    return heads * parts if axes[-1] == "d_head" else 1
+
+
+def _refuse_other_layer(layer: Any, matrix: Matrix) -> None:
+    """Refuse a layer that does not compute gain · (x Wᵀ + bias)."""
+    if isinstance(layer, LowRank):
+        return
+    others = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
+    weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+    if not bool(torch.isfinite(weight).all()):
+        bad = int((~torch.isfinite(weight)).sum())
+        raise InputError(f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be cut off")
+    x = torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device).reshape(2, -1).to(weight.dtype)
+    with torch.no_grad():
+        expected = matrix.gain * linear(x, weight, bias)
+        try:
+            given = layer.forward(x)
+        except Exception as error:
+            raise WiringError(
+                f"{matrix.path} ({type(layer).__name__}) takes no rows of {matrix.shape[1]}: {error}"
+            ) from error
+    off = float((given - expected).abs().max()) if given.shape == expected.shape else float("inf")
+    if others or not off <= _SAME * max(1.0, float(expected.abs().max())) * (
+        1 if weight.dtype == torch.float32 else 100
+    ):
+        raise WiringError(
+            f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g} times what enters times its weight, "
+            "with its bias, and nothing else; factors in its place would compute something else"
+        )
+
+
+def factorised(
+    lens: Lens,
+    ranks: Mapping[str, int],
+    *,
+    moments: Mapping[str, Tensor] | None = None,
+    by_head: bool = False,
+    name: str | None = None,
+) -> Lens:
+    """A copy of a model whose matrices are cut off; the model itself stays as it is.
+
+    A matrix whose two factors would have more entries than itself is cut off and held whole; one that keeps its full
+    rank is left as it is, bit for bit.
+
+    Args:
+        lens: the model.
+        ranks: by name of the matrix (see :func:`matrices`); those that are not named are left whole.
+        moments: by name, the second moment of what enters (see :func:`second_moments`); plain truncation if None.
+        by_head: ranks are those of each head, and every head of an attention is cut off by itself.
+        name: of the copy.
+
+    Raises:
+        UnknownNameError: no such matrix.
+        InputError: a rank is out of range, a matrix has been cut off before, or a moment is missing; a weight or a
+            moment is not finite.
+
+    Example:
+        >>> smaller = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
+        >>> smaller.forecast(run.batch, 4, num_samples=2).median.shape
+        (1, 4)
+    """
+    known = matrices(lens)
+    if not set(ranks) <= set(known):
+        known = matrices(lens, mlps=True)
+    factors: dict[str, Factors | None] = {}
+    for key, rank in ranks.items():
+        if key not in known:
+            raise unknown_name("matrix", key, known)
+        if moments is not None and key not in moments:
+            raise InputError(f"there is no second moment of what enters {key}; take those of all matrices of the ranks")
+        factors[key] = _factors_of(lens, known[key], rank, None if moments is None else moments[key], by_head)
+    twin = copy.deepcopy(lens)
+    put_factors(twin, {known[key].path: (found, known[key].gain) for key, found in factors.items() if found})
+    return Lens(twin.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
+
+
+def _factors_of(lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, by_head: bool) -> Factors | None:
+    """None for a matrix that keeps its full rank."""
+    layer = lens.adapter.model.get_submodule(matrix.path)
+    if isinstance(layer, LowRank):
+        raise InputError(
+            f"{matrix.name} has been cut off before, at rank {layer.factors.rank}; begin with the whole model"
+        )
+    form = matrix.form(by_head=by_head)
+    if not (isinstance(rank, int) and 1 <= rank <= form.full):
+        raise InputError(f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to {form.full}")
+    if rank == form.full:
+        return None
+    weight, _ = parameters(lens.adapter.model, matrix.path)
+    return cut_off(weight, rank, moment=moment, heads=form.blocks, of=matrix.of)
+
+
+def put_factors(lens: Lens, factors: Mapping[str, tuple[Factors, float]]) -> None:
+    """Put factors, with the gain of their layers, in the place of layers, by path; in the model itself."""
+    for path, (pair, gain) in factors.items():
+        layer = lens.adapter.model.get_submodule(path)
+        rows, columns = pair.shape
+        if pair.numbers < rows * columns:
+            replace_layer(lens.adapter.model, path, LowRank(pair, layer.bias, gain))
+        else:
+            with torch.no_grad():
+                layer.weight.copy_(product(Factors(*(part.double() for part in pair))))

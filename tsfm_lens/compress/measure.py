@@ -1,0 +1,223 @@
+"""What compression did: to a model's size, to its forecasts series by series, and to its next-token distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.ablation.metrics import mae, seasonal_scale
+from tsfm_lens.compress.factors import LowRank
+from tsfm_lens.compress.matrices import matrices
+from tsfm_lens.compress.methods import METHODS, compressed
+from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import interval_over_series
+
+__all__ = ["pareto", "quality", "sizes", "smallest_harmless"]
+
+TOLERANCE = 0.01
+"""Rise of the error that is taken for harmless, a share."""
+TOP = 10
+_SOURCE = "Flow of ranks, section 5 and table 2"
+
+
+def sizes(lens: Lens) -> dict[str, int]:
+    """Numbers that a model holds: in all, in the matrices of its attentions, and in those of its MLPs.
+
+    Example:
+        >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
+        True
+    """
+    held = {id(weight): weight.numel() for weight in lens.adapter.model.parameters()}
+    out = {"all": sum(held.values()), "attention": 0, "mlp": 0}
+    for matrix in matrices(lens, mlps=True).values():
+        layer = lens.adapter.model.get_submodule(matrix.path)
+        entries = layer.factors.numbers if isinstance(layer, LowRank) else matrix.shape[0] * matrix.shape[1]
+        out["attention" if matrix.is_attention else "mlp"] += entries
+    return out
+
+
+def quality(run: Run, other: Lens) -> xr.Dataset:
+    """Errors of a model and of another one on the same series, and how much they rise, paired by series.
+
+    Both make the library's own forecast from the run's seed.
+
+    Args:
+        run: of the one, with a known truth.
+        other: the other model, as a rule the compressed one.
+
+    Returns:
+        Dataset of kind "compression_quality": ``mase`` and ``wql`` (model, series), the errors; ``mase_rise`` and
+        ``wql_rise`` (series), the ratio of the other to the one, less 1; ``…_estimate``, ``…_low``, ``…_high``, the
+        geometric mean of the ratios over series, less 1, with its 95 % t interval on the logarithm. Of token models
+        also ``overlap``, the Jaccard index of the ten likeliest tokens, and ``log_perplexity`` (model), both along the
+        truth. Series without a seasonal error, or whose error is 0, are NaN and not in the mean.
+
+    Source:
+        Flow of ranks, table 2 (S0-METR): scores relative to the whole model's as geometric means, overlap of the top
+        ten tokens, log-perplexity. MASE of the median, WQL over the levels of the forecast.
+
+    Raises:
+        InputError: no truth is known, or the models forecast other levels.
+
+    Example:
+        >>> same = compress.quality(run, lens)
+        >>> float(same["mase_rise_estimate"]), float(same["overlap"])
+        (0.0, 1.0)
+    """
+    if run.truth is None or not np.isfinite(run.truth).any():
+        raise InputError("no truth is known of these series; make the run with holdout=True or with truth=…")
+    beside = other.run(run.batch, run.horizon, truth=run.truth, num_samples=run.num_samples, seed=run.seed)
+    scores = [_scores(each) for each in (run, beside)]
+    data = xr.Dataset(
+        {name: (("model", "series"), np.stack([each[name] for each in scores])) for name in ("mase", "wql")},
+        coords={"model": ["whole", "other"], "series": list(run.batch.ids)},
+        attrs=run.describe("compression_quality", "Errors of two models", _SOURCE, other=other.model_id),
+    )
+    for name in ("mase", "wql"):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(data[name].values[1]) - np.log(data[name].values[0])
+        logs = np.where(np.isfinite(logs), logs, np.nan)
+        data[f"{name}_rise"] = ("series", np.expm1(logs))
+        for end, value in zip(("estimate", "low", "high"), interval_over_series(logs), strict=True):
+            data[f"{name}_rise_{end}"] = float(np.expm1(value))
+    if run.tokens_read and np.isfinite(run.truth).all() and run.horizon <= run.lens.adapter.longest_pass:
+        data = data.assign(_tokens(run, other))
+    return data
+
+
+def _scores(run: Run) -> dict[str, np.ndarray]:
+    truth, forecast = np.asarray(run.truth, dtype=float), run.forecast
+    seasons = run.batch.seasonalities
+    pairs = zip(run.batch.values, seasons, strict=True)
+    scale = np.array([seasonal_scale(series, max(1, season)) for series, season in pairs])
+    error = truth[:, None] - forecast.quantiles
+    levels = np.asarray(forecast.levels)[None, :, None]
+    pinball = np.maximum(levels * error, (levels - 1) * error)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wql = 2 * np.nansum(pinball, axis=2).mean(axis=1) / np.nansum(np.abs(truth), axis=1)
+        return {"mase": mae(forecast.median, truth) / scale, "wql": wql}
+
+
+def _tokens(run: Run, other: Lens) -> dict[str, Any]:
+    encoded = run.lens.encode(run.batch, future=run.truth)
+    truth: Any = run.lens.adapter.tokens_of(torch.as_tensor(run.truth), encoded)  # type: ignore[attr-defined]
+    tops, perplexities = [], []
+    with torch.no_grad():
+        for lens in (run.lens, other):
+            logits = lens.adapter.run(encoded.inputs).double()
+            tops.append(logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu().numpy())
+            chosen = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
+            perplexities.append(float(-chosen.mean()))
+    shared = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
+    overlap = shared / (2 * tops[0].shape[-1] - shared)
+    return {"overlap": float(overlap.mean()), "log_perplexity": ("model", perplexities)}
+
+
+def pareto(
+    run: Run,
+    calibration: Run,
+    keeps: Sequence[float] = (0.1, 0.25, 0.5, 0.75),
+    *,
+    methods: Sequence[str] = METHODS,
+    of: Any = "rank",
+    mlps: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> xr.Dataset:
+    """Size against error, for several shares and methods.
+
+    Args:
+        run: the whole model on the series that count, with their truth.
+        calibration: of the same model on calibration series, over a horizon of one pass.
+        keeps: shares that are kept.
+        methods: of :data:`METHODS`.
+        of, mlps: as in :func:`compressed`.
+        progress: called with what is next, in words.
+
+    Returns:
+        Dataset of kind "compression", by ``method`` and ``keep``: ``parameters``, share of all numbers that is left;
+        ``rank_ratio`` and ``factor_ratio``, the two readings of "ratio" over the matrices (S0-TSVD); ``mase_rise`` and
+        ``wql_rise`` with ``…_low`` and ``…_high``. The attribute ``choice`` is the point that
+        :func:`smallest_harmless` gives, and ``why`` says so.
+
+    Raises:
+        InputError: as in :func:`compressed` and :func:`quality`.
+
+    Example:
+        >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
+        >>> curve["mase_rise"].dims
+        ('method', 'keep')
+    """
+    known = matrices(run.lens, mlps=mlps)
+    forms = {name: matrix.form() for name, matrix in known.items()}
+    whole = sizes(run.lens)["all"]
+    names: tuple[str, ...] = ("parameters", "rank_ratio", "factor_ratio")
+    names += tuple(f"{error}_rise{end}" for error in ("mase", "wql") for end in ("", "_low", "_high"))
+    values = {name: np.empty((len(methods), len(keeps))) for name in names}
+    for at in np.ndindex(len(methods), len(keeps)):
+        method, keep = methods[at[0]], keeps[at[1]]
+        if progress is not None:
+            progress(f"{method}, {keep:g} kept")
+        smaller, ranks = compressed(calibration, keep, method=method, of=of, mlps=mlps)
+        ratio = ratio_of(forms, ranks)
+        found = quality(run, smaller)
+        row = {"parameters": sizes(smaller)["all"] / whole, "rank_ratio": ratio.ranks, "factor_ratio": ratio.factors}
+        for error in ("mase", "wql"):
+            for end, part in (("", "estimate"), ("_low", "low"), ("_high", "high")):
+                row[f"{error}_rise{end}"] = float(found[f"{error}_rise_{part}"])
+        for name, value in row.items():
+            values[name][at] = value
+    data = xr.Dataset(
+        {name: (("method", "keep"), value) for name, value in values.items()},
+        coords={"method": list(methods), "keep": list(keeps)},
+        attrs=run.describe("compression", "Size and error", _SOURCE, n_series=len(run.batch), of=str(of)),
+    )
+    return data.assign_attrs(smallest_harmless(data))
+
+
+def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
+    """The smallest model of a curve whose error is known to rise by no more than a share.
+
+    Args:
+        curve: of :func:`pareto`.
+        tolerance: the rise of MASE that is accepted; the upper end of its interval must not exceed it.
+
+    Returns:
+        ``choice``, as in "weighted, 0.25 kept", or "" where no point will do; and ``why``, a sentence.
+
+    Raises:
+        InputError: the tolerance is negative or no number.
+
+    Example:
+        >>> curve = compress.pareto(run, run, [0.5], methods=["svd"])
+        >>> compress.smallest_harmless(curve, tolerance=10.0)["choice"]
+        'svd, 0.5 kept'
+    """
+    if not (np.isfinite(tolerance) and tolerance >= 0):
+        raise InputError(f"a tolerance of {tolerance}; expected a share of the error from 0 on")
+    points = sorted(
+        (float(curve["parameters"][at]), float(curve["mase_rise_high"][at]), at)
+        for at in np.ndindex(curve["parameters"].shape)
+    )
+    share = f"{100 * tolerance:g} %"
+    for size, high, at in points:
+        if high <= tolerance:
+            name = f"{curve['method'].values[at[0]]}, {curve['keep'].values[at[1]]:g} kept"
+            return {
+                "choice": name,
+                "why": f"{name}: of the models whose MASE rises by at most {share} (upper end of the 95 % interval, "
+                f"here {100 * high:.2g} %), it is the smallest, with {100 * size:.3g} % of the numbers.",
+            }
+    _, high, at = min(points, key=lambda point: (np.nan_to_num(point[1], nan=np.inf), point[0]))
+    nearest = f"{curve['method'].values[at[0]]}, {curve['keep'].values[at[1]]:g} kept"
+    return {
+        "choice": "",
+        "why": f"None: of no model it is known that its MASE rises by at most {share}; nearest is {nearest}, whose "
+        f"interval ends at {100 * high:.2g} %. Keep more, or judge by more series.",
+    }

@@ -1,0 +1,136 @@
+"""From a share, a threshold or a rank to a smaller model, by one of three methods."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from tsfm_lens.compress.allocate import Progress, allocated
+from tsfm_lens.compress.matrices import Matrix, factorised, matrices
+from tsfm_lens.compress.moments import second_moments
+from tsfm_lens.compress.schedule import ranks_by_epsilon, ranks_by_share
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+
+__all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed"]
+
+METHODS = ("svd", "weighted", "measured")
+"""Plain truncation; weighted by what enters; the same with ranks by what each matrix does to the forecast."""
+
+
+def calibration_run(run: Run) -> Run:
+    """A run over the same series one horizon earlier, within one pass, on which a model can be calibrated for ``run``.
+
+    It sees nothing of the run's truth. Its own truth, the ends of the contexts, is what a token model's decoder follows
+    where it is known; series too short for that are forecast as they are.
+
+    Example:
+        >>> earlier = compress.calibration_run(run)
+        >>> earlier.horizon == run.horizon, earlier.batch.lengths[0] == run.batch.lengths[0] - run.horizon
+        (True, True)
+    """
+    steps = min(run.horizon, run.lens.adapter.longest_pass)
+    if min(run.batch.lengths) <= 2 * steps:
+        return run.lens.run(run.batch, steps, seed=run.seed)
+    batch, ends = run.batch.split(steps)
+    along = ends if run.tokens_read and np.isfinite(ends).all() else None
+    return run.lens.run(batch, steps, truth=ends, along=along, seed=run.seed)
+
+
+def chosen_ranks(
+    lens: Lens,
+    *,
+    keep: float | None = None,
+    epsilon: float | None = None,
+    rank: int | None = None,
+    of: Literal["rank", "parameters"] = "rank",
+    mlps: bool = False,
+    by_head: bool = False,
+) -> dict[str, int]:
+    """Ranks of all matrices by one number.
+
+    Args:
+        lens: the model.
+        keep: share that is kept, see :func:`ranks_by_share`, with ``of``.
+        epsilon: threshold, see :func:`ranks_by_epsilon`.
+        rank: the same for all, at most the full one.
+        mlps: the matrices of MLPs, too.
+        by_head: ranks are those of each head.
+
+    Raises:
+        InputError: not exactly one number is given, or it is out of range.
+
+    Example:
+        >>> set(compress.chosen_ranks(lens, rank=3).values())
+        {3}
+    """
+    if sum(given is not None for given in (keep, epsilon, rank)) != 1:
+        raise InputError(f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the three")
+    known = matrices(lens, mlps=mlps)
+    forms = {name: matrix.form(by_head=by_head) for name, matrix in known.items()}
+    if keep is not None:
+        return ranks_by_share(forms, keep, of=of)
+    if rank is not None:
+        if rank < 1:
+            raise InputError(f"rank {rank}; expected 1 or more")
+        return {name: min(rank, form.full) for name, form in forms.items()}
+    assert epsilon is not None
+    if not 0 < epsilon < 1:
+        # said before spectra are computed
+        raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
+    return ranks_by_epsilon({name: _spectra(lens, each, by_head) for name, each in known.items()}, epsilon)
+
+
+def _spectra(lens: Lens, matrix: Matrix, by_head: bool) -> np.ndarray:
+    """Singular values of each block, (block, j)."""
+    weight, _ = parameters(lens.adapter.model, matrix.path)
+    form, exact = matrix.form(by_head=by_head), weight.detach().double()
+    blocks = torch.stack(exact.chunk(form.blocks, dim=1 if form.blocks > 1 and matrix.of == "columns" else 0))
+    return torch.linalg.svdvals(blocks).cpu().numpy()
+
+
+def compressed(
+    run: Run,
+    keep: float | None = None,
+    *,
+    epsilon: float | None = None,
+    rank: int | None = None,
+    method: str = "weighted",
+    of: Literal["rank", "parameters"] = "rank",
+    mlps: bool = False,
+    by_head: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Lens, dict[str, int]]:
+    """A model of less rank.
+
+    Args:
+        run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
+        keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
+        method: "svd", "weighted" or "measured". Under "measured" what these ranks take is spread over the matrices by
+            what each does to the forecast, at the same size.
+        progress: called with the matrices measured and their number.
+
+    Returns:
+        The model, and the rank of every matrix that may have been cut off, by name.
+
+    Raises:
+        UnknownNameError: no such method.
+        InputError: as in :func:`chosen_ranks`, :func:`second_moments` and :func:`factorised`.
+
+    Example:
+        >>> smaller, ranks = compress.compressed(run, 0.25, method="svd")
+        >>> compress.sizes(smaller)["attention"] / compress.sizes(lens)["attention"]
+        0.5
+    """
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
+    moments = None if method == "svd" else second_moments(run, ranks)
+    if method == "measured":
+        ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress).ranks
+    name = f"{run.lens.model_id} ({method})"
+    return factorised(run.lens, ranks, moments=moments, by_head=by_head, name=name), ranks
