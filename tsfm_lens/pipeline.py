@@ -106,7 +106,7 @@ def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
     """The measurements that a report of one run is asked for, each once.
 
     Raises:
-        InputError: there is none, or one is made of many runs.
+        InputError: there is none, or one is made of many runs or of no model.
         UnknownNameError: no measurement has this kind; the message has the nearest.
 
     Example:
@@ -120,7 +120,7 @@ def checked_chapters(chapters: Sequence[str]) -> list[Measurement]:
     chosen = [find(kind) for kind in dict.fromkeys(chapters)]
     for measurement in chosen:
         if measurement.compute is None:
-            raise InputError(f"{measurement.kind!r} is made of many runs: `tsfm-lens sweep report` draws it")
+            raise InputError(f"{measurement.kind!r} is {measurement.elsewhere}")
     return chosen
 
 

@@ -165,6 +165,7 @@ for command in (
     [
         ("patching,circut", "no measurement 'circut'. Closest: circuit"),
         ("sweep_curves", "made of many runs"),
+        ("theory_sketching", "made of no model"),
         ("", "at least one chapter"),
         ("forecast,lens_logits", "logits over a vocabulary, which bolt-nano does not have"),
     ],

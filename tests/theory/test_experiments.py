@@ -49,6 +49,7 @@ def test_slopes_are_those_of_powers_and_their_intervals_hold_them() -> None:
 def test_the_error_of_compression_grows_with_the_singular_value_cut_off(by_rank: xr.Dataset) -> None:
     assert by_rank.attrs["kind"] == "theory_compression_rank"
     assert abs(float(by_rank["slope"].mean()) - 1) < 0.1
+    assert float(by_rank["slope_of_all"].mean()) > float(by_rank["slope"].mean())
     assert (by_rank["error"] <= by_rank["bound"]).all()
     # the printed rate holds for generic inputs, though not for every one
     assert float((by_rank["error"] / by_rank["rate"]).max()) < 1
@@ -159,8 +160,8 @@ def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
 
 
 def test_sizes_that_give_no_experiment_are_refused() -> None:
-    with pytest.raises(InputError, match="width is 2"):
-        theory.compression_by_rank(width=2, n_tokens=8)
+    with pytest.raises(InputError, match="width 3 with 40 ranks"):
+        theory.compression_by_rank(width=3, n_tokens=8)
     with pytest.raises(InputError, match="4 tokens cannot have 8 singular values"):
         theory.compression_by_rank(width=8, n_tokens=4)
     with pytest.raises(UnknownNameError, match="'plain'"):

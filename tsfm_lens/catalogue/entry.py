@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tsfm_lens.catalogue.computing import Compute, Options, Work
     from tsfm_lens.models import Lens
 
-THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Sweeps")
+THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Sweeps", "Theory")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class Measurement:
         about: what is measured, as the documentation's tables have it.
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
-        compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table.
+        compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table, and for what
+            :mod:`tsfm_lens.theory` makes of no model.
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
@@ -132,6 +133,13 @@ class Measurement:
         """Functions of :mod:`tsfm_lens.probes`, that which gives the result first."""
         return (self.compute.name, *self.helpers) if self.compute is not None and self.compute.name else self.helpers
 
+    @property
+    def elsewhere(self) -> str:
+        """What makes the result if no run does, in words."""
+        if self.theme == "Theory":
+            return "made of no model: `tsfm_lens.theory` makes it"
+        return "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
+
     def check(self, lens: Lens) -> None:
         """Refuse a model that the definition does not allow.
 
@@ -152,7 +160,7 @@ class Measurement:
             InputError: the definition forbids the model or the series, or the result is one of many runs.
         """
         if self.compute is None:
-            raise InputError(f"a result of kind {self.kind!r} is made of many runs: `tsfm-lens sweep` makes it")
+            raise InputError(f"a result of kind {self.kind!r} is {self.elsewhere}")
         self.check(work.run.lens)
         return self.compute.call(work, options)
 

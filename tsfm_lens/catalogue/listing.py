@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsfm_lens.catalogue.entry import THEMES
+from tsfm_lens.catalogue.entry import THEMES, Measurement
 from tsfm_lens.catalogue.registry import measurements
 
 EVERY = "every model"
@@ -21,10 +21,17 @@ def facts() -> list[dict[str, Any]]:
             "figures": list(dict.fromkeys(figure.name for figure in each.figures)),
             "source": each.source,
             "paper": list(each.paper),
-            "models": each.needs.models if each.needs is not None else EVERY if each.compute is not None else "sweeps",
+            "models": _models(each),
         }
         for each in measurements().values()
     ]
+
+
+def _models(each: Measurement) -> str:
+    """Which models it is of, in words."""
+    if each.compute is None:
+        return "no model" if each.theme == "Theory" else "sweeps"
+    return each.needs.models if each.needs is not None else EVERY
 
 
 def as_markdown() -> str:

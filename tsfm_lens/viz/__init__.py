@@ -43,6 +43,19 @@ from tsfm_lens.viz.sweep_datasets import dataset_heatmap
 from tsfm_lens.viz.sweep_heads import head_curves, heads_at_layers
 from tsfm_lens.viz.sweep_layers import component_errors, layer_distances, range_curves
 from tsfm_lens.viz.sweep_recipes import recipe_changes, recipe_table, selection_comparison
+from tsfm_lens.viz.theory import (
+    chebyshev_curves,
+    compression_rank_lines,
+    compression_width_lines,
+    head_spectra_lines,
+    sketching_lines,
+)
+from tsfm_lens.viz.theory_bounds import (
+    compression_bound_lines,
+    embedding_bound_lines,
+    growth_bound_lines,
+    sketch_bound_dots,
+)
 from tsfm_lens.viz.thought import thought_counts, thought_lines
 from tsfm_lens.viz.training_history import training_history
 
@@ -55,21 +68,28 @@ __all__ = [
     "attribution_bars",
     "attribution_heatmap",
     "attribution_patching_scatter",
+    "chebyshev_curves",
     "circuit_curve",
     "circuit_forecasts",
     "circuit_graph",
     "component_errors",
+    "compression_bound_lines",
+    "compression_rank_lines",
+    "compression_width_lines",
     "concentration_bound_plot",
     "dataset_heatmap",
     "effects_scatter",
+    "embedding_bound_lines",
     "entropic_rank_line",
     "explore_figure",
     "for_print",
     "forecast_fan",
+    "growth_bound_lines",
     "head_curves",
     "head_entropy_map",
     "head_parroting_map",
     "head_similarity_map",
+    "head_spectra_lines",
     "heads_at_layers",
     "induction_corner",
     "induction_maps",
@@ -102,6 +122,8 @@ __all__ = [
     "self_repair_bars",
     "similarity_map",
     "size_and_error",
+    "sketch_bound_dots",
+    "sketching_lines",
     "spectrum_lines",
     "stable_rank_map",
     "stream_scheme",

@@ -38,21 +38,22 @@ def compression_by_rank(
     Returns:
         Dataset of kind "theory_compression_rank". Over ``scaling``, ``draw`` and ``rank``: ``error``
         ‖Y − Ỹ‖_F, and ``bound``, which it cannot exceed. Over ``rank``: ``next_singular_value`` σ_{d̃+1} and ``rate``
-        √d σ_{d̃+1}, as printed. ``slope`` (scaling, draw): of log error over log σ_{d̃+1}.
+        √d σ_{d̃+1}, as printed. ``slope`` (scaling, draw): of log error over log σ_{d̃+1} at ranks up to 3/4 of the
+        width, and ``slope_of_all``: at all, where it is steeper, since errors add up over ever fewer directions.
 
     Source:
         Flow of ranks, appendix J.1, figure 15 left (S0-J1a).
 
     Raises:
-        InputError: fewer tokens than the width, or a width below 3.
+        InputError: fewer tokens than the width, or a width below 4.
 
     Example:
         >>> found = theory.compression_by_rank(width=32, n_tokens=128, n_ranks=8)
         >>> 0.8 < float(found["slope"][0, 0]) < 1.2
         True
     """
-    if width < 3:
-        raise InputError(f"width is {width}, expected 3 or more: a slope needs two ranks")
+    if width < 4 or n_ranks < 4:
+        raise InputError(f"width {width} with {n_ranks} ranks, expected 4 of both or more: a slope needs two ranks")
     singular = np.exp(np.linspace(0, -5, width))
     # singular values fall evenly on a logarithmic scale, so that even ranks are even there
     ranks = sorted({round(float(rank)) for rank in np.linspace(1, width - 1, n_ranks)})
@@ -64,11 +65,13 @@ def compression_by_rank(
             errors[place, draw] = compression_errors(vocabulary, weights, ranks)
             bounds[place, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
     following = singular[ranks]
+    inner = np.array(ranks) <= 0.75 * width
     return labelled(
         {
             "error": (("scaling", "draw", "rank"), errors),
             "bound": (("scaling", "draw", "rank"), bounds),
-            "slope": (("scaling", "draw"), slope_of(following, errors)),
+            "slope": (("scaling", "draw"), slope_of(following[inner], errors[..., inner])),
+            "slope_of_all": (("scaling", "draw"), slope_of(following, errors)),
             "next_singular_value": ("rank", following),
             "rate": ("rank", np.sqrt(width) * following),
         },
