@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=48, help="synthetic test series, beside all bundled ones")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--published", default="chronos/base,chronos-bolt/base")
+    parser.add_argument("--shapes", default="1x512,16x512", help="series x steps of context")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "quality":
@@ -171,10 +172,9 @@ def main() -> None:
         ]
     else:
         header = ["model", "measured", "ratio to the whole", "allowed"]
+        shapes = [(int(shape.split("x")[0]), int(shape.split("x")[1])) for shape in given.shapes.split(",")]
         rows = [
-            row
-            for each in given.published.split(",")
-            for row in speed(*each.split("/"), 0.25, [(1, 512), (16, 512)], given.rounds)
+            row for each in given.published.split(",") for row in speed(*each.split("/"), 0.25, shapes, given.rounds)
         ]
     table = Table(*header)
     for row in rows:

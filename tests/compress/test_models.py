@@ -143,7 +143,7 @@ def test_what_cannot_be_compressed_is_refused(opened: Callable, calibration: Cal
     smaller = compress.factorised(lens, {first: 2})
     with pytest.raises(InputError, match="cut off before"):
         compress.factorised(smaller, {first: 2})
-    with pytest.raises(InputError, match=r"no layer .* holds factors"):
+    with pytest.raises(InputError, match=r"no layer .* holds less"):
         compress.save_compressed(lens, tmp_path / "whole")
     with pytest.raises(UnknownNameError, match="weighted"):
         compress.compressed(calibration(lens), 0.5, method="weigthed")
@@ -190,10 +190,11 @@ def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_p
     (layer,) = said["layers"]
     for change, words in (
         ({"version": 2}, "version"),
-        ({"layers": {layer: {"rank": 3, "gain": 1.0}}}, "of rank 3"),
+        ({"layers": {layer: {"form": "factors", "rank": 3}}}, "of rank 3"),
         ({"layers": {}}, r"2 unknown to the model|1 missing"),
-        ({"layers": {"encoder.block.9.q": {"rank": 2}}}, "expected its .down"),
-        ({"layers": {layer: {"rank": 2, "gain": None}}}, "gain"),
+        ({"layers": {"encoder.block.9.q": {"form": "factors", "rank": 2}}}, "expected its .down"),
+        ({"layers": {layer: {**said["layers"][layer], "gain": None}}}, "gain"),
+        ({"layers": {layer: {"form": "other"}}}, "form"),
         ({"more": 1}, "more"),
     ):
         record.write_text(json.dumps({**said, **change}))

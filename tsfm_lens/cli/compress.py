@@ -42,6 +42,9 @@ def compress(
     of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",
     mlps: Annotated[bool, typer.Option("--mlps", help="The matrices of MLPs, too.")] = False,
     by_head: Annotated[bool, typer.Option("--by-head", help="Cut off every head by itself.")] = False,
+    heal: Annotated[
+        int, typer.Option(min=0, metavar="STEPS", help="Train what is left for so many steps on the series.")
+    ] = 0,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
     ] = False,
@@ -77,7 +80,8 @@ def compress(
         else:
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
-            found = _written(run, out, bar, choice, {"method": method, "of": of, "mlps": mlps, "by_head": by_head})
+            options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
+            found = _written(run, out, bar, choice, options, heal)
     if pareto:
         _show_curve(curve, out, as_json)
     elif as_json:
@@ -86,7 +90,9 @@ def compress(
         _show(found)
 
 
-def _written(run: Run, out: Path, bar: Any, choice: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _written(
+    run: Run, out: Path, bar: Any, choice: dict[str, Any], options: dict[str, Any], heal: int
+) -> dict[str, Any]:
     """Compress, write, open what was written, and judge that."""
     from tsfm_lens import compress as room
     from tsfm_lens import load
@@ -96,8 +102,13 @@ def _written(run: Run, out: Path, bar: Any, choice: dict[str, Any], options: dic
     def progress(done: int, total: int) -> None:
         bar.update(working, completed=done, total=total)
 
-    smaller, ranks = room.compressed(room.calibration_run(run), **choice, **options, progress=progress)
+    calibration = room.calibration_run(run)
+    smaller, ranks = room.compressed(calibration, **choice, **options, progress=progress)
     bar.update(working, completed=1, total=1)
+    if heal:
+        healing = bar.add_task("heal", total=heal)
+        # contexts alone: the ends by which it is judged stay unseen
+        smaller = room.healed(smaller, run, steps=heal, progress=lambda done, _: bar.update(healing, completed=done))
     writing = bar.add_task("write and open again", total=1)
     by_head: bool = options["by_head"]
     room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=options["method"])

@@ -2,11 +2,14 @@
 
 from tsfm_lens.compress.allocate import Allocation, allocate, allocated, deviation, rank_effects
 from tsfm_lens.compress.checkpoint import save_compressed
-from tsfm_lens.compress.factors import Factors, LowRank, cut_off, error_of, product
+from tsfm_lens.compress.factors import Factors, cut_off, error_of, product
+from tsfm_lens.compress.healing import healed
+from tsfm_lens.compress.layers import Compressed, LowRank, Part
 from tsfm_lens.compress.matrices import Matrix, factorised, matrices
 from tsfm_lens.compress.measure import pareto, quality, sizes, smallest_harmless
 from tsfm_lens.compress.methods import METHODS, calibration_run, chosen_ranks, compressed
 from tsfm_lens.compress.moments import second_moments
+from tsfm_lens.compress.prune import native_without, without
 from tsfm_lens.compress.schedule import (
     Form,
     Ratio,
@@ -19,11 +22,13 @@ from tsfm_lens.compress.schedule import (
 
 __all__ = [
     "Allocation",
+    "Compressed",
     "Factors",
     "Form",
     "LowRank",
     "METHODS",
     "Matrix",
+    "Part",
     "Ratio",
     "allocate",
     "allocated",
@@ -35,7 +40,9 @@ __all__ = [
     "error_of",
     "factorised",
     "guideline",
+    "healed",
     "matrices",
+    "native_without",
     "pareto",
     "product",
     "quality",
@@ -48,4 +55,5 @@ __all__ = [
     "second_moments",
     "sizes",
     "smallest_harmless",
+    "without",
 ]

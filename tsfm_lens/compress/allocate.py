@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.compress.factors import Factors, LowRank, cut_off, replace_layer
+from tsfm_lens.compress.factors import Factors, cut_off
+from tsfm_lens.compress.layers import LowRank, replace_layer
 from tsfm_lens.compress.matrices import Matrix, factorised, matrices
 from tsfm_lens.compress.schedule import Form
 from tsfm_lens.errors import InputError

@@ -6,15 +6,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tsfm_lens.compress.factors import LowRank
+from tsfm_lens.compress.layers import Compressed, LowRank, Part
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
-from tsfm_lens.compress.stored import DOWN, Compression, Layer
+from tsfm_lens.compress.stored import DOWN, REST, Compression, Kept, Layer
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
@@ -34,7 +35,7 @@ def save_compressed(
     What was written is opened again and compared, weight by weight, before it gets its name.
 
     Args:
-        lens: of :func:`factorised`.
+        lens: of :func:`factorised`, :func:`without` or :func:`compressed`.
         folder: does not exist yet.
         ranks: of every matrix that was cut off, for the record; those of the layers of factors if None.
         by_head: whether they are those of each head.
@@ -45,7 +46,7 @@ def save_compressed(
 
     Raises:
         CheckpointError: the folder exists or cannot be written, or what was written does not open as the same model.
-        InputError: no layer of the model holds factors.
+        InputError: no layer of the model holds less than its matrix.
 
     Example:
         >>> smaller = compress.factorised(lens, compress.ranks_by_share({"decoder_blocks.0.cross_attn.q": \
@@ -58,9 +59,11 @@ compress.Form(1, 64, 64)}, 0.25))
         raise CheckpointError(f"{target} exists; give the name of a folder that does not, nothing is written over")
     known = matrices(lens, mlps=True)
     held = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in known.items()}
+    if not any(isinstance(layer, Compressed) for layer in held.values()):
+        raise InputError(
+            f"no layer of {lens.model_id} holds less than its matrix; see factorised() and without(), which make such"
+        )
     factors = {name: layer.factors for name, layer in held.items() if isinstance(layer, LowRank)}
-    if not factors:
-        raise InputError(f"no layer of {lens.model_id} holds factors, so that nothing is smaller; see factorised()")
     chosen = dict(ranks) if ranks is not None else {name: pair.rank for name, pair in factors.items()}
     forms = {name: known[name].form(by_head=by_head) for name in chosen}
     ratio = ratio_of(forms, chosen) if ranks is not None else None
@@ -106,21 +109,31 @@ def _write_native(lens: Lens, folder: Path) -> None:
         raise CheckpointError(f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}")
 
 
-def _layers(folder: Path, lens: Lens) -> dict[str, Layer]:
-    """Layers of factors by the names that the library's own files give them."""
+def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:
+    """Compressed layers by the names that the library's own files give them."""
     entry = architectures()[lens.wiring.architecture]
     files = read_checkpoint(folder)
     module = module_of(lens.native)
-    layers = {}
+    layers: dict[str, Layer | Kept] = {}
     for name in files.tensors:
-        if name.endswith(DOWN):
+        ending = next((ending for ending in (DOWN, REST) if name.endswith(ending)), None)
+        if ending is not None:
             own = name
             for old, new in entry.renamed.items():
                 own = own.replace(old, new)
-            layer = module.get_submodule(own.removesuffix(DOWN))
-            assert isinstance(layer, LowRank)
-            layers[name.removesuffix(DOWN)] = Layer(rank=layer.factors.rank, gain=layer.gain)
+            layer: Any = module.get_submodule(own.removesuffix(ending))
+            layers[name.removesuffix(ending)] = _said(layer)
     return layers
+
+
+def _said(layer: LowRank | Part) -> Layer | Kept:
+    if isinstance(layer, LowRank):
+        return Layer(rank=layer.factors.rank, gain=layer.gain)
+    places = layer.kept.tolist()
+    breaks = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+    runs = tuple((places[first], places[stop - 1] + 1) for first, stop in pairwise([0, *breaks, len(places)]) if stop)
+    size = layer.out_features if layer.of == "rows" else layer.in_features
+    return Kept(of=layer.of, size=size, runs=runs, gain=layer.gain)
 
 
 def _refuse_other(lens: Lens, folder: Path) -> None:

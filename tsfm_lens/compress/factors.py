@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
-from torch.utils._pytree import tree_map
+from torch import Tensor
 
-from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.errors import InputError
 
-__all__ = ["Factors", "LowRank", "cut_off", "error_of", "product"]
+__all__ = ["Factors", "cut_off", "error_of", "product"]
 
 # eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
 _NOTHING = 1e-12
@@ -64,109 +61,6 @@ def product(factors: Factors) -> Tensor:
         wide = torch.bmm(up.reshape(len(up), len(down), -1).transpose(0, 1), down)
         return wide.transpose(0, 1).reshape(len(up), -1)
     return up @ down
-
-
-class _Product(Tensor):
-    """The product of two factors, multiplied when it is first computed with.
-
-    Libraries ask a layer's weight for its type and its device at every pass; that must not cost a product.
-    """
-
-    factors: Factors
-
-    @staticmethod
-    def __new__(cls, factors: Factors) -> _Product:
-        up = factors.up
-        made = Tensor._make_wrapper_subclass(cls, factors.shape, dtype=up.dtype, device=up.device)
-        made.factors = factors
-        return made
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"the product of two factors of rank {self.factors.rank}, {tuple(self.shape)}"
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Multiply, then do with the product what was asked.
-
-        Raises:
-            WiringError: something would be written into the product, and be lost.
-        """
-        if func._schema.is_mutable:
-            raise WiringError(
-                f"{func} on the weight of a layer of low rank: it is the product of `up` and `down`, which can be "
-                "written into; as_matrix() puts another matrix in its place"
-            )
-        args, kwargs = tree_map(lambda x: product(x.factors) if isinstance(x, cls) else x, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-class LowRank(nn.Module):
-    """A linear layer that holds its matrix as two factors, ``x -> gain · (up (down x) + bias)``.
-
-    ``weight`` reads as the matrix, so that wirings, hooks and ``lens.weights`` find what they find in a dense layer.
-
-    Args:
-        factors: see :class:`Factors`.
-        bias: (out,), kept as it is; None for none.
-        gain: factor that the layer puts on its output, as unit-scaled ones do.
-    """
-
-    def __init__(self, factors: Factors, bias: Tensor | None = None, gain: float = 1.0) -> None:
-        super().__init__()
-        self.down = nn.Parameter(factors.down.detach())
-        self.up = nn.Parameter(factors.up.detach())
-        self.bias = None if bias is None else nn.Parameter(bias.detach())
-        self.gain = float(gain)
-        self.out_features, self.in_features = factors.shape
-
-    @property
-    def factors(self) -> Factors:
-        """Both, as they are held."""
-        return Factors(self.down, self.up)
-
-    @property
-    def weight(self) -> Tensor:
-        """(out, in), multiplied when it is computed with; nothing can be written into it."""
-        return _Product(Factors(self.down.detach(), self.up.detach()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
-        narrow = _by_head(x, self.down) if self.down.ndim == 3 else linear(x, self.down)
-        if self.up.ndim == 3:
-            out = _by_head(narrow, self.up)
-            out = out if self.bias is None else out + self.bias
-        else:
-            out = linear(narrow, self.up, self.bias)
-        return out if self.gain == 1.0 else out * self.gain
-
-    @contextmanager
-    def as_matrix(self, matrix: Tensor) -> Iterator[None]:
-        """Compute with another matrix (out, in) while the block runs."""
-        self.__dict__["forward"] = lambda x: linear(x, matrix, self.bias) * self.gain
-        try:
-            yield
-        finally:
-            del self.__dict__["forward"]
-
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.in_features} -> {self.factors.rank} -> {self.out_features}, bias={self.bias is not None}"
-
-
-def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """(…, head · in) times a matrix of each head, (head, out, in), to (…, head · out)."""
-    apart = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
-    out = torch.bmm(apart, matrices.transpose(1, 2)).transpose(0, 1)
-    return out.reshape(*x.shape[:-1], -1)
-
-
-def replace_layer(model: nn.Module, path: str, layer: nn.Module) -> None:
-    """Put another layer in the place of one, with its mode, in its type and on its device."""
-    parent, _, last = path.rpartition(".")
-    owner = model.get_submodule(parent)
-    old = owner.get_submodule(last)
-    weight: Any = old.weight
-    setattr(owner, last, layer.to(device=weight.device, dtype=weight.dtype).train(old.training))
 
 
 def cut_off(weight: Tensor, rank: int, *, moment: Tensor | None = None, heads: int = 1, of: str = "rows") -> Factors:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tsfm_lens.compress.factors import Factors, LowRank, cut_off, product, replace_layer
+from tsfm_lens.compress.factors import Factors, cut_off, product
+from tsfm_lens.compress.layers import Compressed, LowRank, replace_layer
 from tsfm_lens.compress.schedule import Form
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
@@ -105,7 +106,7 @@ def matrices(lens: Lens, *, mlps: bool = False, attention: bool = True) -> dict[
     for matrix in found.values():
         layer_of = lens.adapter.model.get_submodule(matrix.path)
         _refuse_other_layer(layer_of, matrix)
-        if isinstance(layer_of, LowRank):
+        if isinstance(layer_of, Compressed):
             continue
         other = owners.setdefault(id(layer_of.weight), matrix.name)
         if other != matrix.name:
@@ -161,7 +162,7 @@ def _blocks(layout: str, heads: int, parts: int) -> int:
 
 def _refuse_other_layer(layer: Any, matrix: Matrix) -> None:
     """Refuse a layer that does not compute gain · (x Wᵀ + bias)."""
-    if isinstance(layer, LowRank):
+    if isinstance(layer, Compressed):
         return
     others = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
     weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
@@ -235,10 +236,8 @@ def factorised(
 def _factors_of(lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, by_head: bool) -> Factors | None:
     """None for a matrix that keeps its full rank."""
     layer = lens.adapter.model.get_submodule(matrix.path)
-    if isinstance(layer, LowRank):
-        raise InputError(
-            f"{matrix.name} has been cut off before, at rank {layer.factors.rank}; begin with the whole model"
-        )
+    if isinstance(layer, Compressed):
+        raise InputError(f"{matrix.name} has been cut off before ({layer}); begin with the whole model")
     form = matrix.form(by_head=by_head)
     if not (isinstance(rank, int) and 1 <= rank <= form.full):
         raise InputError(f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to {form.full}")

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 from tsfm_lens.ablation.metrics import mae, seasonal_scale
-from tsfm_lens.compress.factors import LowRank
+from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.methods import METHODS, compressed
 from tsfm_lens.compress.schedule import ratio_of
@@ -38,7 +38,7 @@ def sizes(lens: Lens) -> dict[str, int]:
     out = {"all": sum(held.values()), "attention": 0, "mlp": 0}
     for matrix in matrices(lens, mlps=True).values():
         layer = lens.adapter.model.get_submodule(matrix.path)
-        entries = layer.factors.numbers if isinstance(layer, LowRank) else matrix.shape[0] * matrix.shape[1]
+        entries = layer.entries if isinstance(layer, Compressed) else matrix.shape[0] * matrix.shape[1]
         out["attention" if matrix.is_attention else "mlp"] += entries
     return out
 

@@ -13,21 +13,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tsfm_lens.compress.factors import Factors, LowRank, product, replace_layer
+from tsfm_lens.compress.factors import Factors, product
+from tsfm_lens.compress.layers import Compressed, LowRank, Part, replace_layer, widened
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.models.checkpoint import COMPRESSION, WEIGHTS, Checkpoint, Stored, read_settings, shortened
 from tsfm_lens.models.completeness import model_names
 
-__all__ = ["Compression", "Layer", "unfolded"]
+__all__ = ["Compression", "Kept", "Layer", "unfolded"]
 
-DOWN, UP, WEIGHT = ".down", ".up", ".weight"
+DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
 
 
 class _Strict(BaseModel):
@@ -42,8 +44,44 @@ class Layer(_Strict):
         gain: factor on what it gives.
     """
 
+    form: Literal["factors"] = "factors"
     rank: int = Field(ge=1)
     gain: float = 1.0
+
+
+class Kept(_Strict):
+    """A layer of whose matrix some rows or columns are left.
+
+    Attributes:
+        of: which.
+        size: how many the whole has.
+        runs: first and one past the last of each run of those that are left, ascending.
+        gain: factor on what it gives.
+    """
+
+    form: Literal["part"] = "part"
+    of: Literal["rows", "columns"]
+    size: int = Field(ge=1, le=2**31)
+    runs: tuple[tuple[int, int], ...]
+    gain: float = 1.0
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Kept:
+        edges = [edge for run in self.runs for edge in run]
+        inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
+        if not inside or any(first >= stop for first, stop in self.runs) or edges != sorted(edges):
+            raise ValueError(f"runs {self.runs} of {self.size}: expected ascending ones inside it")
+        return self
+
+    @property
+    def count(self) -> int:
+        """Rows or columns that are left."""
+        return sum(stop - first for first, stop in self.runs)
+
+    @property
+    def places(self) -> Tensor:
+        """(kept,)."""
+        return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
 
 
 class Compression(_Strict):
@@ -64,7 +102,7 @@ class Compression(_Strict):
     made_with: str = ""
     model: str = ""
     method: str = ""
-    layers: dict[str, Layer]
+    layers: dict[str, Annotated[Layer | Kept, Field(discriminator="form")]]
     ranks: dict[str, int] = Field(default_factory=dict)
     ratio: dict[str, float] = Field(default_factory=dict)
 
@@ -85,10 +123,14 @@ class Unfolded(Checkpoint):
     def staged(self) -> Iterator[Path]:
         """Multiply the factors, then as for any checkpoint."""
         tensors = dict(_read(self.compressed))
-        for layer in self.record.layers:
-            pair = Factors(tensors.pop(layer + DOWN), tensors.pop(layer + UP))
-            whole = product(Factors(*(part.double() for part in pair)))
-            tensors[layer + WEIGHT] = whole.to(pair.up.dtype).contiguous()
+        for layer, said in self.record.layers.items():
+            shape = self.tensors[layer + WEIGHT].shape
+            if isinstance(said, Kept):
+                whole = widened(tensors.pop(layer + REST), said.places, (shape[0], shape[1]), said.of)
+            else:
+                pair = Factors(tensors.pop(layer + DOWN), tensors.pop(layer + UP))
+                whole = product(Factors(*(part.double() for part in pair))).to(pair.up.dtype)
+            tensors[layer + WEIGHT] = whole.contiguous()
         # loaders ask what library the file is of
         save_file(tensors, self.files[WEIGHTS], metadata={"format": "pt"})
         del tensors
@@ -98,11 +140,16 @@ class Unfolded(Checkpoint):
     def refit(self, module: Any, renamed: Mapping[str, str]) -> None:
         """Put layers of factors in the place of those that hold their products."""
         names = model_names(self, renamed)
-        tensors = dict(_read(self.compressed, (DOWN, UP)))
+        tensors = dict(_read(self.compressed, (DOWN, UP, REST)))
         for layer, said in self.record.layers.items():
             path = names[layer + WEIGHT].removesuffix(WEIGHT)
             bias = module.get_submodule(path).bias
-            replace_layer(module, path, LowRank(Factors(tensors[layer + DOWN], tensors[layer + UP]), bias, said.gain))
+            made: Compressed
+            if isinstance(said, Kept):
+                made = Part(tensors[layer + REST], said.places, said.size, said.of, bias, said.gain)
+            else:
+                made = LowRank(Factors(tensors[layer + DOWN], tensors[layer + UP]), bias, said.gain)
+            replace_layer(module, path, made)
 
 
 def _read(files: Checkpoint, endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Tensor]]:
@@ -126,13 +173,15 @@ def unfolded(files: Checkpoint) -> Iterator[Unfolded]:
     record = _record(files)
     tensors = dict(files.tensors)
     for layer, said in record.layers.items():
-        pair = [tensors.pop(layer + ending, None) for ending in (DOWN, UP)]
-        if pair[0] is None or pair[1] is None or layer + WEIGHT in tensors:
+        endings = (REST,) if isinstance(said, Kept) else (DOWN, UP)
+        held = [tensor for ending in endings if (tensor := tensors.pop(layer + ending, None)) is not None]
+        if len(held) < len(endings) or layer + WEIGHT in tensors:
             raise CheckpointError(
-                f"{files.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected its {DOWN} and {UP} "
-                f"in the files, and no {WEIGHT}"
+                f"{files.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected its "
+                f"{' and '.join(endings)} in the files, and no {WEIGHT}"
             )
-        tensors[layer + WEIGHT] = Stored(WEIGHTS, pair[1].dtype, _shape(files, layer, said, pair[0], pair[1]))
+        shape = _widened(files, layer, said, *held) if isinstance(said, Kept) else _shape(files, layer, said, *held)
+        tensors[layer + WEIGHT] = Stored(WEIGHTS, held[-1].dtype, shape)
     kept = {name: path for name, path in files.files.items() if not name.endswith((".safetensors", ".index.json"))}
     with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
         every = {name: tensor._replace(file=WEIGHTS) for name, tensor in tensors.items()}
@@ -175,3 +224,14 @@ def _shape(files: Checkpoint, layer: str, said: Layer, down: Stored, up: Stored)
             f"{down.dtype} and {up.dtype}; expected (rank, in) and (out, rank) of rank {said.rank} in one type"
         )
     return shape
+
+
+def _widened(files: Checkpoint, layer: str, said: Kept, rest: Stored) -> tuple[int, int]:
+    """(out, in) of the matrix of which some rows or columns are left."""
+    axis = 0 if said.of == "rows" else 1
+    if len(rest.shape) != 2 or rest.shape[axis] != said.count:
+        raise CheckpointError(
+            f"{files.folder}: {shortened(layer, 80)!r} has {list(rest.shape)}, expected {said.count} {said.of} as "
+            f"{COMPRESSION} says"
+        )
+    return (said.size, rest.shape[1]) if axis == 0 else (rest.shape[0], said.size)

@@ -1,0 +1,152 @@
+"""A short training of what compression left, on the user's own series, by the zoo's losses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tsfm_lens.compress.layers import Compressed
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+
+__all__ = ["healed"]
+
+KINDS = {"chronos": "token", "chronos-bolt": "patch"}
+"""Architectures for which the zoo has a loss over series alone."""
+_FAMILY = "own"
+
+
+def healed(
+    lens: Lens,
+    run: Run,
+    *,
+    steps: int = 200,
+    learning_rate: float = 1e-3,
+    rows: int = 32,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Lens:
+    """A copy of a compressed model, trained for some steps on the contexts of a run.
+
+    Only what stands in the place of matrices is trained: factors, or rows and columns that are left. Batches are crops
+    of the series with the zoo's augmentation (level, scale, noise, stride); AdamW, its rate falling over the second
+    half.
+
+    Args:
+        lens: of :func:`factorised`, :func:`without` or :func:`compressed`.
+        run: of its series and horizon; its truth is not looked at.
+        steps: of the optimiser; learning_rate: its highest; rows: series in a batch.
+        seed: of batches.
+        progress: called with the steps done and their number.
+
+    Raises:
+        InputError: the zoo has no loss for the architecture, no layer is compressed, a number is out of range, or the
+            loss is not finite.
+
+    Example:
+        >>> smaller, _ = compress.compressed(run, 0.25, method="svd")
+        >>> compress.sizes(compress.healed(smaller, run, steps=2, rows=4)) == compress.sizes(smaller)
+        True
+    """
+    kind = KINDS.get(lens.wiring.architecture)
+    if kind is None:
+        raise InputError(
+            f"the zoo has no loss to heal {lens.wiring.architecture!r} by; it has one for {', '.join(KINDS)}"
+        )
+    if steps < 1 or rows < 1 or not learning_rate > 0:
+        raise InputError(f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0")
+    twin = copy.deepcopy(lens)
+    model: Any = twin.adapter.model
+    trained = [
+        part
+        for layer in model.modules()
+        if isinstance(layer, Compressed)
+        for name, part in layer.named_parameters()
+        if name != "bias" and part.numel()
+    ]
+    if not trained:
+        raise InputError(f"no layer of {lens.model_id} holds less than its matrix; there is nothing to heal")
+    wanted = {id(part) for part in trained}
+    frozen = [part for part in model.parameters() if id(part) not in wanted and part.requires_grad]
+    for part in frozen:
+        part.requires_grad_(False)
+    try:
+        _train(model, trained, run, kind, steps, learning_rate, rows, seed, progress)
+    finally:
+        for part in frozen:
+            part.requires_grad_(True)
+    return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
+
+
+def _train(
+    model: Any,
+    trained: list[torch.nn.Parameter],
+    run: Run,
+    kind: str,
+    steps: int,
+    learning_rate: float,
+    rows: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    from tsfm_lens.zoo.corpus import LENGTH, Corpus
+    from tsfm_lens.zoo.objectives import patch_loss, token_loss
+    from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
+    from tsfm_lens.zoo.source import SeriesSource
+
+    horizon = min(run.horizon, run.lens.adapter.longest_pass)
+    context = min(run.lens.adapter.context_length, LENGTH - horizon)
+    stage = Stage(start=0, context=context, horizon=horizon, rows=rows, mix={_FAMILY: 1.0})
+    recipe = TrainingRecipe(
+        name="healing",
+        kind="token" if kind == "token" else "patch",
+        config={},
+        stages=(stage,),
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup=max(1, steps // 20),
+        decay=steps // 2,
+        corpus={},
+    )
+    values = _rows(run, LENGTH)
+    source = SeriesSource(Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device)
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        past, future = source.batch(step, mix=stage.mix, rows=rows, context=context, horizon=horizon)
+        with torch.enable_grad():
+            if kind == "token":
+                loss = token_loss(model, past, future, stage, seed=step)
+            else:
+                loss = patch_loss(model, past, future, stage)
+            if not bool(torch.isfinite(loss)):
+                raise InputError(
+                    f"the loss is {float(loss)} at step {step}; give a lower learning rate, or other series"
+                )
+            optimizer.zero_grad()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        if progress is not None:
+            progress(step + 1, steps)
+    for part in trained:
+        part.grad = None
+
+
+def _rows(run: Run, length: int) -> np.ndarray:
+    """(row, length) of standardised pieces of the contexts, NaN before a short one begins."""
+    out = []
+    for series in run.batch.values:
+        spread = np.nanstd(series)
+        scaled = (series - np.nanmean(series)) / (spread if spread > 0 else 1.0)
+        count = max(1, -(-len(scaled) // length))
+        for start in np.linspace(0, max(0, len(scaled) - length), count).astype(int):
+            piece = scaled[start : start + length]
+            out.append(np.concatenate([np.full(length - len(piece), np.nan), piece]))
+    return np.stack(out).astype(np.float32)
