@@ -64,7 +64,9 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "causal_effects": lambda x: probes.causal_effects(x.run),
     "context_parroting": lambda x: probes.context_parroting(x.run),
     "edge_attribution": lambda x: probes.edge_attribution(x.run, x.corrupted),
+    "embedding_ranks": lambda x: probes.embedding_ranks(x.run),
     "entropic_rank": lambda x: probes.entropic_rank(x.run),
+    "flow_of_ranks": lambda x: probes.flow_of_ranks(x.run),
     "head_entropy": lambda x: probes.head_entropy(x.run),
     "head_parroting": lambda x: probes.head_parroting(x.run),
     "head_similarity": lambda x: probes.head_similarity(x.run),
@@ -81,6 +83,7 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "repeated_motif": lambda x: probes.repeated_motif(x.lens, n_series=SEQUENCES, num_samples=x.run.num_samples),
     "repeated_tokens": lambda x: probes.repeated_tokens(x.lens, n_sequences=SEQUENCES),
     "rollout_maps": lambda x: probes.rollout_maps(x.run),
+    "row_angles": lambda x: probes.row_angles(x.lens),
     "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
     "stream_shares": lambda x: probes.stream_shares(x.run),
     "weight_ranks": lambda x: probes.weight_ranks(x.lens),
@@ -90,7 +93,7 @@ PATCHES_ONLY = {"patch_attention"}
 # searches and whole grids of runs, and helpers of other probes
 NOT_TIMED = {
     *("head_states", "heads_at_1pp", "minimal_circuit", "path_patching"),
-    *("component_writes", "heads_by_stable_rank", "random_heads"),
+    *("component_writes", "heads_by_stable_rank", "random_heads", "signal_families"),
 }
 
 
@@ -219,18 +222,21 @@ def rollout_memory() -> list[Row]:
     return rows
 
 
-def entropic_rank_memory() -> list[Row]:
-    """Peak memory of the entropic rank over eight times as many series."""
-    few, many = (apart(_entropic_peak, count) for count in (64, 512))
-    return [
-        (
-            "(d) chronos-nano: entropic rank, peak memory of 512 series / of 64",
-            f"{many / few:.2f}",
-            f"{few / 2**20:.0f} and {many / 2**20:.0f} MiB above the loaded model; groups of 8",
-            "≤ 1.2",
-            many / few <= 1.2,
+def streaming_memory() -> list[Row]:
+    """Peak memory of probes that stream, over eight times as many series."""
+    rows: list[Row] = []
+    for probe in ("entropic_rank", "flow_of_ranks"):
+        few, many = (apart(_streaming_peak, probe, count) for count in (64, 512))
+        rows.append(
+            (
+                f"(d) chronos-nano: {probe}, peak memory of 512 series / of 64",
+                f"{many / few:.2f}",
+                f"{few / 2**20:.0f} and {many / 2**20:.0f} MiB above the loaded model; groups of 8",
+                "≤ 1.2",
+                many / few <= 1.2,
+            )
         )
-    ]
+    return rows
 
 
 def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
@@ -246,13 +252,13 @@ def _rollout_peak(keys: str, along: bool) -> tuple[int, int]:
     return status("VmHWM") - before, maps["attention"].nbytes
 
 
-def _entropic_peak(count: int) -> int:
+def _streaming_peak(probe: str, count: int) -> int:
     lens = load("chronos-nano")
     steps = np.arange(CONTEXT)
     series = [np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.01 * i for i in range(count)]
-    probes.entropic_rank(lens.run(series[:8], HORIZON, num_samples=SAMPLES))
+    getattr(probes, probe)(lens.run(series[:8], HORIZON, num_samples=SAMPLES))
     before = restart_peak()
-    probes.entropic_rank(lens.run(series, HORIZON, num_samples=SAMPLES))
+    getattr(probes, probe)(lens.run(series, HORIZON, num_samples=SAMPLES))
     return status("VmHWM") - before
 
 
@@ -261,7 +267,7 @@ def measure(rounds: int) -> list[Row]:
     rows = [row for name in EMBEDDED for row in probe_costs(name, rounds)]
     rows += [*stable_rank_cost(rounds), *weight_spectra_cost(), *repeated_tokens_cost(3)]
     if Path("/proc/self/clear_refs").exists():
-        rows += [*rollout_memory(), *entropic_rank_memory()]
+        rows += [*rollout_memory(), *streaming_memory()]
     if left := untimed():
         rows.append(("(d) probes without a call in benchmarks/probes.py", ", ".join(left), "", "none", False))
     return rows

@@ -6,7 +6,9 @@ from tsfm_lens.probes.attribution_patching import attribution_patching
 from tsfm_lens.probes.circuits import minimal_circuit
 from tsfm_lens.probes.edge_attribution import edge_attribution
 from tsfm_lens.probes.effects import causal_effects
+from tsfm_lens.probes.embedding_ranks import embedding_ranks, signal_families
 from tsfm_lens.probes.entropic_rank import entropic_rank
+from tsfm_lens.probes.flow_of_ranks import flow_of_ranks
 from tsfm_lens.probes.head_choice import diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads, sharp_heads
 from tsfm_lens.probes.head_parroting import head_parroting
 from tsfm_lens.probes.head_states import head_states
@@ -24,6 +26,7 @@ from tsfm_lens.probes.path_patching import path_patching
 from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
 from tsfm_lens.probes.repeated_motif import repeated_motif
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
+from tsfm_lens.probes.row_angles import row_angles
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
@@ -48,7 +51,9 @@ __all__ = [
     "count_peaks",
     "diffuse_heads",
     "edge_attribution",
+    "embedding_ranks",
     "entropic_rank",
+    "flow_of_ranks",
     "head_entropy",
     "head_parroting",
     "head_similarity",
@@ -72,9 +77,11 @@ __all__ = [
     "repeated_motif",
     "repeated_tokens",
     "rollout_maps",
+    "row_angles",
     "row_entropy",
     "seasonality_bias",
     "sharp_heads",
+    "signal_families",
     "stable_rank",
     "stream_shares",
     "trace_lines",

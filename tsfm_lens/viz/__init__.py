@@ -26,6 +26,8 @@ from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
 from tsfm_lens.viz.patching import patched_forecasts, patching_map
 from tsfm_lens.viz.paths import path_map
 from tsfm_lens.viz.printing import for_print
+from tsfm_lens.viz.rank_angles import head_closeness, row_angle_map, token_angle_map
+from tsfm_lens.viz.rank_flow import embedding_spectra, rank_flow_map, rank_flow_spectra, rank_rise
 from tsfm_lens.viz.ranks import rank_histograms, weight_rank_map, weight_spectra
 from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
@@ -80,11 +82,13 @@ __all__ = [
     "dataset_heatmap",
     "effects_scatter",
     "embedding_bound_lines",
+    "embedding_spectra",
     "entropic_rank_line",
     "explore_figure",
     "for_print",
     "forecast_fan",
     "growth_bound_lines",
+    "head_closeness",
     "head_curves",
     "head_entropy_map",
     "head_parroting_map",
@@ -109,12 +113,16 @@ __all__ = [
     "patching_map",
     "path_map",
     "range_curves",
+    "rank_flow_map",
+    "rank_flow_spectra",
     "rank_histograms",
+    "rank_rise",
     "recipe_changes",
     "recipe_forecasts",
     "recipe_table",
     "repeated_motif_map",
     "rollout_panels",
+    "row_angle_map",
     "save",
     "season_amplitudes",
     "selected_patch",
@@ -130,6 +138,7 @@ __all__ = [
     "thought_counts",
     "thought_lines",
     "tilt_map",
+    "token_angle_map",
     "training_history",
     "weight_rank_map",
     "weight_spectra",

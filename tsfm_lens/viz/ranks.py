@@ -105,7 +105,7 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
         'Spectra of the weights of chronos-nano'
     """
     whole = whole_matrices(ds, stack=stack, parts=parts)
-    values = relative(array(ds, "singular_value", "matrix", "mode"))
+    values = relative(array(ds, "singular_value", "matrix", "mode"), array(ds, "rounding_floor", "matrix"))
     several = len({str(ds["stack"].values[row]) for row in whole}) > 1
     panels: dict[tuple[str, ...], list[int]] = {}
     for row in whole:
@@ -174,12 +174,18 @@ def depth_lines(panel: Panel, labels: Sequence[str], values: np.ndarray, axis: s
         panel.line(modes, line, "", hover, colour=mixed(BLUE, strength))
 
 
-def relative(values: np.ndarray) -> np.ndarray:
-    """Singular values (…, mode) over the largest, NaN where they are too small to be drawn."""
+def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
+    """Singular values (…, mode) over the largest, NaN where they are too small to be drawn, or hidden by rounding.
+
+    Args:
+        values: descending along the last axis.
+        floor: (…,), relative: what rounding hides.
+    """
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
+    least = np.full(values.shape[:-1], _LOWEST) if floor is None else np.fmax(floor, _LOWEST)
     # a comparison with NaN is false
-    return np.where(shares >= _LOWEST, shares, np.nan)
+    return np.where(shares >= least[..., None], shares, np.nan)
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:

@@ -1,0 +1,214 @@
+"""Ranks of embedded series and angles of rows against planted ranks and other ways to the same number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.catalogue.ranks import read_embedding_ranks, read_row_angles, read_token_angles
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
+from tsfm_lens.probes.row_angles import random_angle
+from tsfm_lens.testing import assert_close
+from tsfm_lens.theory import ChebyshevEmbedding
+from tsfm_lens.viz import embedding_spectra, head_closeness, row_angle_map, token_angle_map
+
+NAMES = sorted(architectures())
+
+
+def run_of(lens: Lens) -> Run:
+    own = getattr(lens.adapter, "example", None)
+    series = own(1, 40) if own else bundled("co2", "elnino").tail(40)
+    return lens.run(series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_families_of_every_architecture(name: str, lens_of: Callable[[str], Lens]) -> None:
+    run = run_of(lens_of(name))
+    found = embedding_ranks(run, epsilon=[0.01, 0.001])
+    families = found["family"].values.tolist()
+    ranks = found["epsilon_rank"].sel(epsilon=0.01).to_series()
+    assert families[0] == "own series"
+    assert ("vocabulary" in families) == (name in ("chronos", "t5"))
+    if name == "t5":
+        assert families[1:] == ["random ids", "vocabulary"]
+    else:
+        # one value at every step is one token, but where patches hold their time too
+        assert (ranks["zero"] == 1) == (name != "chronos-2")
+        assert ranks["exponentials"] <= ranks["white noise"]
+    assert (found["epsilon_rank"] <= found["full"]).all()
+    assert (found["tokens"] >= found["full"]).all()
+    # a signal cannot use more directions than all of its family, at the same absolute height
+    np.testing.assert_array_equal(found["signal_rank"].sel(family="own series").notnull().sum("signal"), len(run.batch))
+    assert embedding_spectra(found).data[0].name == "own series"
+    assert token_angle_map(found).layout.coloraxis.cmax == 90
+    assert read_embedding_ranks(found)
+    assert read_token_angles(found)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_a_planted_embedding_of_prescribed_rank_is_found(rank: int) -> None:
+    """A vocabulary made of Chebyshev polynomials has their number as its rank, and every series at most that."""
+    lens = load(architectures()["t5"].tiny(), check=False)
+    table = lens.model.shared.weight
+    values = np.linspace(-15, 15, len(table))
+    planted = ChebyshevEmbedding.random(lens.d_model, rank).embed(values[None])
+    with torch.no_grad():
+        table.copy_(torch.tensor(planted.T))
+    found = embedding_ranks(run_of(lens), epsilon=1e-5)
+    ranks = found["epsilon_rank"].sel(epsilon=1e-5).to_series()
+    assert ranks["vocabulary"] == rank
+    assert ranks["own series"] == ranks["random ids"] == rank
+    dense = np.linalg.svd(table.detach().double().numpy(), compute_uv=False)
+    assert_close(found["singular_value"].sel(family="vocabulary").dropna("mode"), dense[: lens.d_model], depth=100)
+
+
+def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    run = run_of(lens)
+    own = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
+    found = embedding_ranks(run, signals=own, tokens=4)
+    assert found["family"].values.tolist() == ["own series", "steps"]
+    encoded = lens.encode(own["steps"])
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=["encoder.hook_embed"])
+    # all but the special token at the end, and of the shorter series all but the padding before it
+    special = [bool(word) for word in encoded.spans["encoder"].special]
+    rows = acts["encoder.hook_embed"][encoded.shown("encoder") & ~torch.tensor(special)].double().numpy()
+    assert int(found["tokens"].sel(family="steps")) == len(rows)
+    values = np.linalg.svd(rows, compute_uv=False)
+    ours = found["singular_value"].sel(family="steps").values[: len(values)]
+    assert_close(ours, values, depth=100, dtype=np.float32)
+    shown = rows[np.unique(np.linspace(0, len(rows) - 1, 4).round().astype(int))]
+    cosine = np.abs(shown[0] @ shown[-1]) / np.linalg.norm(shown[0]) / np.linalg.norm(shown[-1])
+    angle = found["angle"].sel(family="steps").values
+    assert_close(np.cos(np.radians(angle[0, -1])), cosine, depth=100, dtype=np.float32)
+    assert (np.diag(angle) < 1e-3).all()
+
+
+def test_families_are_alike_for_one_seed_and_others_for_another(lens_of: Callable[[str], Lens]) -> None:
+    run = run_of(lens_of("chronos"))
+    first, again, other = (signal_families(run, seed=seed) for seed in (0, 0, 1))
+    for name in first:
+        np.testing.assert_array_equal(first[name].values, again[name].values)
+        assert (name in ("exponentials", "zero")) == np.array_equal(first[name].values, other[name].values)
+        assert set(first[name].lengths) == {40}
+
+
+def test_what_cannot_be_embedded_is_refused(lens_of: Callable[[str], Lens]) -> None:
+    run = run_of(lens_of("chronos"))
+    for options, words in (
+        ({"tokens": 1}, "tokens 1"),
+        ({"batch_size": 0}, "batch_size 0"),
+        ({"epsilon": 0}, "epsilon is 0"),
+        ({"signals": {"vocabulary": [[1.0, 2.0]]}}, "'vocabulary'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            embedding_ranks(run, **options)
+
+
+# --- rows of W_Q -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def with_queries(change: Callable[[torch.Tensor], object]) -> Lens:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    change(lens.model.encoder.block[0].layer[0].SelfAttention.q.weight)
+    return lens
+
+
+@pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
+@pytest.mark.parametrize("name", NAMES)
+def test_block_angles_of_every_architecture_are_means_over_pairs(
+    name: str, part: str, lens_of: Callable[[str], Lens]
+) -> None:
+    lens = lens_of(name)
+    found = row_angles(lens, part=part, rows=12, permutations=19)
+    stack = lens.wiring.stacks[0]
+    kind = found.attrs["attention"]
+    layer = int(found["layer"].values[-1])
+    heads = getattr(lens.weights.heads(layer, kind, stack.name), part).detach().double().numpy()
+    heads = heads[:: len(heads) // found.sizes["head"]]
+    lines = [head if part == "W_O" else head.T for head in heads]
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in lines]
+    angle = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[1].T), 1)))
+    assert_close(float(found["block_angle"][-1, 0, 1]), angle.mean(), depth=100)
+    own = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[0].T), 1)))[np.triu_indices(len(unit[0]), 1)]
+    assert_close(float(found["block_angle"][-1, 0, 0]), own.mean(), depth=100)
+    # of equal heads the mean over heads is that over all pairs
+    blocks = found["block_angle"].values[-1]
+    assert_close(float(found["within"][-1]), np.diag(blocks).mean(), depth=100)
+    assert_close(float(found["between"][-1]), blocks[~np.eye(len(blocks), dtype=bool)].mean(), depth=100)
+
+
+def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
+    def blocks(weight: torch.Tensor) -> None:
+        n_heads = 4
+        size = len(weight) // n_heads
+        generator = torch.Generator().manual_seed(0)
+        for head in range(n_heads):
+            line = torch.randn(weight.shape[1], generator=generator)
+            weight[head * size : (head + 1) * size] = line + 0.3 * torch.randn(
+                size, weight.shape[1], generator=generator
+            )
+
+    lens = with_queries(blocks)
+    assert lens.wiring.stacks[0].n_heads == 4
+    found = row_angles(lens)
+    assert bool(found["closer_stands_out"][0])
+    assert not found["closer_stands_out"][1:].any()
+    assert float(found["closer"][0]) > 20
+    assert read_row_angles(found)[0].startswith(
+        f"Rows of W_Q of one head are closer to each other than shuffled ones are by chance in 1 of "
+        f"{found.sizes['layer']} layers; most in layer 0, "
+    )
+    plain = row_angles(load(architectures()["chronos-bolt"].tiny(), check=False))
+    assert read_row_angles(plain) == [
+        "In no layer are the rows of W_Q of one head closer to each other than shuffled ones are by chance."
+    ]
+    fig = row_angle_map(found)
+    np.testing.assert_array_equal(fig.data[0].z, found["angle"][0])
+    assert len(fig.layout.shapes) == 4
+    lines = {line.name: line.y for line in head_closeness(found).data}
+    np.testing.assert_array_equal(lines["rows of one head"], found["within"])
+
+
+def test_rows_of_zeros_have_no_angles_and_one_zero_head_no_block() -> None:
+    found = row_angles(with_queries(lambda weight: weight[: len(weight) // 4].zero_()))
+    assert np.isnan(found["block_angle"].values[0, 0]).all()
+    assert np.isfinite(found["block_angle"].values[0, 1:, 1:]).all()
+    assert np.isfinite(found["within"]).all()
+    nothing = row_angles(with_queries(lambda weight: weight.zero_()))
+    assert np.isnan(nothing["within"][0])
+    assert not nothing["closer_stands_out"][0]
+
+
+def test_random_lines_lie_as_far_apart_as_drawn_ones() -> None:
+    rng = np.random.default_rng(0)
+    assert_close(random_angle(2), 45.0, depth=20000)
+    for dimensions in (3, 16):
+        lines = rng.normal(size=(2, 40_000, dimensions))
+        lines /= np.linalg.norm(lines, axis=-1, keepdims=True)
+        drawn = np.degrees(np.arccos(np.abs((lines[0] * lines[1]).sum(-1))))
+        error = 5 * drawn.std() / len(drawn) ** 0.5
+        assert abs(drawn.mean() - random_angle(dimensions)) < error
+
+
+def test_what_has_no_rows_is_refused(lens_of: Callable[[str], Lens]) -> None:
+    lens = lens_of("chronos")
+    with pytest.raises(UnknownNameError, match="W_Q"):
+        row_angles(lens, part="W_in")
+    with pytest.raises(UnknownNameError, match="encoder"):
+        row_angles(lens, stack="encodr")
+    with pytest.raises(UnknownNameError, match="self_attn"):
+        row_angles(lens, kind="selfattn")
+    with pytest.raises(InputError, match="rows 1"):
+        row_angles(lens, rows=1)
+    with pytest.raises(InputError, match="not finite"):
+        row_angles(with_queries(lambda weight: weight.fill_diagonal_(float("nan"))))

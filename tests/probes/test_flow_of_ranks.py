@@ -1,0 +1,193 @@
+"""The flow of ranks against dense decompositions, planted streams and a turned basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens.catalogue.ranks import read_bound, read_flow_map, read_rank_rise
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes import flow_of_ranks
+from tsfm_lens.probes.flow_of_ranks import _bound
+from tsfm_lens.testing import assert_close
+from tsfm_lens.theory import epsilon_rank, flow_bound
+from tsfm_lens.viz import rank_flow_map, rank_flow_spectra, rank_rise
+
+NAMES = sorted(architectures())
+
+
+def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
+    own = getattr(lens.adapter, "example", None)
+    series = own(len(names), 40) if own else bundled(*names).tail(40)
+    return lens.run(series, 6, num_samples=2 if lens.adapter.readout != "quantile" else None)
+
+
+def rows_at(run: Run, point: str) -> torch.Tensor:
+    """All tokens of all series at one point, (token, d_model), of one dense forward."""
+    stack = run.lens.wiring.stacks[0]
+    with torch.no_grad():
+        _, acts = run.lens.run_with_cache(run.encoded, names_filter=[point])
+    return acts[point][run.encoded.shown(stack.name)].double()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
+    name: str, lens_of: Callable[[str], Lens]
+) -> None:
+    run = run_of(lens_of(name))
+    found = flow_of_ranks(run, epsilon=[0.1, 0.01])
+    stack = run.lens.wiring.stacks[0]
+    points = ["resid_pre", *["resid_post"] * stack.n_layers]
+    for place, point in enumerate(points):
+        rows = rows_at(run, f"{stack.prefix}.{max(place - 1, 0)}.hook_{point}")
+        values = np.linalg.svd(rows.numpy(), compute_uv=False)
+        # two forwards, of which one looks into nothing else, differ by rounding
+        ours = found["singular_value"].values[place]
+        assert_close(ours, values, depth=100 * (place + 1), dtype=np.float32, what=f"{name} {place}")
+        assert found.attrs["tokens"] == len(rows)
+        np.testing.assert_array_equal(found["epsilon_rank"].values[:, place], epsilon_rank(ours, [0.1, 0.01]))
+    for layer in range(stack.n_layers):
+        heads = run.lens.weights.heads(layer, next(stack.attentions(layer)).kind, stack.name)
+        queries = np.concatenate(list(heads.W_Q.detach().double().numpy()), axis=1)
+        values = np.linalg.svd(queries, compute_uv=False)
+        assert_close(found["weight_singular_value"].values[layer, : len(values)], values, depth=100)
+        norm = max(np.linalg.norm(one.detach().double().numpy(), 2) for one in heads.W_QK.AB)
+        assert_close(float(found["query_key_norm"][layer]) * stack.d_head**0.5, norm, depth=100, dtype=np.float32)
+    assert np.isnan(found["bound"]).all()
+    assert found.attrs["least_depth"] == int(np.ceil(4 * np.exp(4) * stack.n_heads**2))
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "moirai-2"])
+def test_groups_of_series_give_what_all_together_give(name: str, lens_of: Callable[[str], Lens]) -> None:
+    run = run_of(lens_of(name), ("co2", "elnino", "nile", "electricity", "pedestrians"))
+    once, grouped = flow_of_ranks(run), flow_of_ranks(run, batch_size=2)
+    assert_close(grouped["singular_value"], once["singular_value"], depth=300, dtype=np.float32)
+    np.testing.assert_array_equal(grouped["series_rank"], once["series_rank"])
+    assert grouped.attrs["tokens"] == once.attrs["tokens"]
+
+
+def test_ranks_of_single_series_are_those_of_runs_of_them_alone(lens_of: Callable[[str], Lens]) -> None:
+    run = run_of(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
+    found = flow_of_ranks(run, batch_size=2)
+    for index, name in enumerate(run.batch.ids):
+        alone = flow_of_ranks(run.select(index))
+        np.testing.assert_array_equal(found["series_rank"].sel(series=name), alone["epsilon_rank"])
+        risen = alone["epsilon_rank"] - alone["epsilon_rank"].isel(stream=0)
+        np.testing.assert_array_equal(found["rank_rise"].sel(series=name), risen)
+    assert_close(found["rank_rise_estimate"], found["rank_rise"].mean("series"), depth=8)
+    few = flow_of_ranks(run, apart=2)
+    assert few["series_rank"].notnull().all(("epsilon", "stream")).values.tolist() == [True, False, True]
+    none = flow_of_ranks(run, apart=0)
+    assert not none["rank_rise_stands_out"].any()
+    assert rank_rise(none).layout.meta["title"]
+
+
+@torch.no_grad()
+def turned(lens: Lens, turn: torch.Tensor) -> None:
+    """The same T5 in another basis of its encoder's stream; norms must have equal gains."""
+    model = lens.model
+    model.encoder.embed_tokens.weight.copy_(model.encoder.embed_tokens.weight @ turn)
+    for block in model.encoder.block:
+        attention, feed = block.layer[0].SelfAttention, block.layer[1].DenseReluDense
+        for read in (attention.q, attention.k, attention.v, feed.wi_0, feed.wi_1):
+            read.weight.copy_(read.weight @ turn)
+        for write in (attention.o, feed.wo):
+            write.weight.copy_(turn.T @ write.weight)
+
+
+def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
+    lens = load(architectures()["t5"].tiny(), check=False)
+    for name, gain in lens.model.encoder.named_parameters():
+        if "layer_norm" in name:
+            torch.nn.init.ones_(gain)
+    run = run_of(lens)
+    along = run.path
+    before = flow_of_ranks(run, epsilon=[0.1, 0.01])
+    start = rows_at(run, "encoder_blocks.1.hook_resid_pre")
+    turned(lens, torch.tensor(np.linalg.qr(np.random.default_rng(0).normal(size=(36, 36)))[0]).float())
+    again = lens.run(run.batch, 6, along=along)
+    assert float((rows_at(again, "encoder_blocks.1.hook_resid_pre") - start).abs().max()) > 0.1
+    after = flow_of_ranks(again, epsilon=[0.1, 0.01])
+    assert_close(after["singular_value"], before["singular_value"], depth=300, dtype=np.float32)
+    assert_close(after["weight_singular_value"], before["weight_singular_value"], depth=36, dtype=np.float32)
+    np.testing.assert_array_equal(after["epsilon_rank"], before["epsilon_rank"])
+
+
+def test_a_constant_series_has_one_direction_and_a_planted_layer_adds_one() -> None:
+    """Without attention and with one unit in the first layer's MLP, two kinds of tokens stay in few directions."""
+    lens = load(architectures()["t5"].tiny(), check=False)
+    with torch.no_grad():
+        for block in lens.model.encoder.block:
+            block.layer[0].SelfAttention.o.weight.zero_()
+            block.layer[1].DenseReluDense.wo.weight.zero_()
+        one = lens.model.encoder.block[0].layer[1].DenseReluDense.wo.weight
+        one[:, 0] = torch.randn(len(one), generator=torch.Generator().manual_seed(0))
+    same = flow_of_ranks(lens.run([np.full(20, 7.0)], 2, num_samples=2), epsilon=1e-4)
+    assert same["epsilon_rank"].values.tolist() == [[1] * same.sizes["stream"]]
+    two = flow_of_ranks(lens.run([np.tile([7.0, 9.0], 10)], 2, num_samples=2), epsilon=1e-4)
+    assert set(two["epsilon_rank"].values.ravel().tolist()) == {2}
+    # five tokens in five directions, and their images under one unit in a sixth
+    ids = lens.run([np.tile([5.0, 7, 9, 11, 13], 6)], 2, num_samples=2)
+    five = flow_of_ranks(ids, epsilon=1e-4)
+    assert five["epsilon_rank"].values.tolist() == [[5] * five.sizes["stream"]]
+
+
+def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    stack = lens.wiring.stacks[0]
+    values = np.geomspace(3, 0.1, 8)
+    deep = type(stack)(**{**vars(stack), "n_layers": 900, "n_heads": 2})
+    assert_close(_bound(values, deep, np.array([1.0, 1.0])), flow_bound(values, 2, 900), depth=8)
+    for column, norms, spectrum in (
+        (stack, [0.5, 0.5], values),
+        (deep, [1.1, 0.5], values),
+        (deep, [0.5, 1.1], values),
+        (deep, [0.5, 0.5], np.array([1.0, 0.0])),
+    ):
+        assert np.isnan(_bound(spectrum, column, np.array(norms))).all()
+
+
+def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
+    found = flow_of_ranks(run_of(lens_of("chronos-bolt"), ("co2", "elnino", "nile", "electricity")))
+    first, last = found["epsilon_rank"].sel(epsilon=0.1).values[[0, -1]]
+    words = read_flow_map(found, 0.1)
+    assert words[0] == (
+        f"At ε = 0.1 the stream uses {first} directions at the embedding and {last} of {found.sizes['mode']} after the "
+        "last layer."
+    )
+    assert read_bound(found)[0].startswith("Theorem 4 says nothing of this model: it asks for ")
+    fig = rank_flow_map(found)
+    np.testing.assert_array_equal(fig.data[0].z, found["epsilon_rank"].transpose("stream", "epsilon"))
+    np.testing.assert_array_equal(fig.data[1].z, found["weight_rank"].transpose("layer", "epsilon"))
+    assert fig.data[0].y[0] == "embedding"
+    hidden = rank_flow_map(found.assign(told=xr.zeros_like(found["told"])))
+    assert not np.isfinite(np.array(hidden.data[0].z, dtype=float)).any()
+    bounded = found.assign(bound=xr.full_like(found["bound"], 1e-3))
+    assert read_bound(bounded)[0].startswith(f"The bound of theorem 4 applies to {found.sizes['layer']} of")
+    assert "is exceeded" in read_bound(bounded)[0]
+    assert "bound of theorem 4" in [line.name for line in rank_flow_spectra(bounded).data]
+    assert "theorem 4 says nothing" in rank_flow_spectra(found).layout.meta["subtitle"]
+    risen = rank_rise(found, epsilon=0.01)
+    middle = next(line for line in risen.data if line.mode == "markers")
+    assert_close(np.array(middle.y), found["rank_rise_estimate"].sel(epsilon=0.01).values, depth=2)
+    drowned = found.assign(rank_rise_stands_out=xr.zeros_like(found["rank_rise_stands_out"]))
+    assert read_rank_rise(drowned)[0].endswith("neither rises nor falls beyond what differs between series.")
+    kept = found.assign(rank_rise_stands_out=xr.ones_like(found["rank_rise_stands_out"]))
+    assert f"the last of these is layer {found['stream'].values[-1]}" in read_rank_rise(kept)[0]
+
+
+def test_what_cannot_be_is_refused(lens_of: Callable[[str], Lens]) -> None:
+    run = lens_of("chronos-bolt").run(as_series([np.arange(40.0)]), 6)
+    with pytest.raises(InputError, match="batch_size 0"):
+        flow_of_ranks(run, batch_size=0)
+    with pytest.raises(InputError, match="epsilon is 1"):
+        flow_of_ranks(run, epsilon=1)
+    with pytest.raises(UnknownNameError, match="encoder"):
+        flow_of_ranks(run, stack="encodr")

@@ -1,0 +1,245 @@
+"""How many directions embedded series use: families of signals, a user's own series, and the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.probes.row_angles import random_angle
+from tsfm_lens.probes.spectra import stable_rank
+from tsfm_lens.probes.streaming import StreamedSpectrum
+from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels
+from tsfm_lens.theory import angles, effective_rank, epsilon_rank, participation_ratio
+
+__all__ = ["embedding_ranks", "signal_families"]
+
+OWN, VOCABULARY = "own series", "vocabulary"
+_FEWEST, _MOST = 8, 64
+_KEPT = 4096
+
+
+def embedding_ranks(
+    run: Run,
+    *,
+    signals: Mapping[str, Any] | None = None,
+    epsilon: float | Iterable[float] = EPSILON,
+    tokens: int = 48,
+    batch_size: int = 8,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Spectra, ranks and angles of the tokens that series are embedded as, before the first layer.
+
+    Tokens are those that show the series: special ones, those of the future and those that only pad are left out.
+
+    Args:
+        run: its model, and its series as the family "own series".
+        signals: families of series by name, each as :func:`tsfm_lens.data.as_series` takes it; those of
+            :func:`signal_families` if None.
+        epsilon: one or several; a singular value counts if it is above ε times the largest.
+        tokens: of each family so many have angles, evenly over its first 4096.
+        batch_size: series in a group.
+        seed: of the families.
+
+    Returns:
+        Dataset of kind "embedding_ranks" over ``family``: "own series", the families, and "vocabulary", all rows of the
+        embedding, where tokens are looked up. ``singular_value`` (family, mode), descending, NaN beyond the last;
+        ``epsilon_rank`` and ``told`` (epsilon, family), false where rounding may hide the rank; ``stable_rank``,
+        ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (family), NaN where all tokens are zero;
+        ``tokens`` (family), and ``full``, the largest possible rank. ``signal_rank`` (epsilon, family, signal), of
+        single signals, NaN beyond the last, with ``signal_rank_estimate``, ``_low`` and ``_high`` (epsilon, family),
+        the mean and its 95 % interval over signals. ``angle`` (family, token, other_token) between tokens as lines, 0
+        to 90 degrees, and ``mean_angle`` (family). ``attrs["random_angle"]`` is that of random lines.
+
+    Source:
+        Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13, S0-ANG).
+
+    Raises:
+        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family that the model cannot
+            read or that has a name of its own here.
+
+    Example:
+        >>> found = probes.embedding_ranks(run)
+        >>> int(found["epsilon_rank"].sel(epsilon=0.01, family="zero"))
+        1
+    """
+    levels = checked_levels(epsilon)
+    if tokens < 2 or batch_size < 1:
+        raise InputError(f"tokens {tokens} and batch_size {batch_size}, expected at least 2 and 1")
+    lens = run.lens
+    given = (
+        signal_families(run, seed=seed)
+        if signals is None
+        else {name: as_series(each) for name, each in signals.items()}
+    )
+    if taken := {OWN, VOCABULARY} & set(given):
+        raise InputError(f"a family is called {min(taken)!r}, which has a meaning here; give it another name")
+    found = {name: _Tokens.of_series(lens, batch, batch_size) for name, batch in {OWN: run.batch, **given}.items()}
+    table = _table(lens)
+    if table is not None:
+        found[VOCABULARY] = _Tokens.of_rows(table)
+    data = _ranks(found, levels).assign({**_of_signals(found, levels), **_angles(found, tokens)})
+    data["tokens"] = ("family", [each.spectrum.rows for each in found.values()])
+    d_model = lens.wiring.stacks[0].d_model
+    facts = {"stack": lens.wiring.stacks[0].name, "random_angle": random_angle(d_model), "d_model": d_model}
+    title, source = "Ranks of embedded series", "Flow of ranks, sections 2 and 3 (S0-F2, S0-F3, S0-F13)"
+    data.attrs = run.describe("embedding_ranks", title, source, signal_seed=seed, **facts)
+    return data
+
+
+def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
+    """Sinusoids, exponentials, white noise and a series of zeros, as long as the longest series of a run.
+
+    Of each but the last 8 to 64, so that there are about two tokens for each dimension of the stream; of a language
+    model sequences of random ids alone.
+
+    Args:
+        run: whose series are matched.
+        seed: of phases and noise.
+
+    Example:
+        >>> list(probes.signal_families(run))
+        ['sinusoids', 'exponentials', 'white noise', 'zero']
+    """
+    lens, length = run.lens, max(run.batch.lengths)
+    rng = np.random.default_rng(seed)
+    stack = lens.wiring.stacks[0]
+    each = int(_shown(lens, lens.encode(run.batch)).sum(1).max())
+    count = int(np.clip(-(-2 * stack.d_model // max(each, 1)), _FEWEST, _MOST))
+    if lens.takes_ids:
+        return {"random ids": as_series(rng.choice(lens.example_ids, (count, length)).astype(float))}
+    steps = np.arange(length)
+    periods = np.geomspace(4, max(length, 5), count)[:, None]
+    # over the whole series by factors of e^0.5 to e^5, up or down
+    rates = np.geomspace(0.5, 5, count)[:, None] * np.where(np.arange(count) % 2, 1, -1)[:, None] / max(length - 1, 1)
+    return {
+        "sinusoids": as_series(np.sin(2 * np.pi * (steps / periods + rng.random((count, 1))))),
+        "exponentials": as_series(np.exp(rates * steps)),
+        "white noise": as_series(rng.standard_normal((count, length))),
+        "zero": as_series(np.zeros((1, length))),
+    }
+
+
+class _Tokens:
+    """Embedded tokens of a family.
+
+    Attributes:
+        spectrum: of all of them; signals: singular values of each signal's own; first: the first ones, (token, d).
+    """
+
+    def __init__(self, width: int) -> None:
+        self.spectrum = StreamedSpectrum(width)
+        self.signals: list[np.ndarray] = []
+        self.first = np.zeros((0, width))
+
+    @classmethod
+    def of_series(cls, lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
+        """The tokens of series, in groups of whole items."""
+        made = cls(lens.wiring.stacks[0].d_model)
+        item = batch.group_index
+        for start in range(0, int(item.max()) + 1, size):
+            part = batch.select(np.flatnonzero((item >= start) & (item < start + size)).tolist())
+            encoded = lens.encode(part)
+            name = lens.wiring.stacks[0].name
+            point = f"{name}.hook_embed" if name else "hook_embed"
+            with torch.no_grad():
+                _, acts = lens.run_with_cache(encoded, names_filter=[point])
+            for rows, shown in zip(acts[point].cpu(), _shown(lens, encoded), strict=True):
+                made._add(rows[shown], apart=True)
+        return made
+
+    @classmethod
+    def of_rows(cls, table: Tensor) -> _Tokens:
+        """The rows of a matrix."""
+        made = cls(table.shape[1])
+        # in blocks, so that no copy of a whole vocabulary is made
+        for rows in table.detach().cpu().split(_KEPT):
+            made._add(rows, apart=False)
+        return made
+
+    def _add(self, rows: Tensor, *, apart: bool) -> None:
+        self.spectrum.add(rows)
+        if apart and len(rows):
+            self.signals.append(torch.linalg.svdvals(rows.double()).numpy())
+        if len(self.first) < _KEPT:
+            self.first = np.concatenate([self.first, rows.double().numpy()])[:_KEPT]
+
+
+def _shown(lens: Lens, encoded: Any) -> Tensor:
+    """(row, pos), tokens of the first stack that show the context of their row."""
+    name = lens.wiring.stacks[0].name
+    spans = encoded.spans[name]
+    of_context = torch.tensor(
+        [not special and start < 0 for special, start in zip(spans.special, spans.start, strict=True)]
+    )
+    return encoded.shown(name) & of_context
+
+
+def _table(lens: Lens) -> Tensor | None:
+    """The embedding (token, d_model) where tokens are looked up."""
+    module = lens.model.get_submodule(lens.wiring.embed)
+    return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None
+
+
+def _ranks(found: Mapping[str, _Tokens], levels: list[float]) -> xr.Dataset:
+    spectra = [each.spectrum.singular_values() for each in found.values()]
+    width = max(len(values) for values in spectra)
+    floors = np.array([each.spectrum.rounding_floor(v, 0) for each, v in zip(found.values(), spectra, strict=True)])
+    measures = {
+        "stable_rank": stable_rank,
+        "effective_rank": effective_rank,
+        "participation_ratio": participation_ratio,
+    }
+    return xr.Dataset(
+        {
+            "singular_value": (
+                ("family", "mode"),
+                np.stack([np.pad(v, (0, width - len(v)), constant_values=np.nan) for v in spectra]),
+            ),
+            "epsilon_rank": (("epsilon", "family"), np.stack([epsilon_rank(v, levels) for v in spectra], axis=1)),
+            "told": (("epsilon", "family"), ~(np.array(levels)[:, None] < floors)),
+            "rounding_floor": ("family", floors),
+            "full": ("family", [len(v) for v in spectra]),
+            **{name: ("family", [float(measure(v)) for v in spectra]) for name, measure in measures.items()},
+        },
+        coords={"family": list(found), "epsilon": levels},
+    )
+
+
+def _of_signals(found: Mapping[str, _Tokens], levels: list[float]) -> dict[str, Any]:
+    """Ranks of single signals, and their mean over signals with its interval."""
+    most = max(len(each.signals) for each in found.values())
+    ranks = np.full((len(levels), len(found), most), np.nan)
+    for place, each in enumerate(found.values()):
+        for signal, values in enumerate(each.signals):
+            ranks[:, place, signal] = epsilon_rank(values, levels)
+    ends = zip(("estimate", "low", "high"), interval_over_series(ranks), strict=True)
+    judged = {f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends}
+    return {"signal_rank": (("epsilon", "family", "signal"), ranks), **judged}
+
+
+def _angles(found: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
+    """Angles of a few tokens in degrees, and their means over pairs of different ones."""
+    angle = np.full((len(found), tokens, tokens), np.nan)
+    means = np.full(len(found), np.nan)
+    for place, each in enumerate(found.values()):
+        # neighbours in time and in a vocabulary are alike
+        rows = each.first[np.unique(np.linspace(0, len(each.first) - 1, tokens).round().astype(int))]
+        own = np.degrees(angles(rows.T))
+        angle[place, : len(own), : len(own)] = own
+        pairs = own[np.triu_indices(len(own), 1)]
+        known = pairs[np.isfinite(pairs)]
+        means[place] = known.mean() if len(known) else np.nan
+    return {
+        "angle": (("family", "token", "other_token"), angle, {"units": "degrees"}),
+        "mean_angle": ("family", means, {"units": "degrees"}),
+    }

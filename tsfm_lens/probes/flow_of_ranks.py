@@ -1,0 +1,187 @@
+"""How many directions the stream uses before each layer, over all tokens of all series, beside those of each W_Q."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.entropic_rank import item_groups
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.spectra import core_singular_values, stable_rank
+from tsfm_lens.probes.streaming import StreamedSpectrum
+from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_matrices
+from tsfm_lens.theory import effective_rank, epsilon_rank, flow_bound, participation_ratio
+
+__all__ = ["flow_of_ranks"]
+
+_E2 = float(np.exp(2.0))
+
+
+def flow_of_ranks(
+    run: Run,
+    *,
+    epsilon: float | Iterable[float] = EPSILON,
+    stack: str | None = None,
+    batch_size: int = 8,
+    apart: int = 16,
+) -> xr.Dataset:
+    """Spectra and ranks of the residual stream before each layer and after the last, and of each layer's W_Q.
+
+    The matrix of a stream has a row per token of every series. Series pass through the model in groups, and only a
+    triangular factor of d_model × d_model numbers is kept of each stream, so that many series need no more memory than
+    few; singular values come from it in float64 as small as the stream itself has them (the sum of outer products
+    would lose those below 1.5e-8 of the largest).
+
+    Args:
+        run: the forecast to explain.
+        epsilon: one or several; a singular value counts if it is above ε times the largest.
+        stack: its stream; the first stack, which reads the series, if None.
+        batch_size: series in a group, or items where they have several variates.
+        apart: the most series that have ranks of their own, evenly over the batch.
+
+    Returns:
+        Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", the input of the first layer, then "0", … after each
+        layer): ``singular_value`` (stream, mode), ``epsilon_rank``, ``rank_share`` (of the largest possible) and
+        ``told`` (epsilon, stream), false where rounding of the forward may hide the rank; ``stable_rank``,
+        ``effective_rank``, ``participation_ratio`` and ``rounding_floor`` (stream). Of single series ``series_rank``
+        (epsilon, stream, series), NaN where there is none, and ``rank_rise``, the same less that of the embedding,
+        with what :func:`tsfm_lens.probes.findings.judge` adds. Over ``layer``: ``weight_singular_value`` (layer, mode)
+        and ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
+        largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O, which theorem 4 asks to be at most
+        1; and ``bound`` (layer, mode), what the theorem allows the relative singular values after the layer, NaN where
+        it says nothing because these norms are larger or the model has fewer than ``attrs["least_depth"]`` layers. The
+        theorem knows neither norms before the branches nor MLPs.
+
+    Source:
+        Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4); Demmel et al. 2012 for factorisations of
+        matrices that come in parts.
+
+    Raises:
+        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, or the horizon is longer than one pass.
+        UnknownNameError: no such stack.
+
+    Example:
+        >>> probes.flow_of_ranks(run)["stream"].values.tolist()
+        ['embed', '0', '1', '2']
+    """
+    levels = checked_levels(epsilon)
+    if batch_size < 1 or apart < 0:
+        raise InputError(f"batch_size {batch_size} and apart {apart}, expected 1 or more and 0 or more")
+    lens = run.lens
+    stacks = {each.name: each for each in lens.wiring.stacks}
+    if stack is not None and stack not in stacks:
+        raise unknown_name("stack", stack, list(stacks))
+    column = lens.wiring.stacks[0] if stack is None else stacks[stack]
+    points = [f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)]
+    points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
+    places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)
+    # rows are series, or items whose variates share a sequence
+    own = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
+    spectra = [StreamedSpectrum(column.d_model) for _ in points]
+    series: list[str] = []
+    ranks: list[np.ndarray] = []
+    for group in item_groups(run.in_one_pass(), batch_size):
+        acts, shown = group.record(points), group.encoded.shown(column.name)
+        streams = [acts[point].cpu() for point in points]
+        for spectrum, stream in zip(spectra, streams, strict=True):
+            spectrum.add(stream[shown])
+        for row, name in enumerate(group.encoded.rows):
+            series.append(name)
+            ranks.append(_ranks([stream[row][shown[row]] for stream in streams], levels, known=name in own))
+    data = _of_streams(spectra, levels, np.stack(ranks, axis=-1), series)
+    data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
+    data = judge(data, "rank_rise", floor=0.0, signed=True, groups="epsilon")
+    least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
+    facts = {"stack": column.name, "tokens": spectra[0].rows, "heads": column.n_heads, "least_depth": least}
+    title, source = "Flow of ranks", "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)"
+    data.attrs |= run.describe("flow_of_ranks", title, source, **facts)
+    return data
+
+
+def _ranks(streams: list[Tensor], levels: list[float], *, known: bool) -> np.ndarray:
+    """(epsilon, stream), ranks of the tokens of one series; NaN where they are not asked for."""
+    if not known:
+        return np.full((len(levels), len(streams)), np.nan)
+    return np.stack([epsilon_rank(_values(rows), levels) for rows in streams], axis=-1).astype(float)
+
+
+def _values(rows: Tensor) -> np.ndarray:
+    return torch.linalg.svdvals(rows.double()).numpy()
+
+
+def _of_streams(
+    spectra: list[StreamedSpectrum], levels: list[float], ranks: np.ndarray, series: list[str]
+) -> xr.Dataset:
+    values = np.stack([each.singular_values() for each in spectra])
+    found = epsilon_rank(values, levels)
+    floors = np.array(
+        [each.rounding_floor(own, place) for place, (each, own) in enumerate(zip(spectra, values, strict=True))]
+    )
+    return xr.Dataset(
+        {
+            "singular_value": (("stream", "mode"), values),
+            "epsilon_rank": (("epsilon", "stream"), found),
+            "rank_share": (("epsilon", "stream"), found / values.shape[1]),
+            "told": (("epsilon", "stream"), ~(np.array(levels)[:, None] < floors)),
+            "stable_rank": ("stream", stable_rank(values)),
+            "effective_rank": ("stream", effective_rank(values)),
+            "participation_ratio": ("stream", participation_ratio(values)),
+            "rounding_floor": ("stream", floors),
+            "series_rank": (("epsilon", "stream", "series"), ranks),
+            "rank_rise": (("epsilon", "stream", "series"), ranks - ranks[:, :1]),
+        },
+        coords={
+            "stream": ["embed", *map(str, range(len(spectra) - 1))],
+            "epsilon": levels,
+            "series": series,
+        },
+    )
+
+
+def _of_weights(lens: Lens, column: Stack, levels: list[float], streams: np.ndarray) -> dict[str, object]:
+    """What is over layers: spectra of W_Q, the norms that theorem 4 asks for, and its bound.
+
+    Args:
+        streams: singular values (stream, mode).
+    """
+    first = {layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)}
+    queries = [
+        _values(one.weight.cpu())
+        for one in weight_matrices(lens, stack=column.name, parts=["W_Q"])
+        if one.kind == first[one.layer]
+    ]
+    norms = np.array([_norms(lens, column, layer, kind) for layer, kind in first.items()])
+    width = max(len(values) for values in queries)
+    padded = np.stack([np.pad(values, (0, width - len(values)), constant_values=np.nan) for values in queries])
+    bound = np.stack([_bound(values, column, norm) for values, norm in zip(streams[:-1], norms, strict=True)])
+    return {
+        "weight_singular_value": (("layer", "weight_mode"), padded),
+        "weight_rank": (("epsilon", "layer"), np.stack([epsilon_rank(values, levels) for values in queries], axis=1)),
+        "query_key_norm": ("layer", norms[:, 0]),
+        "value_norm": ("layer", norms[:, 1]),
+        "bound": (("layer", "mode"), bound),
+        "layer": list(map(str, first)),
+    }
+
+
+def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
+    """The largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of W_V W_O."""
+    heads = lens.weights.heads(layer, kind, column.name)
+    key, value = core_singular_values(heads.W_Q, heads.W_K.mT), core_singular_values(heads.W_V, heads.W_O)
+    return float(key[:, 0].max()) / column.d_head**0.5, float(value[:, 0].max())
+
+
+def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
+    """Theorem 4 for the stream after a layer, from the singular values before it; NaN where it does not apply."""
+    deep = np.sqrt(column.n_layers) >= 2 * _E2 * column.n_heads
+    if not deep or norms.max() > 1 or not values.min() > 0:
+        return np.full(len(values), np.nan)
+    return flow_bound(values, column.n_heads, column.n_layers)

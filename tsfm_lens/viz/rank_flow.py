@@ -1,0 +1,188 @@
+"""Figures of ranks along the depth: of the stream before each layer, of each W_Q, and of embedded series."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.layers import few_ticks
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.ranks import depth_lines, level_position, relative
+from tsfm_lens.viz.select import array, draws, layer_name, model_of, names, shown
+from tsfm_lens.viz.sheet import blank, sheet
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, VERMILION, mixed, plain
+
+__all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "rank_rise"]
+
+_PRINTED = 200  # cells of a map that still have room for their number
+
+
+@draws("flow_of_ranks", needs=("epsilon_rank", "weight_rank", "told"))
+def rank_flow_map(ds: xr.Dataset) -> go.Figure:
+    """Layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q.
+
+    Args:
+        ds: of kind "flow_of_ranks".
+
+    Returns:
+        Two heat maps on one colour scale; the deeper the lower. Cells that rounding of the forward may hide are empty.
+
+    Example:
+        >>> fig = viz.rank_flow_map(results["flow_of_ranks"])
+        >>> fig.layout.meta["title"]
+        'Flow of ranks through chronos-nano'
+    """
+    levels = [f"{float(level):g}" for level in ds["epsilon"].values]
+    streams, layers = stream_names(ds), [layer_name(label) for label in names(ds, "layer")]
+    told = array(ds, "told", "stream", "epsilon") > 0
+    ranks = np.where(told, array(ds, "epsilon_rank", "stream", "epsilon"), np.nan)
+    weights = array(ds, "weight_rank", "layer", "epsilon")
+    height = max(24 * len(streams), 130)
+    titles = ["stream after", "W_Q of"]
+    made = sheet([height], [1, 1], titles=titles, column_gap=0.16, min_width=240 + 2 * 46 * len(levels))
+    for panel, values, rows, word in zip(made, (ranks, weights), (streams, layers), titles, strict=True):
+        hover = f"{word}, %{{y}}<br>ε %{{x}}: rank %{{z}}"
+        panel.cells(values, levels, rows, hover, write="{:.0f}".format, printed=_PRINTED)
+        panel.x("ε", type="category", ticks="")
+        panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
+    made.colours(colour_scale("ε-rank", low=0.0, high=float(max(ds.sizes["mode"], ds.sizes["weight_mode"]))))
+    return made.dress(
+        f"Flow of ranks through {model_of(ds)}",
+        f"singular values above ε of the largest; {stack_words(ds)}, {int(ds.attrs.get('tokens', 0))} tokens of "
+        f"{shown(names(ds, 'series'))}",
+        "" if told.all() else "empty: rounding of the forward may hide the rank",
+    )
+
+
+@draws("flow_of_ranks", needs=("singular_value", "weight_singular_value", "bound"))
+def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
+    """Relative singular values of the stream before each layer and after the last, and of each layer's W_Q.
+
+    Args:
+        ds: of kind "flow_of_ranks".
+
+    Returns:
+        Two panels on one logarithmic axis, the deeper the darker; what theorem 4 allows after each layer is dotted
+        where it says something.
+
+    Example:
+        >>> fig = viz.rank_flow_spectra(results["flow_of_ranks"])
+        >>> fig.layout.meta["title"]
+        'Spectra of the stream and of W_Q through the depth of chronos-nano'
+    """
+    values = relative(array(ds, "singular_value", "stream", "mode"), array(ds, "rounding_floor", "stream"))
+    weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
+    bound = array(ds, "bound", "layer", "mode")
+    titles = ["stream", "W_Q"]
+    made = sheet([280], [1, 1], titles=titles, column_gap=0.1, min_width=560, shared_yaxes=True)
+    left, right = made
+    depth_lines(left, stream_names(ds), values, "mode")
+    depth_lines(right, [layer_name(label) for label in names(ds, "layer")], weights, "mode")
+    modes = np.arange(1, bound.shape[1] + 1)
+    for label, line in zip(names(ds, "layer"), bound, strict=True):
+        if np.isfinite(line).any():
+            hover = f"allowed after {layer_name(label)}, mode %{{x}}<br>%{{y:.3g}} of the largest"
+            left.line(modes, line, "bound of theorem 4", hover, colour=VERMILION, width=1, dash="dot")
+    made.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
+    left.y("singular value / largest")
+    left.x("mode")
+    right.x("mode")
+    silent = np.isnan(bound).all()
+    return made.dress(
+        f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}",
+        "the deeper the darker",
+        f"{stack_words(ds)}, {shown(names(ds, 'series'))}",
+        "theorem 4 says nothing of this model" if silent else "",
+    )
+
+
+@draws("flow_of_ranks", needs=("rank_rise",))
+def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
+    """By how much the rank of single series rises from the embedding through the depth.
+
+    Args:
+        ds: of kind "flow_of_ranks".
+        epsilon: one of the result's; the one in the middle unless given.
+
+    Returns:
+        A thin line per series, and their mean with its interval, hollow where the rise does not stand out.
+
+    Example:
+        >>> fig = viz.rank_rise(results["flow_of_ranks"], epsilon=0.01)
+        >>> fig.layout.meta["title"]
+        'Rise of the rank of single series through chronos-nano'
+    """
+    place = level_position(ds, epsilon)
+    rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), stream_names(ds)
+    known = np.isfinite(rise).any(axis=0)
+    made = blank(280)
+    panel = made.panel()
+    panel.level(0, layer="below")
+    for name, line in zip(np.array(names(ds, "series"))[known], rise[:, known].T, strict=True):
+        hover = f"{plain(name)}, %{{text}}<br>%{{y:+.3g}} directions"
+        panel.line(labels, line, "one series each", hover, colour=mixed(GREY, 0.55), width=1, text=labels)
+    judged = finding(ds, "rank_rise", "stream", unit="directions", epsilon=place)
+    if judged is not None and known.any():
+        mean = judged.estimate
+        panel.line(labels, mean, "mean over series", colour=BLUE, width=2.5, legend=False)
+        hover = "mean over series, %{text}<br>%{y:+.3g} directions"
+        panel.dots(labels, mean, "mean over series", hover, colour=BLUE, size=8, text=labels, noise=judged)
+    panel.x("stream", type="category")
+    few_ticks(made, labels)
+    panel.y("rank, less that of the embedding")
+    return made.dress(
+        f"Rise of the rank of single series through {model_of(ds)}",
+        f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens",
+        f"{stack_words(ds)}, {int(known.sum())} series",
+    )
+
+
+@draws("embedding_ranks", needs=("singular_value", "full"))
+def embedding_spectra(ds: xr.Dataset) -> go.Figure:
+    """Relative singular values of embedded families of signals, and of the vocabulary.
+
+    Args:
+        ds: of kind "embedding_ranks".
+
+    Returns:
+        A line per family on a logarithmic axis.
+
+    Example:
+        >>> fig = viz.embedding_spectra(results["embedding_ranks"])
+        >>> fig.layout.meta["title"]
+        'Spectra of series as chronos-nano embeds them'
+    """
+    values = relative(array(ds, "singular_value", "family", "mode"), array(ds, "rounding_floor", "family"))
+    tokens = array(ds, "tokens", "family").astype(int)
+    modes, made = np.arange(1, values.shape[1] + 1), blank(300)
+    panel = made.panel()
+    for place, (family, line) in enumerate(zip(names(ds, "family"), values, strict=True)):
+        # a single direction is no line
+        alone = int(np.isfinite(line).sum() == 1)
+        hover = f"{plain(family)}, {tokens[place]} tokens, mode %{{x}}<br>%{{y:.3g}} of the largest"
+        panel.line(
+            modes, line, family, hover, colour=CATEGORICAL[place % len(CATEGORICAL)], width=1.8, dots=7.0 * alone
+        )
+    panel.y("singular value / largest", **log_axis(values))
+    panel.x("mode")
+    rows = -(-sum(len(name) + 6 for name in names(ds, "family")) // 80)
+    return made.dress(
+        f"Spectra of series as {model_of(ds)} embeds them",
+        "tokens before the first layer",
+        "each spectrum relative to its largest value",
+        legend_rows=rows,
+    )
+
+
+def stream_names(ds: xr.Dataset) -> list[str]:
+    """The streams in words: "embedding", then after each layer."""
+    return [layer_name(label) for label in names(ds, "stream")]
+
+
+def stack_words(ds: xr.Dataset) -> str:
+    """Of which stack the streams are."""
+    stack = str(ds.attrs.get("stack", ""))
+    return f"stream of the {stack}" if stack else "residual stream"
