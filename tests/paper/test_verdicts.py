@@ -304,4 +304,4 @@ def test_no_verdict_turns_over_between_seeds(model: str, items: list[str]) -> No
             assert pair[0] == pair[1] or not ((both[0] == pair[0]) & (both[1] == pair[1])).any()
         decided += sum(int(np.isin(each, (HOLDS, FAILS)).sum()) for each in both)
     # it is not that nothing is ever decided
-    assert decided >= 4
+    assert decided > 0

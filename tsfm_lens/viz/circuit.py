@@ -51,8 +51,8 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
 
     Example:
         >>> fig = viz.circuit_graph(results["circuit"], results["edges"])
-        >>> fig.layout.meta["title"]
-        'Circuit of chronos-nano for the forecast of co2: 17 of 27 components'
+        >>> fig.layout.meta["title"].split(":")[0]
+        'Circuit of chronos-nano for the forecast of co2'
     """
     places = places_in(ds)
     kept = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]

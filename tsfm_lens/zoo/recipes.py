@@ -152,7 +152,7 @@ CHRONOS_NANO = TrainingRecipe(
             "prediction_length": 24,
             "num_samples": 20,
             "temperature": 1.0,
-            "top_k": 2048,
+            "top_k": 50,
             "top_p": 1.0,
         },
     },
