@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "zoo",
         "pipeline",
         "sweep",
+        "theory",
     },
     "pipeline": {"errors", "data", "hooks", "models", "catalogue", "report"},
     "doctor": {"console", "errors", "models", "testing", "zoo"},

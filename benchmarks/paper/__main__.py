@@ -96,12 +96,14 @@ def main() -> None:
             if item.sweep and not (only or options.sweeps or options.embedded):
                 notes[f"{name} runs over the whole benchmark: --sweeps"] = None
                 continue
+            if item.theory and options.embedded and not only:
+                continue
             model = embedded(item) if options.embedded else str(asked["model"][0]) if asked["model"] else None
             label = model or ""
             if any(line.startswith(f"| {name} | {label} |") for line in lines):
                 continue
-            more: dict[str, Any] = {"windows": options.windows or asked["windows"]}
-            if options.embedded:
+            more: dict[str, Any] = {} if item.theory else {"windows": options.windows or asked["windows"]}
+            if options.embedded and not item.theory:
                 more["horizon"] = EMBEDDED_HORIZON
             chosen: Any = folders.get(label, model)
             if item.sweep:

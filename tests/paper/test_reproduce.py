@@ -102,7 +102,7 @@ def test_the_middle_layers_are_those_that_the_paper_names() -> None:
         middle_third(2)
 
 
-@pytest.mark.parametrize("name", [name for name in MEASURED if name not in BUILT])
+@pytest.mark.parametrize("name", [name for name in MEASURED if name not in BUILT and not item_of(name).theory])
 def test_every_number_can_be_measured(name: str) -> None:
     lens = lens_of("bolt-nano" if name in ON_BOLT else "chronos-nano")
     item = item_of(name)
@@ -256,7 +256,7 @@ def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleTyp
         assert set(asked["model"] or ()) <= {*item.model.split(", "), *item.others}
         assert bool(asked["store"]) == item.sweep
     text = bench.README.read_text()
-    assert {item.id for item in ITEMS} == set(re.findall(r"S3-[A-Z0-9]+", text))
+    assert {item.id for item in ITEMS} == set(re.findall(r"S\d-[A-Z0-9]+", text))
     # every model of the statements about five
     assert sum(asked[0] == "S3-F2" for asked in found) == 5
 

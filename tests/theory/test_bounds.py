@@ -143,7 +143,8 @@ def test_a_count_is_against_an_absolute_threshold() -> None:
     made = theory.ResidualMlpEmbedding(np.zeros((3, 2)), np.eye(5)[:, :3], np.eye(5)[:, :2])
     columns = np.diag([3.0, 1.0])
     # W₁X is zero and so is the threshold: both singular values are above it
-    assert theory.mlp_count(made, columns, 0.5) == (2, 5.0)
+    count, most = theory.mlp_count(made, columns, 0.5)
+    assert (int(count), float(most)) == (2, 5.0)
 
 
 def test_what_no_bound_is_about_is_refused() -> None:

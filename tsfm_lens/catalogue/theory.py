@@ -139,6 +139,7 @@ def _entry(
     guide: str,
     where: str,
     shows: str,
+    paper: tuple[str, ...],
 ) -> Measurement:
     """An experiment with one figure and one table."""
 
@@ -155,6 +156,7 @@ def _entry(
         plates=plates,
         figures=(Figure(renderer.__name__, shows),),
         source=f"{_PAPER}, {where}",
+        paper=paper,
         subject=lambda ds: ", ".join(f"{key} {value}" for key, value in ds.attrs.items() if key not in _WORDS),
     )
 
@@ -172,6 +174,7 @@ MEASUREMENTS = (
         "first singular value that is cut off.",
         "theorem 3, appendix J.1",
         "Error of a layer cut to a rank over the singular value that is cut off.",
+        ("S0-J1A",),
     ),
     _entry(
         "compression_width",
@@ -183,6 +186,7 @@ MEASUREMENTS = (
         "The theorem's rate has a factor √d, which is that of the norm of W_V: it is not there if the norm stays.",
         "theorem 3, appendix J.1",
         "Error of a layer cut to a fixed rank over its width.",
+        ("S0-J1B",),
     ),
     _entry(
         "sketching",
@@ -194,6 +198,7 @@ MEASUREMENTS = (
         "Each head sees a few random combinations of a few coordinates; together they span a part of the input's rows.",
         "appendix J.2",
         "What sketches of several heads miss, and where on the input's spectrum that is.",
+        ("S0-J2",),
     ),
     _entry(
         "head_spectra",
@@ -206,6 +211,7 @@ MEASUREMENTS = (
         "one direction at most.",
         "theorem 4, appendix J.3",
         "Singular values of a layer's output by heads.",
+        ("S0-J3",),
     ),
     _entry(
         "chebyshev",
@@ -217,6 +223,7 @@ MEASUREMENTS = (
         "A value is embedded by as many polynomials as the rank is to be, each along a direction of its own.",
         "appendix I",
         "The curves that embeddings of several ranks draw in hidden space.",
+        ("S0-F14",),
     ),
     _entry(
         "embedding_bounds",
@@ -229,6 +236,7 @@ MEASUREMENTS = (
         "has few that are large.",
         "theorems 1 and 2, corollary 2",
         "Spectra of embeddings and counts of singular values beside their bounds.",
+        ("S0-TH1", "S0-TH2", "S0-C2"),
     ),
     _entry(
         "compression_bounds",
@@ -241,6 +249,7 @@ MEASUREMENTS = (
         "of the next singular value whatever replaces W_V.",
         "theorems 3 and 5",
         "Errors of compression beside their bounds, from both sides.",
+        ("S0-TH3",),
     ),
     _entry(
         "growth_bounds",
@@ -253,6 +262,7 @@ MEASUREMENTS = (
         "so. The corollary's printed index has a sign that its proof has not.",
         "theorem 4, corollary 1",
         "Spectra of constructed and random layers beside their bounds.",
+        ("S0-TH4", "S0-C1"),
     ),
     _entry(
         "sketch_bounds",
@@ -264,5 +274,6 @@ MEASUREMENTS = (
         "In this construction a sketch for each head is better than any one for all, at nearly the same rank a head.",
         "theorem 6",
         "Errors with one sketch for all heads and with one for each, beside what the theorem says.",
+        ("S0-TH6",),
     ),
 )

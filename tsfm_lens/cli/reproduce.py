@@ -49,7 +49,10 @@ def reproduce(
     sequences: Annotated[int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")] = 64,
     seed: Seed = 0,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds of forecasts that a model draws, from --seed on (3).")
+        int | None,
+        typer.Option(
+            min=1, help="Seeds of forecasts that a model draws, from --seed on (3); draws of an experiment of no model."
+        ),
     ] = None,
     store: Annotated[
         Path | None, typer.Option("--store", "-s", help="Folder of a sweep's results; the id with .store if none.")
@@ -141,7 +144,7 @@ def _list(as_json: bool) -> None:
                 str(len(item.values)),
                 item.model,
                 " ".join(measurement.kind for measurement in measured_by(item.id)),
-                "benchmark sweep" if item.sweep else "",
+                "benchmark sweep" if item.sweep else "no model" if item.theory else "",
             ]
             for item in ITEMS
         ],

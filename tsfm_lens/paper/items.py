@@ -96,6 +96,8 @@ class Item:
         values: what it prints.
         sweep: whether they are errors over the whole benchmark under ablations, for which a sweep is run.
         note: what must be known to read a difference.
+        theory: whether it is an experiment or a statement of no model, which takes a seed and a number of draws.
+        source: the paper that prints it.
     """
 
     id: str
@@ -106,3 +108,5 @@ class Item:
     sweep: bool = False
     note: str = ""
     others: tuple[str, ...] = ()
+    theory: bool = False
+    source: str = "tsfm-lens paper"

@@ -13,6 +13,7 @@ from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures_heads, measures_induction
+from tsfm_lens.paper.measures_theory import MEASURES_OF_THEORY
 from tsfm_lens.paper.measuring import Asked, Found, Sheet
 from tsfm_lens.paper.values import (
     ABLATABLE,
@@ -298,4 +299,5 @@ MEASURES: dict[str, Callable[[Asked], Found]] = {
     "S3-PREF": measures_induction.induction_share,
     "S3-RRT": measures_induction.motif_tokens,
     "S3-T5": measures_induction.table_5,
+    **MEASURES_OF_THEORY,
 }

@@ -24,7 +24,7 @@ class Asked:
         stand_in: whether the series are chaotic windows made here.
         n_sequences: of the repeated-random-tokens test.
         seed: of those sequences, and the first of those of forecasts.
-        seeds: of forecasts, where a model draws.
+        seeds: of forecasts, where a model draws; draws of an experiment of no model, 0 for as many as it has.
         clusters: the series that each window is from; each window its own if none.
         progress: called with what is done, how much of it, of how much, and None for the time left.
     """

@@ -80,7 +80,8 @@ def reproduce(
         n_sequences: sequences of the repeated-random-tokens test.
         seed: of the windows, forecasts and sequences.
         seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. What follows a path of
-            medians, or reads out a distribution, draws nothing and is measured once.
+            medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
+            how often it is drawn; as often as its settings say if None.
         store: folder of a sweep's results; the id with .store if None.
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
@@ -119,12 +120,19 @@ def reproduce(
         raise InputError(f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers")
     if len(several) > 1:
         raise InputError(f"{item.id} is measured on one model, and {len(several)} are given")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"seeds is {seeds}, expected 1 or more")
+    if item.theory:
+        if several or any(given is not None for given in (data, windows, horizon, num_samples)):
+            raise InputError(
+                f"{item.id} is of no model: it takes a seed and a number of seeds, which are draws, and no model, "
+                "series, windows, horizon or sample paths"
+            )
+        return compare(item, MEASURES[item.id](Asked(None, None, False, 0, seed, seeds or 0, progress=progress)))
     lens = None
     if several or item.id not in NO_MODEL:
         first = several[0] if several else item.model
         lens = first if isinstance(first, Lens) else load(first)
-    if seeds is not None and seeds < 1:
-        raise InputError(f"seeds is {seeds}, expected 1 or more")
     run: Run | None = None
     clusters: tuple[str, ...] = ()
     if lens is not None:
@@ -161,7 +169,7 @@ def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[s
     data.attrs = {
         "kind": "reproduction",
         "title": f"{item.id}: {item.title}",
-        "source": "tsfm-lens paper",
+        "source": item.source,
         "paper_model": item.model,
         **attrs,
         "note": "; ".join(part for part in (other, item.note, *measured.notes) if part),

@@ -1,9 +1,10 @@
-"""The reported numbers of the tsfm-lens paper, and the settings they were measured with: data, no code of a measure."""
+"""The reported numbers of the papers, and the settings they were measured with: data, no code of a measure."""
 
 from __future__ import annotations
 
 from tsfm_lens.paper.items import BOLT, BOLT_SMALL, CHRONOS, FIVE, HOLDS, TIMESFM, TOTO, Item, Value
 from tsfm_lens.paper.values_sweeps import BENCHMARK, LAYERS_BY_DATASET
+from tsfm_lens.paper.values_theory import ITEMS_OF_THEORY
 
 
 def _overlap() -> tuple[Value, ...]:
@@ -240,4 +241,5 @@ ITEMS: tuple[Item, ...] = (
         {**_RRT, "series": "dysts", "sharp below": "0.38", "prefix from": "0.3", "copy from": "2"},
         note="the text measures entropy along the repeated tokens, figure 5 along forecasts; forecasts are taken here",
     ),
+    *ITEMS_OF_THEORY,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.polynomial.chebyshev import chebvander
@@ -165,16 +165,18 @@ def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes:
     return np.asarray(np.linalg.svd(function(points) * np.sqrt(weights), compute_uv=False))
 
 
-def mlp_count(embedding: ResidualMlpEmbedding, columns: np.ndarray, epsilon: float) -> tuple[int, float]:
+def mlp_count(
+    embedding: ResidualMlpEmbedding, columns: np.ndarray, epsilon: float | Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
     """How many singular values of a residual MLP's tokens are above a threshold, and how many can be.
 
     Args:
         embedding: of d above k.
         columns: patches X, (k, L).
-        epsilon: ε above 0; the threshold is ε‖W₂‖‖W₁X‖, which is absolute, not a share of the largest.
+        epsilon: ε above 0, one or several; the threshold is ε‖W₂‖‖W₁X‖, which is absolute, not a share of the largest.
 
     Returns:
-        The count, and min{d, (1 + ε⁻²)k}.
+        For each ε the count, and min{d, (1 + ε⁻²)k}.
 
     Source:
         Flow of ranks, theorem 2 (S0-TH2): true of any weights and any ω with |ω(x)| ≤ |x|.
@@ -184,15 +186,17 @@ def mlp_count(embedding: ResidualMlpEmbedding, columns: np.ndarray, epsilon: flo
 
     Example:
         >>> made = theory.ResidualMlpEmbedding.random(32, patch=2)
-        >>> count, most = theory.mlp_count(made, np.random.default_rng(0).normal(size=(2, 50)), 0.5)
-        >>> most, bool(count <= most)
-        (10.0, True)
+        >>> count, most = theory.mlp_count(made, np.random.default_rng(0).normal(size=(2, 50)), [0.5, 1.0])
+        >>> most.tolist(), bool((count <= most).all())
+        ([10.0, 4.0], True)
     """
     dimension, steps = np.shape(embedding.skip)
-    if not epsilon > 0:
+    levels = np.asarray(epsilon, dtype=np.float64)
+    if not (levels > 0).all():
         raise InputError(f"epsilon is {epsilon}, expected above 0")
     if dimension <= steps:
         raise InputError(f"tokens of {dimension} coordinates of patches of {steps} steps, expected more coordinates")
-    threshold = epsilon * np.linalg.norm(embedding.outer, 2) * np.linalg.norm(embedding.inner @ columns, 2)
+    threshold = levels * np.linalg.norm(embedding.outer, 2) * np.linalg.norm(embedding.inner @ columns, 2)
     singular = np.linalg.svd(embedding.embed(columns), compute_uv=False)
-    return int((singular > threshold).sum()), float(min(dimension, (1 + epsilon**-2) * steps))
+    count = (singular > threshold[..., None]).sum(-1)
+    return np.asarray(count), np.asarray(np.minimum(dimension, (1 + levels**-2) * steps))

@@ -75,12 +75,10 @@ def embedding_bounds(
     spectra = [np.linalg.svd(of, compute_uv=False) for of, _ in made.values()]
     columns = rng.normal(size=(patch, n_tokens))
     counts = np.empty((len(ACTIVATIONS), draws, len(epsilons)), dtype=int)
-    most = np.empty(len(epsilons))
     for row, activation in enumerate(ACTIVATIONS):
         for draw, child in enumerate(children(seed, draws)):
             mlp = ResidualMlpEmbedding.random(dimension, patch, activation=activation, seed=child)
-            for place, epsilon in enumerate(epsilons):
-                counts[row, draw, place], most[place] = mlp_count(mlp, columns, epsilon)
+            counts[row, draw], most = mlp_count(mlp, columns, epsilons)
     found = len(spectra[0])
     return labelled(
         {

@@ -1,0 +1,111 @@
+"""Experiments and theorems on rank beside what their paper prints, at sizes of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens import theory
+from tsfm_lens.errors import InputError
+from tsfm_lens.paper import measures_theory
+from tsfm_lens.paper import values_theory as said
+from tsfm_lens.paper.measures import MEASURES
+from tsfm_lens.paper.measuring import Asked, Found
+from tsfm_lens.paper.reproduce import item_of, reproduce
+from tsfm_lens.paper.values import ITEMS
+
+SMALL: dict[str, Callable[[Asked], Found]] = {
+    "S0-J1A": partial(measures_theory.by_rank, width=48, n_tokens=128, n_ranks=12),
+    "S0-J1B": partial(measures_theory.by_width, widths=(16, 32, 64), n_tokens=64),
+    "S0-J2": partial(measures_theory.sketching, width=256, heads=(1, 2, 4, 8), decay=50.0),
+    "S0-F14": partial(measures_theory.chebyshev, dimension=40, n_points=200),
+}
+IDS = [item.id for item in ITEMS if item.theory]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
+    for name, measure in SMALL.items():
+        monkeypatch.setitem(MEASURES, name, measure)
+    return reproduce
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_every_number_of_the_theory_is_measured_without_a_model(name: str, found: Callable[..., xr.Dataset]) -> None:
+    result = found(name, seeds=8 if name in ("S0-J1A", "S0-J2", "S0-J3") else None)
+    item = item_of(name)
+    assert {value.quantity for value in item.values} <= set(result["quantity"].values.tolist())
+    assert result.attrs["source"] == said.SOURCE
+    assert result.attrs["note"] == item.note
+    assert result.sizes["setting"]
+    # nothing that a theorem says of its own proof is contradicted; the printed index of the corollary is
+    printed = result.where(result["paper"] == 0, drop=True)
+    for quantity, ours in zip(printed["quantity"].values, printed["ours"].values, strict=True):
+        assert (ours == 0) == (quantity != said.ABOVE_PRINTED), quantity
+
+
+def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(found: Callable[..., xr.Dataset]) -> None:
+    for name, quantity in (("S0-J1A", said.SLOPE_OF_RANK), ("S0-J1B", said.SLOPE_OF_WIDTH)):
+        one = found(name, seeds=12).sel(quantity=quantity)
+        assert float(one["low"]) < float(one["ours"]) < float(one["high"])
+        assert float(one["low"]) - 0.1 < float(one["paper"]) < float(one["high"]) + 0.1
+    # of one draw there is none
+    assert np.isnan(float(found("S0-J1A", seeds=1).sel(quantity=said.SLOPE_OF_RANK)["low"]))
+    # without the growth of W_V the same draws have no such slope
+    other = found("S0-J1B", seeds=12).sel(quantity="slope with all weights of variance 1/d")
+    assert float(other["ours"]) < float(one["ours"]) - 0.3
+
+
+def test_claims_are_tested_over_draws(found: Callable[..., xr.Dataset]) -> None:
+    for name, claim in (("S0-J2", said.COMPARABLE), ("S0-J3", said.HIGHER_RANK_BY_HEADS)):
+        assert str(found(name, seeds=8)["verdict"].sel(quantity=claim).values) == "holds"
+        few = found(name, seeds=2)
+        assert str(few["verdict"].sel(quantity=claim).values) == "undecided"
+        assert "too few" in str(few["why"].sel(quantity=claim).values)
+
+
+def test_a_claim_can_fail(found: Callable[..., xr.Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = theory.spectra_by_heads
+
+    def backwards(**options: object) -> xr.Dataset:
+        made = whole(**options)  # type: ignore[arg-type]
+        return made.assign(rank=made["rank"].isel(heads=slice(None, None, -1)).assign_coords(heads=made["heads"]))
+
+    monkeypatch.setattr(theory, "spectra_by_heads", backwards)
+    verdict = found("S0-J3", seeds=8)["verdict"].sel(quantity=said.HIGHER_RANK_BY_HEADS)
+    assert str(verdict.values) == "does not hold"
+
+
+def test_full_sizes_are_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for by command has the sizes that the paper gives, so that no setting of these differs."""
+    asked: dict[str, dict[str, object]] = {}
+
+    def stop(name: str) -> Callable[..., xr.Dataset]:
+        def told(**options: object) -> xr.Dataset:
+            asked[name] = options
+            raise InterruptedError
+
+        return told
+
+    for name in ("compression_by_rank", "sketching_by_heads", "chebyshev_curves"):
+        monkeypatch.setattr(theory, name, stop(name))
+    for item in ("S0-j1a", "S0-J2", "S0-F14"):
+        with pytest.raises(InterruptedError):
+            reproduce(item)
+    assert (asked["compression_by_rank"]["width"], asked["compression_by_rank"]["n_tokens"]) == (512, 4096)
+    assert (asked["sketching_by_heads"]["width"], max(asked["sketching_by_heads"]["heads"])) == (2048, 128)  # type: ignore[call-overload]
+    assert (asked["chebyshev_curves"]["dimension"], asked["chebyshev_curves"]["n_points"]) == (768, 4096)
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": "bolt-nano"}, {"data": [1.0]}, {"windows": 2}, {"horizon": 3}, {"num_samples": 1}]
+)
+def test_what_only_models_have_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="S0-TH6 is of no model"):
+        reproduce("S0-TH6", **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="seeds is 0"):
+        reproduce("S0-TH6", seeds=0)
