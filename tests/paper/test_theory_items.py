@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 
+import tsfm_lens
 from tsfm_lens import theory
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper import measures_theory
@@ -99,6 +102,15 @@ def test_full_sizes_are_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked["compression_by_rank"]["width"], asked["compression_by_rank"]["n_tokens"]) == (512, 4096)
     assert (asked["sketching_by_heads"]["width"], max(asked["sketching_by_heads"]["heads"])) == (2048, 128)  # type: ignore[call-overload]
     assert (asked["chebyshev_curves"]["dimension"], asked["chebyshev_curves"]["n_points"]) == (768, 4096)
+
+
+def test_the_docs_name_what_exists_and_every_id() -> None:
+    text = (Path(tsfm_lens.__file__).parent.parent / "docs" / "papers.md").read_text()
+    named = re.findall(r"`(theory|viz)\.(\w+)`", text)
+    assert len(named) > 30
+    for room, name in named:
+        assert hasattr(getattr(tsfm_lens, room), name), f"{room}.{name}"
+    assert set(re.findall(r"`reproduce (S0-\w+)`", text)) == set(IDS)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ from tsfm_lens.viz import (
 )
 from tsfm_lens.viz.select import array, names
 
-_PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
-
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
     """The slope beside that of the theorem, and how near the bounds are."""
@@ -155,7 +153,7 @@ def _entry(
         compute=None,
         plates=plates,
         figures=(Figure(renderer.__name__, shows),),
-        source=f"{_PAPER}, {where}",
+        source=f"Flow of ranks, {where}",
         paper=paper,
         subject=lambda ds: ", ".join(f"{key} {value}" for key, value in ds.attrs.items() if key not in _WORDS),
     )
