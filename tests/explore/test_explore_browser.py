@@ -92,6 +92,8 @@ def test_open_click_ablate(driver: Any, notebook_url: str) -> None:
     assert trace(driver, "ablated median", "visible") is False
     button = driver.find_element("css selector", ".widget-toggle-button")
     said = words(driver, "effect")
+    # the notebook's toolbar covers what is scrolled to the top
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     button.click()
     changed(lambda: trace(driver, "ablated median", "visible"), False, "the forecast")
     assert changed(lambda: words(driver, "effect"), said, "the text").startswith("without 1 head")
