@@ -75,6 +75,32 @@ def test_a_direction_without_inputs_is_kept_as_far_as_the_rank_reaches(weight: T
     assert_close(up @ down, up @ up.T @ weight, depth=IN)
 
 
+def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
+    x, rank = inputs(), 3
+    gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
+    felt = gradients @ gradients.T
+    factors = compress.cut_off(weight, rank, moment=moment_of(x), felt=felt)
+
+    def feels(other: Tensor) -> float:
+        # what is added to the diagonal counts, too
+        even = felt + 1e-3 * felt.diagonal().mean() * torch.eye(OUT)
+        left = (weight - other) @ x.T / len(x) ** 0.5
+        return float((left * (even @ left)).sum())
+
+    found = feels(compress.product(factors))
+    assert torch.linalg.matrix_rank(compress.product(factors)) == rank
+    assert found < feels(compress.product(compress.cut_off(weight, rank, moment=moment_of(x))))
+    for _ in range(100):
+        other = Factors(*(part + 0.003 * part.abs().mean() * torch.randn_like(part) for part in factors))
+        assert feels(compress.product(other)) > found
+    # all errors felt alike is as if nothing were said of it
+    same = compress.cut_off(weight, rank, moment=moment_of(x), felt=2 * torch.eye(OUT))
+    plain = compress.cut_off(weight, rank, moment=moment_of(x))
+    assert_close(compress.product(same), compress.product(plain), depth=1000)
+    unfelt = compress.cut_off(weight, rank, moment=moment_of(x), felt=torch.zeros(OUT, OUT))
+    assert torch.equal(compress.product(unfelt), compress.product(plain))
+
+
 @pytest.mark.parametrize("of", ["rows", "columns"])
 def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
     moment = moment_of(inputs())

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import ORACLES, assert_close, example_case, oracles, oracles_attention, oracles_weights
 
 ARCHITECTURES = sorted(architectures())
-# what a table could get wrong of weights; all oracles where there are two stacks and a cross-attention
-OF_WEIGHTS = (oracles.accounting, oracles.zero_ablation, oracles_attention.head_order, oracles_weights.weights)
-WHOLE = ("chronos-bolt",)
+# all oracles where there are two stacks and a cross-attention; those that change weights where a fused layer has a gain
+CHECKED = {
+    "chronos-bolt": ORACLES,
+    "toto-2": (oracles.zero_ablation, oracles_attention.head_order, oracles_weights.weights),
+}
 # of which the library opens one size alone, and none so small
 ONE_SIZE = ("timesfm-2.5",)
 
@@ -59,7 +62,7 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
         layer = again.adapter.model.get_submodule(matrix.path)
         assert isinstance(layer, LowRank) == (matrix.form().factors(ranks[key]) < matrix.form().numbers), key
         assert torch.linalg.matrix_rank(layer.weight.detach()) == ranks[key]
-    for oracle in ORACLES if name in WHOLE else OF_WEIGHTS:
+    for oracle in CHECKED.get(name, (oracles_weights.weights,)):
         result = oracle(example_case(again))
         assert result.passed, result
 
@@ -90,7 +93,7 @@ def test_weighting_by_what_enters_moves_the_forecast_less(opened: Callable, cali
     lens = opened("chronos-bolt")
     run = calibration(lens)
     moved = {}
-    for method in ("svd", "weighted", "measured"):
+    for method in ("svd", "weighted", "sensitive"):
         smaller, ranks = compress.compressed(run, 0.25, method=method)
         with torch.no_grad():
             moved[method] = float(compress.deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())
@@ -98,7 +101,35 @@ def test_weighting_by_what_enters_moves_the_forecast_less(opened: Callable, cali
         dense = sum(form.numbers for form in forms.values())
         assert compress.sizes(smaller)["attention"] == sum(form.stored(ranks[key]) for key, form in forms.items())
         assert compress.sizes(smaller)["attention"] <= dense / 2
-    assert moved["measured"] <= moved["weighted"] < moved["svd"]
+    assert moved["sensitive"] < moved["weighted"] < moved["svd"]
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_felt_moments_foretell_the_deviation(opened: Callable, calibration: Callable, name: str) -> None:
+    """Noise added to what leaves a matrix moves the forecast by the trace of the moment, to second order."""
+    lens = opened(name)
+    run = calibration(lens).select([1])
+    key = "encoder_blocks.1.self_attn.o"
+    felt = compress.felt_moments(run, [key], draws=24)[key]
+    twin = copy.deepcopy(lens)
+    layer = twin.adapter.model.get_submodule(compress.matrices(lens)[key].path)
+    forward_of, size, rows, moved = layer.forward, 1e-3, [], []
+
+    def noisy(x: Tensor) -> Tensor:
+        out = forward_of(x)
+        rows.append(out[..., 0].numel())
+        return out + size * torch.randn_like(out)
+
+    layer.__dict__["forward"] = noisy
+    with torch.no_grad():
+        for _ in range(24):
+            moved.append(float(compress.deviation(run, twin.adapter.run(run.encoded.inputs)).mean()))
+    outputs = run.derived["plain output"][..., : run.horizon].shape[1:]
+    # a mean over steps of half a squared length, or over quantiles and steps of a squared one
+    share = 0.5 / outputs[0] if run.tokens_read else 1.0 / outputs.numel()
+    expected = float(felt.trace()) * rows[0] * size**2 * share
+    error = float(np.std(moved)) / len(moved) ** 0.5
+    assert np.mean(moved) == pytest.approx(expected, abs=5 * error + 0.3 * expected)
 
 
 def test_whole_ranks_change_nothing(opened: Callable) -> None:

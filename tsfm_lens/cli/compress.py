@@ -33,10 +33,10 @@ def compress(
         Path | None, typer.Option("--out", "-o", help="Folder of the checkpoint, which must not exist.")
     ] = None,
     method: Annotated[
-        Literal["svd", "weighted", "measured"],
+        Literal["svd", "weighted", "sensitive", "measured"],
         typer.Option(
-            help="svd: plain truncation; weighted: by what enters each matrix; measured: with ranks by what each "
-            "matrix does to the forecast, too."
+            help="svd: plain truncation; weighted: by what enters each matrix; sensitive: and by what the forecast "
+            "feels of what leaves it; measured: weighted, with ranks by what each matrix does to the forecast."
         ),
     ] = "weighted",
     of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",

@@ -3,6 +3,7 @@
 from tsfm_lens.compress.allocate import Allocation, allocate, allocated, deviation, rank_effects
 from tsfm_lens.compress.checkpoint import save_compressed
 from tsfm_lens.compress.factors import Factors, cut_off, error_of, product
+from tsfm_lens.compress.gradients import felt_moments
 from tsfm_lens.compress.healing import healed
 from tsfm_lens.compress.layers import Compressed, LowRank, Part
 from tsfm_lens.compress.matrices import Matrix, factorised, matrices
@@ -39,6 +40,7 @@ __all__ = [
     "deviation",
     "error_of",
     "factorised",
+    "felt_moments",
     "guideline",
     "healed",
     "matrices",

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,6 +86,7 @@ def rank_effects(
     candidates: Mapping[str, Sequence[int]],
     *,
     moments: Mapping[str, Tensor] | None = None,
+    felt: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
@@ -95,7 +97,7 @@ def rank_effects(
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
         candidates: by name, the ranks to try.
-        moments, by_head: as in :func:`factorised`.
+        moments, felt, by_head: as in :func:`factorised`.
         progress: called with the matrices done and their number.
 
     Raises:
@@ -115,7 +117,8 @@ def rank_effects(
         matrix = known[name]
         layer = twin.adapter.model.get_submodule(matrix.path)
         effects[name] = {}
-        for rank, pair in _cuts(run, matrix, ranks, None if moments is None else moments[name], by_head):
+        inner, outer = (None if each is None else each[name] for each in (moments, felt))
+        for rank, pair in _cuts(run, matrix, ranks, inner, outer, by_head):
             if pair is not None:
                 replace_layer(twin.adapter.model, matrix.path, LowRank(pair, layer.bias, matrix.gain))
                 with torch.no_grad():
@@ -134,7 +137,7 @@ def _put_back(model: torch.nn.Module, path: str, layer: torch.nn.Module) -> None
 
 
 def _cuts(
-    run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, by_head: bool
+    run: Run, matrix: Matrix, ranks: Sequence[int], moment: Tensor | None, felt: Tensor | None, by_head: bool
 ) -> list[tuple[int, Factors | None]]:
     """Factors of several ranks, all of which begin as those of the largest do; None for the full one."""
     form = matrix.form(by_head=by_head)
@@ -142,7 +145,7 @@ def _cuts(
     if not below:
         return [(rank, None) for rank in ranks]
     weight, _ = parameters(run.lens.adapter.model, matrix.path)
-    widest = cut_off(weight, max(below), moment=moment, heads=form.blocks, of=matrix.of)
+    widest = cut_off(weight, max(below), moment=moment, felt=felt, heads=form.blocks, of=matrix.of)
     return [(rank, _narrowed(widest, rank) if rank < form.full else None) for rank in ranks]
 
 
@@ -228,6 +231,7 @@ def allocated(
     uniform: Mapping[str, int],
     *,
     moments: Mapping[str, Tensor] | None = None,
+    felt: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> Allocation:
@@ -236,7 +240,7 @@ def allocated(
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
         uniform: ranks by name, one share for all; what they take is the budget.
-        moments, by_head: as in :func:`factorised`.
+        moments, felt, by_head: as in :func:`factorised`.
         progress: called with the matrices done and their number.
 
     Returns:
@@ -256,10 +260,11 @@ def allocated(
         known = matrices(run.lens, mlps=True)
     forms = {name: known[name].form(by_head=by_head) for name in uniform}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
-    effects = rank_effects(run, candidates, moments=moments, by_head=by_head, progress=progress)
+    how: dict[str, Any] = {"moments": moments, "felt": felt, "by_head": by_head}
+    effects = rank_effects(run, candidates, **how, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
     ranks, expected = allocate(effects, forms, budget)
-    together = [_together(run, choice, moments, by_head) for choice in (ranks, uniform)]
+    together = [_together(run, choice, **how) for choice in (ranks, uniform)]
     best = dict(uniform) if together[1] < together[0] else ranks
     return Allocation(best, expected, min(together), together[1], dict(uniform), effects)
 
@@ -272,7 +277,7 @@ def _candidates(form: Form, rank: int) -> list[int]:
     return sorted({each for each in tried if form.factors(each) < form.numbers} | {form.full})
 
 
-def _together(run: Run, ranks: Mapping[str, int], moments: Mapping[str, Tensor] | None, by_head: bool) -> float:
-    smaller = factorised(run.lens, ranks, moments=moments, by_head=by_head)
+def _together(run: Run, ranks: Mapping[str, int], **how: Any) -> float:
+    smaller = factorised(run.lens, ranks, **how)
     with torch.no_grad():
         return float(deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())

@@ -14,6 +14,8 @@ __all__ = ["Factors", "cut_off", "error_of", "product"]
 
 # eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
 _NOTHING = 1e-12
+# what is added to the second moment of gradients, in shares of its mean eigenvalue
+_EVEN = 1e-3
 
 
 class Factors(NamedTuple):
@@ -63,7 +65,15 @@ def product(factors: Factors) -> Tensor:
     return up @ down
 
 
-def cut_off(weight: Tensor, rank: int, *, moment: Tensor | None = None, heads: int = 1, of: str = "rows") -> Factors:
+def cut_off(
+    weight: Tensor,
+    rank: int,
+    *,
+    moment: Tensor | None = None,
+    felt: Tensor | None = None,
+    heads: int = 1,
+    of: str = "rows",
+) -> Factors:
     """The two factors of a rank whose product is nearest to a matrix.
 
     Without a moment nearest in the Frobenius norm (and the spectral one): truncated SVD. With the second moment
@@ -71,10 +81,15 @@ def cut_off(weight: Tensor, rank: int, *, moment: Tensor | None = None, heads: i
     form: with C = S Sᵀ and U the first ``rank`` left singular vectors of W S, W̃ = U Uᵀ W. S is never divided by, so a
     direction that no input had (the null space of C) needs no care: there W̃ x is W x as far as U reaches.
 
+    With ``felt``, the second moment G of the gradient at what leaves, errors count by what the forecast feels of them:
+    the least mean of dᵀ G d for d = (W - W̃) x is reached by W̃ = R⁻¹ U Uᵀ R W, with G = R R and U of R W S. A share of
+    G's mean is added to its diagonal, so that R has an inverse and no direction counts nothing.
+
     Args:
         weight: (out, in).
         rank: of the whole, or of each head.
         moment: (in, in), symmetric, from zero on.
+        felt: (out, out), as well.
         heads: cut off so many blocks by themselves.
         of: whether they are "rows" or "columns" of the matrix, one after the other.
 
@@ -107,27 +122,43 @@ def cut_off(weight: Tensor, rank: int, *, moment: Tensor | None = None, heads: i
         raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
     exact = weight.detach().double()
     root = None if moment is None else _root(moment, exact.shape[1])
+    outer = None if felt is None else _checked(felt, exact.shape[0])
     if heads == 1:
-        return _typed([_leading(exact, root, rank)], weight)
-    blocks = exact.chunk(heads, dim=side)
-    roots = [root] * heads if side == 0 or root is None else [*root.chunk(heads, dim=0)]
-    cuts = [_leading(block, part, rank) for block, part in zip(blocks, roots, strict=True)]
+        return _typed([_leading(exact, root, rank, outer)], weight)
+    size, blocks = exact.shape[side] // heads, exact.chunk(heads, dim=side)
+    cuts = []
+    for head, block in enumerate(blocks):
+        own = slice(head * size, (head + 1) * size)
+        inner = root if side == 0 or root is None else root[own]
+        cuts.append(_leading(block, inner, rank, outer if side == 1 or outer is None else outer[own, own]))
     return _typed(cuts, weight, side)
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
     """S of C = S Sᵀ, (in, directions that inputs have)."""
-    if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
-        raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
-    values, vectors = torch.linalg.eigh(moment.double())
+    values, vectors = torch.linalg.eigh(_checked(moment, size))
     if not values[-1] > 0:
         raise InputError("a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1")
     some = values > _NOTHING * values[-1]
     return vectors[:, some] * values[some].sqrt()
 
 
-def _leading(matrix: Tensor, root: Tensor | None, rank: int) -> Factors:
+def _checked(moment: Tensor, size: int) -> Tensor:
+    if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
+        raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
+    return moment.double()
+
+
+def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None) -> Factors:
     """Factors of the projection of a matrix onto the directions in which its outputs, for such inputs, are largest."""
+    if outer is not None:
+        values, vectors = torch.linalg.eigh(outer)
+        if not values[-1] > 0:
+            # a query of a single key, say: whatever is lost, nothing of it is felt
+            return _leading(matrix, root, rank, None)
+        roots = (values.clamp(min=0.0) + _EVEN * values.clamp(min=0.0).mean()).sqrt()
+        inside = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
+        return Factors(inside.down, (vectors / roots) @ vectors.T @ inside.up)
     u, _, _ = torch.linalg.svd(matrix if root is None else matrix @ root, full_matrices=False)
     if u.shape[1] < rank:
         # inputs have fewer directions than there are ranks: what is left of the matrix comes after them

@@ -193,6 +193,7 @@ def factorised(
     ranks: Mapping[str, int],
     *,
     moments: Mapping[str, Tensor] | None = None,
+    felt: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
@@ -205,6 +206,7 @@ def factorised(
         lens: the model.
         ranks: by name of the matrix (see :func:`matrices`); those that are not named are left whole.
         moments: by name, the second moment of what enters (see :func:`second_moments`); plain truncation if None.
+        felt: by name, what the forecast feels of errors (see :func:`felt_moments`); all alike if None.
         by_head: ranks are those of each head, and every head of an attention is cut off by itself.
         name: of the copy.
 
@@ -225,15 +227,18 @@ def factorised(
     for key, rank in ranks.items():
         if key not in known:
             raise unknown_name("matrix", key, known)
-        if moments is not None and key not in moments:
-            raise InputError(f"there is no second moment of what enters {key}; take those of all matrices of the ranks")
-        factors[key] = _factors_of(lens, known[key], rank, None if moments is None else moments[key], by_head)
+        if any(given is not None and key not in given for given in (moments, felt)):
+            raise InputError(f"there is no second moment for {key}; take those of all matrices of the ranks")
+        inner, outer = (None if each is None else each[key] for each in (moments, felt))
+        factors[key] = _factors_of(lens, known[key], rank, inner, outer, by_head)
     twin = copy.deepcopy(lens)
     put_factors(twin, {known[key].path: (found, known[key].gain) for key, found in factors.items() if found})
     return Lens(twin.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
 
 
-def _factors_of(lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, by_head: bool) -> Factors | None:
+def _factors_of(
+    lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, felt: Tensor | None, by_head: bool
+) -> Factors | None:
     """None for a matrix that keeps its full rank."""
     layer = lens.adapter.model.get_submodule(matrix.path)
     if isinstance(layer, Compressed):
@@ -244,7 +249,7 @@ def _factors_of(lens: Lens, matrix: Matrix, rank: int, moment: Tensor | None, by
     if rank == form.full:
         return None
     weight, _ = parameters(lens.adapter.model, matrix.path)
-    return cut_off(weight, rank, moment=moment, heads=form.blocks, of=matrix.of)
+    return cut_off(weight, rank, moment=moment, felt=felt, heads=form.blocks, of=matrix.of)
 
 
 def put_factors(lens: Lens, factors: Mapping[str, tuple[Factors, float]]) -> None:

@@ -1,4 +1,4 @@
-"""From a share, a threshold or a rank to a smaller model, by one of three methods."""
+"""From a share, a threshold or a rank to a smaller model, by one of four methods."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tsfm_lens.compress.allocate import Progress, allocated
+from tsfm_lens.compress.gradients import felt_moments
 from tsfm_lens.compress.matrices import Matrix, factorised, matrices
 from tsfm_lens.compress.moments import second_moments
 from tsfm_lens.compress.schedule import ranks_by_epsilon, ranks_by_share
@@ -18,8 +19,9 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed"]
 
-METHODS = ("svd", "weighted", "measured")
-"""Plain truncation; weighted by what enters; the same with ranks by what each matrix does to the forecast."""
+METHODS = ("svd", "weighted", "sensitive", "measured")
+"""Plain truncation; weighted by what enters; and by what the forecast feels of what leaves; weighted by what enters,
+with ranks by what each matrix does to the forecast."""
 
 
 def calibration_run(run: Run) -> Run:
@@ -110,8 +112,8 @@ def compressed(
     Args:
         run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
         keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
-        method: "svd", "weighted" or "measured". Under "measured" what these ranks take is spread over the matrices by
-            what each does to the forecast, at the same size.
+        method: "svd", "weighted", "sensitive" or "measured". Under "measured" what these ranks take is spread over the
+            matrices by what each does to the forecast, at the same size.
         progress: called with the matrices measured and their number.
 
     Returns:
@@ -119,7 +121,7 @@ def compressed(
 
     Raises:
         UnknownNameError: no such method.
-        InputError: as in :func:`chosen_ranks`, :func:`second_moments` and :func:`factorised`.
+        InputError: as in :func:`chosen_ranks`, :func:`second_moments`, :func:`felt_moments` and :func:`factorised`.
 
     Example:
         >>> smaller, ranks = compress.compressed(run, 0.25, method="svd")
@@ -130,7 +132,8 @@ def compressed(
         raise unknown_name("method", method, METHODS)
     ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
     moments = None if method == "svd" else second_moments(run, ranks)
+    felt = felt_moments(run, ranks) if method == "sensitive" else None
     if method == "measured":
         ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress).ranks
     name = f"{run.lens.model_id} ({method})"
-    return factorised(run.lens, ranks, moments=moments, by_head=by_head, name=name), ranks
+    return factorised(run.lens, ranks, moments=moments, felt=felt, by_head=by_head, name=name), ranks

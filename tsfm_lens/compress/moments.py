@@ -65,7 +65,7 @@ def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Te
         counts[name] += x.numel() // x.shape[-1]
 
     with torch.no_grad(), seen_inputs(lens.adapter.model, of_path, look):
-        for part in _alike(run):
+        for part in alike(run):
             lens.adapter.run(part.encoded.inputs)
     for name in wanted:
         if not counts[name] or not bool(torch.isfinite(sums[name]).all()):
@@ -78,7 +78,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return all(of(one) == of(other) for of in (Tensor.data_ptr, Tensor.size, Tensor.stride, lambda x: x._version))
 
 
-def _alike(run: Run) -> Iterator[Run]:
+def alike(run: Run) -> Iterator[Run]:
     """The run in parts, each of series of one length and one number of variates."""
     items: dict[str, list[int]] = {}
     for index, group in enumerate(run.batch.groups):

@@ -12,7 +12,12 @@ from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK
 
 __all__ = ["size_and_error"]
 
-WORDS = {"svd": "plain truncation", "weighted": "weighted by what enters", "measured": "ranks by measured effect, too"}
+WORDS = {
+    "svd": "plain truncation",
+    "weighted": "weighted by what enters",
+    "sensitive": "weighted by what enters and by gradients",
+    "measured": "weighted, ranks by measured effect",
+}
 
 
 @draws("compression", needs=("parameters", "mase_rise", "mase_rise_low", "mase_rise_high"))
