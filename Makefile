@@ -1,7 +1,7 @@
 # make report and make test create the environment themselves; nothing else is needed but Python, git and make.
 PYTHON ?= python3
 MODEL ?= chronos-nano
-SERIES ?= bundled:co2,elnino,electricity,pedestrians
+SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
