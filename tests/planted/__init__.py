@@ -27,6 +27,7 @@ from planted.copying import parroting, seasonality
 from planted.explore import explore
 from planted.forecasts import forecast, layer_gain, lens_logits, quantile_lens, recipes, token_lens
 from planted.patching import attribution_patching, edges, patching, paths
+from planted.ranks import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from planted.schema import differences, table_differences
 from planted.series import EMBED, IDS, components, rivers_and_roads, series, tokens, with_components
 from planted.structure import entropic_rank, head_similarity, layer_similarity, spectra
@@ -44,9 +45,11 @@ __all__ = [
     "differences",
     "edges",
     "effects",
+    "embedding_ranks",
     "entropic_rank",
     "everything",
     "explore",
+    "flow_of_ranks",
     "forecast",
     "head_entropy",
     "head_similarity",
@@ -65,6 +68,7 @@ __all__ = [
     "recipes",
     "rivers_and_roads",
     "rollout",
+    "row_angles",
     "seasonality",
     "series",
     "spectra",
@@ -73,6 +77,7 @@ __all__ = [
     "table_differences",
     "token_lens",
     "tokens",
+    "weight_ranks",
     "with_components",
 ]
 
@@ -113,4 +118,6 @@ def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]
 def everything() -> dict[str, xr.Dataset]:
     """Every planted dataset, by name, as it is made unless other values are asked for."""
     others = {"lens_logits": lens_logits(), "recipes": recipes(), "stream_shares": stream_shares()}
-    return in_report() | others | {"patch_attention": patch_attention()}
+    ranks = {"weight_ranks": weight_ranks(), "row_angles": row_angles()}
+    ranks |= {"embedding_ranks": embedding_ranks(), "flow_of_ranks": flow_of_ranks()}
+    return in_report() | others | ranks | {"patch_attention": patch_attention()}

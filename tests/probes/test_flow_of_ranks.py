@@ -159,7 +159,7 @@ def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
     first, last = found["epsilon_rank"].sel(epsilon=0.1).values[[0, -1]]
     words = read_flow_map(found, 0.1)
     assert words[0] == (
-        f"At ε = 0.1 the stream uses {first} directions at the embedding and {last} of {found.sizes['mode']} after the "
+        f"At ε = 0.1 the stream uses {first} of {found.sizes['mode']} directions at the embedding and {last} after the "
         "last layer."
     )
     assert read_bound(found)[0].startswith("Theorem 4 says nothing of this model: it asks for ")

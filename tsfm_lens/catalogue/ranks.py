@@ -152,11 +152,14 @@ def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
         array(ds, "weight_rank", "layer", epsilon=place),
     )
     out = [
-        f"At ε = {level} the stream uses {int(stream[0])} directions at the embedding and {int(stream[-1])} of "
-        f"{ds.sizes['mode']} after the last layer."
+        f"At ε = {level} the stream uses {int(stream[0])} of {ds.sizes['mode']} directions at the embedding and "
+        f"{int(stream[-1])} after the last layer."
     ]
     if len(weights) > 1:
-        out.append(f"W_Q uses {int(weights[0])} directions in the first layer and {int(weights[-1])} in the last.")
+        most = ds.sizes["weight_mode"]
+        out.append(
+            f"W_Q uses {int(weights[0])} of {most} directions in the first layer, {int(weights[-1])} in the last."
+        )
     return out
 
 

@@ -11,6 +11,7 @@ import xarray as xr
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.room import text_width
 from tsfm_lens.viz.select import array, draws, kind_word, layer_name, model_of, position
 from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.theme import BLUE, mixed, plain
@@ -19,6 +20,8 @@ __all__ = ["rank_histograms", "weight_rank_map", "weight_spectra"]
 
 _PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
+_TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free between two
+_BESIDE = 260  # pixels beside a map: names of layers and the colours
 _PRINTED = 200  # cells that still have room for their number
 _MEASURES = {
     "rank_share": "share of the full rank (%)",
@@ -61,7 +64,8 @@ def weight_rank_map(
         table[blocks.index(_block(ds, row)), columns.index(_column(ds, row))] = values[row]
     several = len({stack_name for stack_name, _ in blocks}) > 1
     rows = [_in_words(*block, several=several) for block in blocks]
-    made = blank(max(24 * len(rows), 130), min_width=150 + 62 * len(columns))
+    wide = max(text_width(column, _TYPE) for column in columns) + _APART
+    made = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
     panel = made.panel()
     hover = f"%{{y}}, %{{x}}<br>{plain(_MEASURES[measure])} %{{z:.3g}}"
     panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_PRINTED)
