@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.testing import assert_close
 
@@ -37,6 +38,12 @@ def test_few_rows_have_few_singular_values() -> None:
     assert len(spectrum.singular_values()) == 0
     spectrum.add(torch.tensor(planted(np.ones(8), 8)[:3]))
     assert_close(spectrum.singular_values(), np.ones(3), depth=8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(InputError, match="not finite"):
+        StreamedSpectrum(2).add(torch.tensor([[1.0, value]]))
 
 
 def test_nothing_but_the_factor_is_kept() -> None:

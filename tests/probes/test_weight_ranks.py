@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tsfm_lens.catalogue.ranks import read_histograms, read_weight_ranks, read_weight_spectra
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import weight_ranks
+from tsfm_lens.probes import row_angles, weight_ranks
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import rank_histograms, weight_rank_map, weight_spectra
 
@@ -75,6 +76,20 @@ def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
     heads = [i for i, m in enumerate(found["matrix"].values) if m.startswith(first) and m.endswith("W_Q")]
     assert len(heads) > 2
     assert_close(squares[heads[1:]].sum(), squares[heads[0]], depth=100)
+
+
+def test_keys_and_values_that_heads_share_stand_once() -> None:
+    own = import_module("models.test_own_attention")
+    native = own.grouped(repeated=False)
+    lens = Lens(own.Grouped(native), "grouped")
+    found = weight_ranks(lens, per_head=True)
+    values = np.linalg.svd(native.blocks[1].attn.k.weight.detach().double().numpy(), compute_uv=False)
+    assert_close(found["singular_value"].sel(matrix="1.attn.W_K").dropna("mode"), values, depth=100)
+    heads = {part: found["head"].values[(found["part"] == part).values].tolist() for part in ("W_Q", "W_V")}
+    assert heads["W_Q"] == ["", *map(str, range(own.HEADS))] * own.LAYERS
+    assert heads["W_V"] == ["", *map(str, range(own.SHARED))] * own.LAYERS
+    angles = row_angles(lens, part="W_V", permutations=19)
+    assert angles.sizes["head"] == own.SHARED
 
 
 @pytest.mark.parametrize("rank", [0, 1, 5])

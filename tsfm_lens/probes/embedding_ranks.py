@@ -155,6 +155,8 @@ class _Tokens:
                 _, acts = lens.run_with_cache(encoded, names_filter=[point])
             for rows, shown in zip(acts[point].cpu(), _shown(lens, encoded), strict=True):
                 made._add(rows[shown], apart=True)
+        if not made.spectrum.rows:
+            raise InputError(f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones")
         return made
 
     @classmethod

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.probes.weight_ranks import rounding_floor
 
 __all__: list[str] = []
@@ -37,9 +38,15 @@ class StreamedSpectrum:
         self.rows = 0
 
     def add(self, rows: Tensor) -> None:
-        """Take a part of the rows, (n, width), of any precision."""
+        """Take a part of the rows, (n, width), of any precision.
+
+        Raises:
+            InputError: a value is not finite.
+        """
         if not len(rows):
             return
+        if not torch.isfinite(rows).all():
+            raise InputError("the model holds values that are not finite, so its tokens have no singular values")
         self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         part = rows.cpu().double()
         self.rows += len(part)
