@@ -77,6 +77,11 @@ def test_an_input_that_repeats_one_token_needs_the_root_of_its_length() -> None:
         difference = theory.attention(tokens, weights) - theory.attention(tokens, less)
         errors.append(float(np.linalg.norm(difference)))
     assert_close(np.array(errors), np.sqrt([1, 4, 16, 64, 256]) * np.linalg.norm(2 * lost), depth=1000)
+    # where scores play no part it is all that the bound allows
+    nothing = np.zeros((1, 4, 4))
+    even = AttentionWeights(nothing, nothing, weights.value)
+    allowed = [theory.compression_bound(vocabulary, even, [1], length)[0] for length in (1, 4, 16, 64, 256)]
+    assert_close(np.array(errors), np.array(allowed), depth=1000)
     # once it is the rate itself, and from there on a power of two above
     assert_close(np.array(errors) / rate, np.array([1.0, 2.0, 4.0, 8.0, 16.0]), depth=1000)
 
