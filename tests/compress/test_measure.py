@@ -16,6 +16,7 @@ from tsfm_lens import compress, viz
 from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
+from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
 from tsfm_lens.testing import assert_close, example_case
 
 SERIES = "bundled:co2,sunspots,elnino"
@@ -161,11 +162,29 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path)
     assert "exists" in refused.output
 
 
+def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    options = ["--without", "recipe:bolt-60", "--without", "encoder.0.mlp", "--horizon", "12", "--json"]
+    told = CliRunner().invoke(app, ["compress", "bolt-nano", "-d", SERIES, "-o", str(out), *options])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    lens, again = load("bolt-nano"), load(out)
+    entry = to_entries(read_recipe("bolt-60"), lens, "bolt-nano", scale=True)[0]
+    gone = [*entry.spec.components, "encoder.0.mlp"]
+    series = [np.sin(np.arange(100) / 3)]
+    with lens.ablate(*gone):
+        assert_close(again.forecast(series, 12).median, lens.forecast(series, 12).median, depth=300, dtype="float32")
+    assert found["numbers"]["compressed"]["mlp"] < found["numbers"]["whole"]["mlp"]
+    assert found["numbers"]["compressed"]["attention"] < found["numbers"]["whole"]["attention"]
+    assert found["ratio"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
         (["--keep", "0.25"], 2, "--out"),
         (["--keep", "0.25", "--rank", "3", "-o", "x"], 2, "one of"),
+        (["--without", "9.mlp", "-o", "x"], 1, "no component"),
         (["--pareto", "--keep", "0.25"], 2, "--pareto"),
         (["--epsilon", "1", "-o", "x"], 1, "epsilon is 1"),
         (["--keep", "0.001", "--of", "parameters", "-o", "x"], 1, "no rank meets"),

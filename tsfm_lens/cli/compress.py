@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,8 +15,9 @@ from tsfm_lens.cli.reading import Reading, read_data, reads_files
 if TYPE_CHECKING:
     import xarray as xr
 
-    from tsfm_lens.models import Run
+    from tsfm_lens.models import Lens, Run
 
+_RECIPE = "recipe:"
 KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
@@ -29,6 +31,14 @@ def compress(
         float | None, typer.Option(help="Keep the directions above this share of a matrix's largest.")
     ] = None,
     rank: Annotated[int | None, typer.Option(help="Rank of every matrix, or with --by-head of every head.")] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GLOB|recipe:NAME",
+            help="Take heads, MLPs or layers out instead, such as decoder.0.cross_attn.1, or what a sweep's recipe "
+            "lists; repeatable.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the checkpoint, which must not exist.")
     ] = None,
@@ -58,13 +68,12 @@ def compress(
 
     The last HORIZON steps of each series are held out to judge by; the horizon before them calibrates.
     """
-    numbers = [
-        name for name, value in (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank)) if value is not None
-    ]
+    given = (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank), ("--without", without or None))
+    numbers = [name for name, value in given if value is not None]
     if pareto and numbers:
         raise typer.BadParameter(f"--pareto tries shares of its own; leave {numbers[0]} out")
     if not pareto and (len(numbers) != 1 or out is None):
-        raise typer.BadParameter("give one of --keep, --epsilon and --rank, and --out; or --pareto")
+        raise typer.BadParameter("give one of --keep, --epsilon, --rank and --without, and --out; or --pareto")
     if out is not None and out.exists():
         from tsfm_lens.errors import CheckpointError
 
@@ -81,7 +90,7 @@ def compress(
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
-            found = _written(run, out, bar, choice, options, heal)
+            found = _written(run, out, bar, choice, options, heal, _components(lens, without or ()))
     if pareto:
         _show_curve(curve, out, as_json)
     elif as_json:
@@ -91,7 +100,13 @@ def compress(
 
 
 def _written(
-    run: Run, out: Path, bar: Any, choice: dict[str, Any], options: dict[str, Any], heal: int
+    run: Run,
+    out: Path,
+    bar: Any,
+    choice: dict[str, Any],
+    options: dict[str, Any],
+    heal: int,
+    components: list[str],
 ) -> dict[str, Any]:
     """Compress, write, open what was written, and judge that."""
     from tsfm_lens import compress as room
@@ -102,8 +117,11 @@ def _written(
     def progress(done: int, total: int) -> None:
         bar.update(working, completed=done, total=total)
 
-    calibration = room.calibration_run(run)
-    smaller, ranks = room.compressed(calibration, **choice, **options, progress=progress)
+    ranks: dict[str, int] | None = None
+    if components:
+        smaller = room.without(run.lens, components)
+    else:
+        smaller, ranks = room.compressed(room.calibration_run(run), **choice, **options, progress=progress)
     bar.update(working, completed=1, total=1)
     if heal:
         healing = bar.add_task("heal", total=heal)
@@ -111,21 +129,22 @@ def _written(
         smaller = room.healed(smaller, run, steps=heal, progress=lambda done, _: bar.update(healing, completed=done))
     writing = bar.add_task("write and open again", total=1)
     by_head: bool = options["by_head"]
-    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=options["method"])
+    method = "components taken out" if components else options["method"]
+    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method)
     opened = load(out)
     bar.update(writing, completed=1)
     judging = bar.add_task("forecast with both", total=1)
     quality = room.quality(run, opened)
     bar.update(judging, completed=1)
     known = room.matrices(run.lens, mlps=options["mlps"])
-    ratio = room.ratio_of({name: known[name].form(by_head=by_head) for name in ranks}, ranks)
+    ratio = ranks and room.ratio_of({name: known[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
     held = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, opened)]
     return {
         "folder": str(out),
         "file_bytes": sum(file.stat().st_size for file in out.glob("*.safetensors")),
         "bytes": dict(zip(("whole", "compressed"), held, strict=True)),
         "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(opened)},
-        "ratio": ratio._asdict(),
+        "ratio": ratio,
         "series": len(run.batch),
         **{
             name: [float(quality[f"{name}_{end}"]) for end in ("estimate", "low", "high")]
@@ -147,10 +166,11 @@ def _show(found: dict[str, Any]) -> None:
     )
     show_rows(["", "whole", "compressed", "left"], rows)
     ratio = found["ratio"]
-    typer.echo(
-        f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
-        f"{ratio['stored']:.3g} as stored"
-    )
+    if ratio:
+        typer.echo(
+            f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
+            f"{ratio['stored']:.3g} as stored"
+        )
     for name, words in (("mase_rise", "MASE"), ("wql_rise", "WQL")):
         mean, low, high = (100 * value for value in found[name])
         typer.echo(
@@ -162,6 +182,20 @@ def _show(found: dict[str, Any]) -> None:
         typer.echo(f"top-10 tokens shared: {found['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
     typer.echo(f"weights in files: {found['file_bytes']:,} bytes")
     typer.echo(found["folder"])
+
+
+def _components(lens: Lens, names: Sequence[str]) -> list[str]:
+    """Components and globs, with what a recipe lists in the place of its name."""
+    from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
+
+    out: list[str] = []
+    for name in names:
+        if name.startswith(_RECIPE):
+            entries = to_entries(read_recipe(name.removeprefix(_RECIPE)), lens, lens.model_id, scale=True)
+            out += [component for entry in entries if entry.family == "recipes" for component in entry.spec.components]
+        else:
+            out.append(name)
+    return out
 
 
 def _share(part: int, whole: int) -> str:
