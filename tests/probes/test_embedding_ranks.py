@@ -31,7 +31,7 @@ def run_of(lens: Lens) -> Run:
 @pytest.mark.parametrize("name", NAMES)
 def test_families_of_every_architecture(name: str, lens_of: Callable[[str], Lens]) -> None:
     run = run_of(lens_of(name))
-    found = embedding_ranks(run, epsilon=[0.01, 0.001])
+    found = embedding_ranks(run, epsilon=[0.01, 0.001], batch_size=64)
     families = found["family"].values.tolist()
     ranks = found["epsilon_rank"].sel(epsilon=0.01).to_series()
     assert families[0] == "own series"
