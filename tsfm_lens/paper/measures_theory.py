@@ -82,10 +82,13 @@ def sketching(
     return Found(values, settings, intervals=intervals, claims=claims)
 
 
-def head_spectra(asked: Asked, *, width: int = 128, n_tokens: int = 256) -> Found:
+def head_spectra(
+    asked: Asked, *, width: int = 128, n_tokens: int = 256, heads: Sequence[int] = (1, 2, 4, 8, 16, 32)
+) -> Found:
     """Whether rank grows from each number of heads to the next, and where softmax is even."""
-    found = theory.spectra_by_heads(width=width, n_tokens=n_tokens, draws=asked.seeds or 8, seed=asked.seed)
-    ranks, heads = found["rank"].sel(input="times √L"), found["heads"].values
+    draws = asked.seeds or 8
+    found = theory.spectra_by_heads(width=width, n_tokens=n_tokens, heads=heads, draws=draws, seed=asked.seed)
+    ranks = found["rank"].sel(input="times √L")
     grown = ranks.diff("heads").transpose("heads", "draw").values
     parts = [
         Part(f"from {one} to {other}", margins, "ε-rank")
