@@ -147,6 +147,20 @@ def test_a_count_is_against_an_absolute_threshold() -> None:
     assert (int(count), float(most)) == (2, 5.0)
 
 
+def test_bounds_are_within_a_small_factor_where_little_is_left_of_them() -> None:
+    # a constant is analytic everywhere: its one singular value is M√(dL), which the bound is twice of at most
+    constant = spectrum(np.ones((D, L)))[0]
+    first = float(theory.analytic_bound(D, L, radius=1e6, largest=1.0)[0])
+    assert constant <= first <= 2.01 * constant
+    # where the path past the layers is all that counts, as many are large as a patch has steps, whatever ε
+    made = theory.ResidualMlpEmbedding.random(20, 5)
+    quiet = theory.ResidualMlpEmbedding(1e-6 * made.inner, made.outer, made.skip)
+    count, most = theory.mlp_count(quiet, RNG.normal(size=(5, 40)), [1.0, 10.0, 100.0])
+    assert (count == 5).all()
+    assert (count <= most).all()
+    assert most[-1] < 5.01
+
+
 def test_what_no_bound_is_about_is_refused() -> None:
     with pytest.raises(InputError, match="order is 0"):
         theory.differentiable_bound(4, 4, order=0, variation=1.0)
