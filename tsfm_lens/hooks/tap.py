@@ -82,6 +82,10 @@ class AttentionTap:
                 self.inside.pop()
                 _interceptor().leave()
 
+        if isinstance(module, nn.MultiheadAttention):
+            # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
+            _interceptor().enter()
+            stack.callback(_interceptor().leave)
         stack.callback(module.register_forward_pre_hook(push).remove)
         stack.callback(module.register_forward_hook(check).remove)
         stack.callback(module.register_forward_hook(pop, always_call=True).remove)
@@ -100,7 +104,7 @@ class _Interceptor(TorchFunctionMode):
     """Takes the attention calls of one thread and shows them to every tap that is inside a module of its own.
 
     One for all taps, since an explicit softmax leaves no call for a second interceptor to see. It is on inside modules
-    alone, since a mode that is on looks at every call of torch.
+    alone where it can be, since a mode that is on looks at every call of torch.
     """
 
     def __init__(self) -> None:
