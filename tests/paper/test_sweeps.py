@@ -131,13 +131,17 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Pa
     row = "timesfm-28 scaled to bolt-nano"
     assert not any("TimesFM" in str(quantity) for quantity in found["quantity"].values)
     assert np.isnan(found["paper"]).all()
-    assert_close(ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=1000, dtype=np.float32)
+    assert_close(
+        ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32
+    )
     assert ours(found, f"{row}: heads ablated") == pytest.approx(100 / 3)
     assert ours(found, f"{row}: MLPs ablated") == 1
     # Toto's layers 2 and 10 of 12 lie where the first and last of three do: 2 of 12 heads stay, and none
     gone = [*heads(0, by_stable_rank(0)[:3]), *heads(2, (0, 1, 2, 3))]
     row = "toto-29 scaled to bolt-nano"
-    assert_close(ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=1000, dtype=np.float32)
+    assert_close(
+        ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32
+    )
     ratio = mase(*gone) / mase()
     assert ours(found, f"{row}: resilient datasets") == (ratio < 1.05).sum()
     assert ours(found, f"{row}: improved datasets") == (ratio < 1).sum()
@@ -170,9 +174,9 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
             assert ours(single, words) == count
         assert ours(counted, f"bolt-nano: heads kept in layer {layer}") == min(both.values())
         whole = ours(single, f"change of MASE without all heads: bolt-nano, layer {layer}")
-        assert_close(whole, 100 * change(*heads(layer, (0, 1, 2, 3))), depth=1000, dtype=np.float32)
+        assert_close(whole, 100 * change(*heads(layer, (0, 1, 2, 3))), depth=10, magnitude=100.0, dtype=np.float32)
         half = ours(single, f"change of MASE without 2 of 4 heads: bolt-nano, layer {layer}, low stable rank first")
-        assert_close(half, 100 * change(*heads(layer, low[:2])), depth=1000, dtype=np.float32)
+        assert_close(half, 100 * change(*heads(layer, low[:2])), depth=10, magnitude=100.0, dtype=np.float32)
     # counts of three layers of four heads are not put beside those of twelve of twelve
     assert counted["paper"].isnull().all()
     assert "3 layers of 4 heads" in counted.attrs["note"]
@@ -190,7 +194,7 @@ def test_curves_of_layers_at_the_paper_s_depths(store: Path) -> None:
     assert layers == {"1", "2"}
     gone = heads(2, by_stable_rank(2)[::-1][:3])
     words = "change of MASE without heads: layer 2, high stable rank first, 3 of 4 heads"
-    assert_close(ours(found, words), 100 * change(*gone), depth=1000, dtype=np.float32)
+    assert_close(ours(found, words), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32)
 
 
 def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> None:
@@ -204,10 +208,16 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
         ("the MLP", [f"decoder.{layer}.mlp"]),
     ):
         quantity = f"bolt-nano: change of MASE without {words} of that layer"
-        assert_close(ours(found, quantity), 100 * change(*gone), depth=1000, dtype=np.float32)
+        assert_close(ours(found, quantity), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32)
     ranges = run("S3-F4", store)
     quantity = "bolt-nano: change of MASE without MLPs of layers 1 to 2"
-    assert_close(ours(ranges, quantity), 100 * change("decoder.1.mlp", "decoder.2.mlp"), depth=1000, dtype=np.float32)
+    assert_close(
+        ours(ranges, quantity),
+        100 * change("decoder.1.mlp", "decoder.2.mlp"),
+        depth=10,
+        magnitude=100.0,
+        dtype=np.float32,
+    )
 
 
 def test_datasets_of_an_important_and_an_ablatable_layer(store: Path) -> None:

@@ -77,7 +77,7 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
     ranking = [2, 0, 3, 1]
     counts = labelled(count_entries(lens, "m", 1, "stable_rank:low", ranking))
     each = labelled(heads_per_layer_entries(lens, "m", "random:0", {0: ranking, 2: [3, 1, 0, 2]}, counts=[2]))
-    single = labelled(head_entries(lens, "m", layers=[2], kind="all"))
+    single = labelled(head_entries(lens, "m", layers=[0], kind="all"))
     paired = labelled(head_entries(lens, "m", layers=[0], paired=True))
     recipe = recipe_entry(lens, "m", "r", {1: [0, 2], 2: [3]}, [0, 1])
     cases: list[tuple[VariantSpec, Lens]] = [
@@ -93,7 +93,7 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
             each["2 of 4 heads in each of 2 layers, random order 0"],
             without(lens, [(x, k, h) for k in BOTH for x, h in ((0, 2), (0, 0), (2, 3), (2, 1))], [], []),
         ),
-        (single["head 1 of layer 2 (self_attn)"], without(lens, [(2, "self_attn", 1)], [], [])),
+        (single["head 1 of layer 0 (self_attn)"], without(lens, [(0, "self_attn", 1)], [], [])),
         (paired["head 3 of layer 0 (self_attn+cross_attn)"], without(lens, [(0, k, 3) for k in BOTH], [], [])),
         (recipe.spec, without(lens, [(x, k, h) for k in BOTH for x, h in ((1, 0), (1, 2), (2, 3))], [0, 1], [])),
     ]

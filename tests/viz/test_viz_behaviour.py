@@ -23,14 +23,15 @@ from tsfm_lens.viz.theme import PALE
 @cache
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
-    induction = probes.repeated_tokens(lens, n_sequences=8, prefix_from=0.25, offset=1, positions="all")
+    # two instances, since heads share their attention among all that there are
+    induction = probes.repeated_tokens(lens, repeats=2, n_sequences=8, prefix_from=0.38, offset=1, positions="all")
     entropy = probes.head_entropy(lens.run(series, 12))
     return {
         "induction": induction,
-        "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.25),
+        "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.38),
         "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
         "parroting": probes.head_parroting(load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])),
-        "thought": probes.lines_of_thought(lens.run(bundled("co2", "inflation").tail(96), 12)),
+        "thought": probes.lines_of_thought(lens.run(bundled("elnino", "inflation").tail(96), 12)),
     }
 
 
@@ -146,10 +147,10 @@ def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
 
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     ds = results()["thought"]
-    fig = viz.thought_lines(ds, series="co2")
+    fig = viz.thought_lines(ds, series="elnino")
     panels = {trace.xaxis: trace.name for trace in fig.data if trace.type == "heatmap"}
     drawn = [trace for trace in fig.data if trace.name in ("spurious line", "other line")]
-    own = np.flatnonzero(ds["line_series"].values == "co2")
+    own = np.flatnonzero(ds["line_series"].values == "elnino")
     assert len(drawn) == len(own)
     for trace, line in zip(drawn, own, strict=True):
         label = str(ds["line_layer"].values[line])
@@ -162,7 +163,7 @@ def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     assert {trace.name for trace in drawn} == {"spurious line", "other line"}
     count = int(ds["spurious"].values[own].sum())
     assert f"{count} of {len(own)} spurious" in fig.layout.meta["title"]
-    last = viz.thought_lines(ds, series="co2", layers=["2"])
+    last = viz.thought_lines(ds, series="elnino", layers=["2"])
     assert len([trace for trace in last.data if trace.type == "heatmap"]) == 1
     assert not [trace for trace in last.data if trace.name == "spurious line"]
 
