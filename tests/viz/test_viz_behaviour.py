@@ -48,7 +48,7 @@ def parts() -> tuple[object, int]:
 def test_induction_maps_frame_the_induction_heads() -> None:
     ds = results()["induction"]
     fig = viz.induction_maps(ds)
-    for trace, name in zip(fig.data, ("prefix_matching", "copy_score", "entropy"), strict=True):
+    for trace, name in zip(coloured(fig), ("prefix_matching", "copy_score", "entropy"), strict=True):
         np.testing.assert_array_equal(trace.z, ds[name])
     framed = {(shape.xref, round(shape.y0 + 0.46), round(shape.x0 + 0.46)) for shape in fig.layout.shapes}
     # the lower end of an interval of 95 % for all 24 scores together
@@ -62,7 +62,7 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     count = f"{int(surely.sum())} of 12"
     assert f"{count} cross-attention heads beyond doubt" in fig.layout.meta["title"]
     assert read_induction(ds)[0].startswith(f"{count} heads are induction heads beyond doubt")
-    assert "0.25" in fig.layout.meta["subtitle"]
+    assert "0.38" in fig.layout.meta["subtitle"]
     assert "these sequences do not tell" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
     assert len(viz.induction_maps(ds.drop_vars("entropy")).data) == 2
@@ -106,7 +106,7 @@ def test_threshold_maps_hold_the_sweeps() -> None:
     np.testing.assert_array_equal(maps[1].z, ds["sweep_induction_given_sharp"])
     np.testing.assert_array_equal(maps[2].z, ds["sweep_proportion_induction"])
     marks = [(trace.x[0], trace.y[0]) for trace in fig.data if trace.type == "scatter"]
-    assert marks == [(0.38, 2.0), (0.38, 2.0), (0.25, 2.0)]
+    assert marks == [(0.38, 2.0), (0.38, 2.0), (0.38, 2.0)]
     assert fig.layout.plot_bgcolor == PALE
     with pytest.raises(InputError, match="induction_maps draws that kind"):
         viz.overlap_thresholds(results()["induction"])
