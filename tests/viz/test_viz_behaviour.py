@@ -65,7 +65,7 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     assert "0.38" in fig.layout.meta["subtitle"]
     assert "these sequences do not tell" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
-    assert len(viz.induction_maps(ds.drop_vars("entropy")).data) == 2
+    assert len(coloured(viz.induction_maps(ds.drop_vars("entropy")))) == 2
 
 
 def test_colours_of_maps_leave_white_to_nothing() -> None:
