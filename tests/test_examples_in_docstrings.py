@@ -35,6 +35,8 @@ ROOMS = (
     "data",
     "explore",
     "hooks",
+    "lab",
+    "lab.structured",
     "models",
     "pipeline",
     "probes",

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "testing": {"console", "errors", "data", "hooks", "models", "ablation"},
     "probes": {"errors", "data", "hooks", "models", "ablation", "theory"},
     "compress": {"errors", "data", "hooks", "models", "ablation", "probes", "theory"},
+    "lab": {"errors", "data", "hooks", "models", "theory"},
     "viz": {"errors"},
     "catalogue": {"errors", "data", "models", "viz"},
     "report": {"errors", "data", "viz", "catalogue"},

@@ -38,6 +38,7 @@ _ROOMS = (
         "errors",
         "explore",
         "hooks",
+        "lab",
         "models",
         "paper",
         "pipeline",

@@ -1,0 +1,5 @@
+"""Small trainable models and controlled experiments of the literature, one room each."""
+
+from tsfm_lens.lab import structured
+
+__all__ = ["structured"]
