@@ -28,9 +28,9 @@ from benchmarks.probes import measure
 from benchmarks.sweep_engine import table as engine_rows
 from benchmarks.sweep_store import engine_rows as worker_rows
 from benchmarks.sweep_store import store_rows
-from benchmarks.timing import ratios
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.timing import ratios
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.timing import ratios
 from tsfm_lens import compress, load
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run, architectures
+from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.findings import interval_over_series
 from tsfm_lens.zoo.evaluate import VALIDATION_SEED, real_cases, synthetic_cases
 from tsfm_lens.zoo.skill import Case, measure

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from benchmarks.apart import apart, restart_peak, status
-from benchmarks.timing import ratios
 from tsfm_lens import probes
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.induction import WITHIN, _sequences
 from tsfm_lens.probes.spectra import core_singular_values
 

@@ -144,7 +144,10 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path)
     out = tmp_path / "small"
     told = CliRunner().invoke(
         app,
-        ["compress", "bolt-nano", "--keep", "0.25", "--data", SERIES, "--out", str(out), "--horizon", "12", "--json"],
+        [
+            *("compress", "bolt-nano", "--keep", "0.25", "--method", "weighted", "--data", SERIES),
+            *("--out", str(out), "--horizon", "12", "--figure", str(tmp_path / "forecasts.html"), "--json"),
+        ],
     )
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
@@ -152,7 +155,11 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path)
     assert compress.sizes(again) == found["numbers"]["compressed"]
     assert found["numbers"]["compressed"]["attention"] / found["numbers"]["whole"]["attention"] == 0.5
     assert found["ratio"]["ranks"] == 0.25
+    assert not found["native"]
     held = 4 * found["numbers"]["compressed"]["all"]
+    assert "MASE" in Path(found["figure"]).read_text()
+    for row in found["cost"]:
+        assert row["weight_bytes"][1] - row["weight_bytes"][0] == held - found["bytes"]["whole"]
     assert found["bytes"]["compressed"] == held
     # tied embeddings aside, the file holds what the model does, and a header
     assert held <= found["file_bytes"] <= held + 2**16

@@ -87,8 +87,10 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
 ) -> None:
     lens = opened(name)
     gone = ["encoder.*.self_attn.1", "decoder.*.self_attn.3", "decoder.0.cross_attn.0", "decoder.[12].cross_attn.2"]
-    native = compress.native_without(lens, gone)
-    native.save_pretrained(tmp_path / "native")
+    smaller, native = compress.taken_out(lens, gone)
+    assert native
+    assert compress.taken_out(lens, gone[1:])[1] is False
+    compress.save_compressed(smaller, tmp_path / "native", native=True)
     assert not (tmp_path / "native" / "compression.json").exists()
     again = load(tmp_path / "native")
     assert [stack.n_heads for stack in again.wiring.stacks] == [3, 3]

@@ -13,6 +13,7 @@ from tsfm_lens.catalogue.ranks import read_bound, read_flow_map, read_rank_rise
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.memory import measured
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import flow_of_ranks
 from tsfm_lens.probes.flow_of_ranks import _bound
@@ -100,6 +101,20 @@ def turned(lens: Lens, turn: torch.Tensor) -> None:
             read.weight.copy_(read.weight @ turn)
         for write in (attention.o, feed.wo):
             write.weight.copy_(turn.T @ write.weight)
+
+
+def test_many_series_take_no_more_memory_than_few(lens_of: Callable[[str], Lens]) -> None:
+    """Bytes of tensors, counted operation by operation."""
+    lens = lens_of("chronos-bolt")
+    walks = np.random.default_rng(0).standard_normal((96, 64)).cumsum(axis=1)
+    few, many, at_once = (
+        measured(
+            lambda run=lens.run(list(walks[:count]), 8), size=size: flow_of_ranks(run, batch_size=size), lens.device
+        )
+        for count, size in ((12, 4), (96, 4), (96, 96))
+    )
+    assert many[1] <= 1.2 * few[1]
+    assert at_once[1] > 4 * many[1]
 
 
 def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:

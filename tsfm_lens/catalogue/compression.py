@@ -1,4 +1,4 @@
-"""What compression does to a model: size against error."""
+"""What compression does to a model: size against error, and forecasts before and after."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import xarray as xr
 from tsfm_lens.catalogue.computing import Compute, Options, Work
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.viz import size_and_error
+from tsfm_lens.viz import compressed_forecasts, size_and_error
 from tsfm_lens.viz.compress import WORDS
 from tsfm_lens.viz.select import array, names
 
 _COLUMNS = ("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise")
 KEEPS = (0.1, 0.25, 0.5)
+_PANELS = 4
 
 
 def read_curve(ds: xr.Dataset) -> list[str]:
@@ -49,6 +50,35 @@ def _curve(work: Work, options: Options) -> xr.Dataset:
     return pareto(run, calibration_run(run), **{"keeps": KEEPS, "methods": ("svd", "weighted"), **options})
 
 
+def read_quality(ds: xr.Dataset) -> list[str]:
+    """By how much the errors rise, and for how many series."""
+    rise = array(ds, "mase_rise", "series")
+    known = np.isfinite(rise)
+    if not known.any():
+        return ["The errors cannot be told: no truth, or a series without seasonal error."]
+    mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
+    ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
+    out = [
+        f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {known.sum()} series.",
+    ]
+    if "overlap" in ds:
+        out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")
+    return out
+
+
+def _forecasts(ds: xr.Dataset) -> Iterator[Plate]:
+    for first in range(0, ds.sizes["series"], _PANELS):
+        part = ds.isel(series=slice(first, first + _PANELS))
+        yield Plate(compressed_forecasts(part), frame(part, "mase", "wql"), read_quality(ds) if not first else [])
+
+
+def _quality(work: Work, options: Options) -> xr.Dataset:
+    from tsfm_lens.compress import calibration_run, compressed, quality
+
+    smaller, _ = compressed(calibration_run(work.run), **{"keep": 0.25, **options})
+    return quality(work.run, smaller)
+
+
 MEASUREMENTS = (
     Measurement(
         kind="compression",
@@ -60,6 +90,17 @@ MEASUREMENTS = (
         compute=Compute("", "compress.pareto on all series", _curve),
         plates=_plates,
         figures=(Figure("size_and_error", "Error over what is left of a model, by method of compression."),),
+        source="after Flow of ranks, section 5 and table 2",
+    ),
+    Measurement(
+        kind="compression_quality",
+        theme="Causes",
+        about="forecasts before and after compression, with errors paired by series",
+        heading="Forecasts of a smaller model",
+        guide="The attentions keep a quarter of their rank, spread over matrices by what each does to the forecast.",
+        compute=Compute("", "compress.quality of a model at a quarter of the rank", _quality),
+        plates=_forecasts,
+        figures=(Figure("compressed_forecasts", "Forecasts before and after compression."),),
         source="after Flow of ranks, section 5 and table 2",
     ),
 )

@@ -48,13 +48,16 @@ def compress(
             help="svd: plain truncation; weighted: by what enters each matrix; sensitive: and by what the forecast "
             "feels of what leaves it; measured: weighted, with ranks by what each matrix does to the forecast."
         ),
-    ] = "weighted",
+    ] = "measured",
     of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",
     mlps: Annotated[bool, typer.Option("--mlps", help="The matrices of MLPs, too.")] = False,
     by_head: Annotated[bool, typer.Option("--by-head", help="Cut off every head by itself.")] = False,
     heal: Annotated[
         int, typer.Option(min=0, metavar="STEPS", help="Train what is left for so many steps on the series.")
     ] = 0,
+    figure: Annotated[
+        Path | None, typer.Option(help="File of a figure of forecasts before and after, such as forecasts.html.")
+    ] = None,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
     ] = False,
@@ -90,7 +93,7 @@ def compress(
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
-            found = _written(run, out, bar, choice, options, heal, _components(lens, without or ()))
+            found = _written(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
     if pareto:
         _show_curve(curve, out, as_json)
     elif as_json:
@@ -107,6 +110,7 @@ def _written(
     options: dict[str, Any],
     heal: int,
     components: list[str],
+    figure: Path | None,
 ) -> dict[str, Any]:
     """Compress, write, open what was written, and judge that."""
     from tsfm_lens import compress as room
@@ -118,8 +122,9 @@ def _written(
         bar.update(working, completed=done, total=total)
 
     ranks: dict[str, int] | None = None
+    native = False
     if components:
-        smaller = room.without(run.lens, components)
+        smaller, native = room.taken_out(run.lens, components)
     else:
         smaller, ranks = room.compressed(room.calibration_run(run), **choice, **options, progress=progress)
     bar.update(working, completed=1, total=1)
@@ -130,21 +135,35 @@ def _written(
     writing = bar.add_task("write and open again", total=1)
     by_head: bool = options["by_head"]
     method = "components taken out" if components else options["method"]
-    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method)
+    room.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
     opened = load(out)
     bar.update(writing, completed=1)
     judging = bar.add_task("forecast with both", total=1)
     quality = room.quality(run, opened)
     bar.update(judging, completed=1)
+    timing = bar.add_task("time both", total=1)
+    cost = room.cost(run.lens, opened)
+    bar.update(timing, completed=1)
+    page = None
+    if figure is not None:
+        from tsfm_lens import viz
+
+        page = str(viz.save(viz.compressed_forecasts(quality), figure))
     known = room.matrices(run.lens, mlps=options["mlps"])
     ratio = ranks and room.ratio_of({name: known[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
     held = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, opened)]
     return {
         "folder": str(out),
+        "native": native,
+        "figure": page,
         "file_bytes": sum(file.stat().st_size for file in out.glob("*.safetensors")),
         "bytes": dict(zip(("whole", "compressed"), held, strict=True)),
         "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(opened)},
         "ratio": ratio,
+        "cost": [
+            {name: cost[name].sel(shape=shape).values.tolist() for name in cost} | {"shape": str(shape)}
+            for shape in cost["shape"].values
+        ],
         "series": len(run.batch),
         **{
             name: [float(quality[f"{name}_{end}"]) for end in ("estimate", "low", "high")]
@@ -180,8 +199,19 @@ def _show(found: dict[str, Any]) -> None:
     if "overlap" in found:
         whole, other = found["log_perplexity"]
         typer.echo(f"top-10 tokens shared: {found['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
+    for row in found["cost"]:
+        held = row["peak_bytes"]
+        typer.echo(
+            f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time ({row['time_ratio_low']:.2f} to "
+            f"{row['time_ratio_high']:.2f} over rounds in turn; operations allow {row['operation_ratio']:.2f}), "
+            f"{held[1] / held[0]:.2f} of the memory"
+        )
     typer.echo(f"weights in files: {found['file_bytes']:,} bytes")
-    typer.echo(found["folder"])
+    if found["native"]:
+        typer.echo("the model's own library opens it, too")
+    for path in (found["figure"], found["folder"]):
+        if path is not None:
+            typer.echo(path)
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:

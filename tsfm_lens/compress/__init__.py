@@ -2,6 +2,7 @@
 
 from tsfm_lens.compress.allocate import Allocation, allocate, allocated, deviation, rank_effects
 from tsfm_lens.compress.checkpoint import save_compressed
+from tsfm_lens.compress.cost import cost
 from tsfm_lens.compress.factors import Factors, cut_off, error_of, product
 from tsfm_lens.compress.gradients import felt_moments
 from tsfm_lens.compress.healing import healed
@@ -10,7 +11,7 @@ from tsfm_lens.compress.matrices import Matrix, factorised, matrices
 from tsfm_lens.compress.measure import pareto, quality, sizes, smallest_harmless
 from tsfm_lens.compress.methods import METHODS, calibration_run, chosen_ranks, compressed
 from tsfm_lens.compress.moments import second_moments
-from tsfm_lens.compress.prune import native_without, without
+from tsfm_lens.compress.prune import native_without, taken_out, without
 from tsfm_lens.compress.schedule import (
     Form,
     Ratio,
@@ -36,6 +37,7 @@ __all__ = [
     "calibration_run",
     "chosen_ranks",
     "compressed",
+    "cost",
     "cut_off",
     "deviation",
     "error_of",
@@ -57,5 +59,6 @@ __all__ = [
     "second_moments",
     "sizes",
     "smallest_harmless",
+    "taken_out",
     "without",
 ]

@@ -28,7 +28,13 @@ __all__ = ["save_compressed"]
 
 
 def save_compressed(
-    lens: Lens, folder: str | Path, *, ranks: Mapping[str, int] | None = None, by_head: bool = False, method: str = ""
+    lens: Lens,
+    folder: str | Path,
+    *,
+    ranks: Mapping[str, int] | None = None,
+    by_head: bool = False,
+    method: str = "",
+    native: bool = False,
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
@@ -40,6 +46,7 @@ def save_compressed(
         ranks: of every matrix that was cut off, for the record; those of the layers of factors if None.
         by_head: whether they are those of each head.
         method: how they were found, for the record.
+        native: the model is one of the library's own, as :func:`taken_out` tells; then there is no compression.json.
 
     Returns:
         The folder.
@@ -59,7 +66,7 @@ compress.Form(1, 64, 64)}, 0.25))
         raise CheckpointError(f"{target} exists; give the name of a folder that does not, nothing is written over")
     known = matrices(lens, mlps=True)
     held = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in known.items()}
-    if not any(isinstance(layer, Compressed) for layer in held.values()):
+    if not native and not any(isinstance(layer, Compressed) for layer in held.values()):
         raise InputError(
             f"no layer of {lens.model_id} holds less than its matrix; see factorised() and without(), which make such"
         )
@@ -73,15 +80,16 @@ compress.Form(1, 64, 64)}, 0.25))
     try:
         with in_our_words(f"{target} cannot be written"):
             _write_native(lens, partial)
-            record = Compression(
-                made_with=versions(lens.adapter.package),
-                model=lens.model_id,
-                method=method,
-                layers=_layers(partial, lens),
-                ranks=chosen,
-                ratio={} if ratio is None else ratio._asdict(),
-            )
-            (partial / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            if not native:
+                record = Compression(
+                    made_with=versions(lens.adapter.package),
+                    model=lens.model_id,
+                    method=method,
+                    layers=_layers(partial, lens),
+                    ranks=chosen,
+                    ratio={} if ratio is None else ratio._asdict(),
+                )
+                (partial / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
         _refuse_other(lens, partial)
         # a folder made for one process alone; a checkpoint is for all that may read its neighbours
         partial.chmod(0o777 & ~_umask())

@@ -53,7 +53,8 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
         other: the other model, as a rule the compressed one.
 
     Returns:
-        Dataset of kind "compression_quality": ``mase`` and ``wql`` (model, series), the errors; ``mase_rise`` and
+        Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step), both forecasts;
+        ``mase`` and ``wql`` (model, series), the errors; ``mase_rise`` and
         ``wql_rise`` (series), the ratio of the other to the one, less 1; ``…_estimate``, ``…_low``, ``…_high``, the
         geometric mean of the ratios over series, less 1, with its 95 % t interval on the logarithm. Of token models
         also ``overlap``, the Jaccard index of the ten likeliest tokens, and ``log_perplexity`` (model), both along the
@@ -74,11 +75,19 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     if run.truth is None or not np.isfinite(run.truth).any():
         raise InputError("no truth is known of these series; make the run with holdout=True or with truth=…")
     beside = other.run(run.batch, run.horizon, truth=run.truth, num_samples=run.num_samples, seed=run.seed)
+    if run.forecast.levels != beside.forecast.levels:
+        raise InputError(
+            f"{other.model_id} forecasts the quantiles {beside.forecast.levels}, and {run.lens.model_id} "
+            f"{run.forecast.levels}; expected the same"
+        )
     scores = [_scores(each) for each in (run, beside)]
-    data = xr.Dataset(
-        {name: (("model", "series"), np.stack([each[name] for each in scores])) for name in ("mase", "wql")},
-        coords={"model": ["whole", "other"], "series": list(run.batch.ids)},
-        attrs=run.describe("compression_quality", "Errors of two models", _SOURCE, other=other.model_id),
+    data = run.dataset().assign_coords(model=["whole", "other"], quantile=list(run.forecast.levels))
+    both = np.stack([each.forecast.quantiles for each in (run, beside)])
+    data["quantile_forecast"] = (("model", "series", "quantile", "step"), both)
+    for name in ("mase", "wql"):
+        data[name] = (("model", "series"), np.stack([each[name] for each in scores]))
+    data.attrs = run.describe(
+        "compression_quality", "Forecasts of two models", _SOURCE, other=other.model_id, statistic="median"
     )
     for name in ("mase", "wql"):
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -101,7 +101,7 @@ def compressed(
     *,
     epsilon: float | None = None,
     rank: int | None = None,
-    method: str = "weighted",
+    method: str = "measured",
     of: Literal["rank", "parameters"] = "rank",
     mlps: bool = False,
     by_head: bool = False,

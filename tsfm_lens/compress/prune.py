@@ -17,8 +17,9 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.opening import load
 
-__all__ = ["native_without", "without"]
+__all__ = ["native_without", "taken_out", "without"]
 
 SAID = ("chronos", "chronos-bolt", "t5")
 """Architectures whose configuration says how many heads all attentions have, apart from their size."""
@@ -193,6 +194,29 @@ def native_without(lens: Lens, components: Iterable[str | Component]) -> Any:
     smaller = type(model)(config).eval().to(next(model.parameters()))
     smaller.load_state_dict(_state_of(lens, kept))
     return smaller
+
+
+def taken_out(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
+    """A model without some heads and MLPs, in the library's own form where its configuration can say it.
+
+    Returns:
+        The model, and whether the library itself opens what is saved of it; see :func:`native_without` and
+        :func:`without`.
+
+    Raises:
+        UnknownNameError, InputError, WiringError: as in :func:`without`.
+
+    Example:
+        >>> compress.taken_out(lens, ["*.*.*_attn.0"])[1], compress.taken_out(lens, ["decoder.1.mlp"])[1]
+        (True, False)
+    """
+    patterns = list(components)
+    smaller = without(lens, patterns)
+    try:
+        native = native_without(lens, patterns)
+    except InputError:
+        return smaller, False
+    return Lens(load(native, check=False).adapter, smaller.model_id, lens.revision), True
 
 
 def _kept_heads(lens: Lens, chosen: Iterable[Component]) -> dict[tuple[str, int, str], tuple[int, ...]]:

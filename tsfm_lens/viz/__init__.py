@@ -11,7 +11,7 @@ from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
 from tsfm_lens.viz.attribution_patching import attribution_patching_scatter
 from tsfm_lens.viz.behaviour import head_parroting_map, repeated_motif_map
 from tsfm_lens.viz.circuit import circuit_curve, circuit_forecasts, circuit_graph
-from tsfm_lens.viz.compress import size_and_error
+from tsfm_lens.viz.compress import compressed_forecasts, size_and_error
 from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explore import explore_figure
@@ -75,6 +75,7 @@ __all__ = [
     "circuit_forecasts",
     "circuit_graph",
     "component_errors",
+    "compressed_forecasts",
     "compression_bound_lines",
     "compression_rank_lines",
     "compression_width_lines",

@@ -1,16 +1,19 @@
-"""What compression costs: size against error, a curve for each method."""
+"""What compression costs: size against error, a curve for each method; forecasts before and after."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import array, draws, model_of, names
-from tsfm_lens.viz.sheet import blank
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK
+from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.select import array, draws, median_position, model_of, names
+from tsfm_lens.viz.sheet import blank, sheet
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed
 
-__all__ = ["size_and_error"]
+__all__ = ["compressed_forecasts", "size_and_error"]
 
 WORDS = {
     "svd": "plain truncation",
@@ -76,3 +79,55 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
         f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals",
         "ring: the choice" if chosen else "no point is known to be harmless",
     )
+
+
+@draws("compression_quality", needs=("quantile_forecast",))
+def compressed_forecasts(
+    ds: xr.Dataset, *, series: Sequence[str | int] | None = None, context_steps: int | None = None
+) -> go.Figure:
+    """Forecasts of a model and of a smaller one, a panel for each series.
+
+    Args:
+        ds: of kind "compression_quality".
+        series: ids or places to draw, at most the first four unless given.
+        context_steps: how much of the context is drawn; two horizons (at least 24 steps) unless given.
+
+    Returns:
+        Panels under each other. The light band goes from the lowest to the highest quantile of the whole model, the
+        dashed lines are those of the other; solid lines are medians.
+
+    Example:
+        >>> fig = viz.compressed_forecasts(compress.quality(run, lens))
+        >>> fig.layout.meta["title"]
+        'Forecasts of chronos-nano before and after compression'
+    """
+    rows = list(range(min(ds.sizes["series"], 4))) if series is None else list(series)
+    views = [scene(ds, each, context_steps, least=24) for each in rows]
+    titles = [_errors_of(ds, view.place, view.id) for view in views]
+    made = sheet([150] * len(views), [1], titles=titles, row_gap=52, above=34, min_width=440)
+    middle = median_position(ds["quantile"].values)
+    levels = [float(level) for level in ds["quantile"].values]
+    for panel, view in zip(made, views, strict=True):
+        whole, other = array(ds, "quantile_forecast", "model", "quantile", "step", series=view.place)
+        x, light = view.time.at(view.future), mixed(BLUE, 0.22)
+        panel.band(x, whole[0], whole[-1], light, "whole model (interval)", legend=True)
+        view.draw(panel)
+        for end in (0, -1):
+            word = f"quantile {levels[end]:.3g} of the compressed model"
+            view.forecast(panel, other[end], "compressed model (interval)", VERMILION, 0.9, "dash", word)
+        view.forecast(panel, whole[middle], "whole model (median)", BLUE, words="whole model")
+        view.forecast(panel, other[middle], "compressed model (median)", VERMILION, words="compressed model")
+        panel.x(view.time.title if view is views[-1] else "")
+        panel.y(view.title)
+    return made.dress(
+        f"Forecasts of {model_of(ds)} before and after compression",
+        f"{ds.sizes['step']} steps ahead from {views[0].remark}",
+        f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile",
+    )
+
+
+def _errors_of(ds: xr.Dataset, place: int, name: str) -> str:
+    if "mase" not in ds or not np.isfinite(ds["mase"].values[:, place]).all():
+        return name
+    before, after = ds["mase"].values[:, place]
+    return f"{name}: MASE {before:.3g}, compressed {after:.3g}"
