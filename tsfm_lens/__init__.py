@@ -46,7 +46,7 @@ _ROOMS = (
         "report",
         "sweep",
     ),
-    *("testing", "theory", "viz", "zoo"),
+    *("testing", "theory", "training", "viz", "zoo"),
 )
 
 __all__ = [

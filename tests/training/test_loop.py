@@ -1,0 +1,230 @@
+"""The training loop, against a plain loop of torch; stopped, killed and resumed at any step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.training import Plan, Task, Training, read_log
+from tsfm_lens.training.state import HISTORY, LOG, STATE, snapshot_files
+
+
+class Regression:
+    """A small network with dropout, so that the state of random numbers counts."""
+
+    name = "regression"
+
+    def __init__(self, seed: int = 0, width: int = 6) -> None:
+        torch.manual_seed(seed)
+        self.model: nn.Module = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.Tanh(), nn.Linear(width, 1))
+        self.identity = json.dumps({"seed": seed, "width": width})
+        self.errors: list[float] = []
+
+    def loss(self, step: int) -> Tensor:
+        given = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        return (self.model(given) - given.sum(-1, keepdim=True)).square().mean()
+
+    def evaluate(self) -> Mapping[str, float]:
+        assert not self.model.training
+        return {"error": self.errors.pop(0)} if self.errors else {}
+
+
+def training(out: Path | None = None, task: Regression | None = None, **plan: object) -> Training:
+    task = task or Regression()
+    return Training(
+        task,
+        torch.optim.AdamW(task.model.parameters(), lr=0.05),
+        Plan(**{"steps": 12, "save_every": 3, **plan}),
+        out,
+        rate=lambda step: 0.05 / (1 + step),
+    )
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
+
+
+def test_it_is_the_plain_loop_of_torch() -> None:
+    assert isinstance(Regression(), Task)
+    run = training(clip=0.5)
+    assert run.run(quiet=True)
+    plain = Regression()
+    optimizer = torch.optim.AdamW(plain.model.parameters(), lr=0.05)
+    plain.model.train()
+    for step in range(12):
+        optimizer.param_groups[0]["lr"] = 0.05 / (1 + step)
+        optimizer.zero_grad()
+        plain.loss(step).backward()
+        nn.utils.clip_grad_norm_(plain.model.parameters(), 0.5)
+        optimizer.step()
+    assert same(run.model, plain.model)
+
+
+@pytest.mark.parametrize("stops", [(1,), (2, 3, 7), (11,)])
+def test_a_resumed_run_ends_as_an_undisturbed_one(stops: tuple[int, ...], tmp_path: Path) -> None:
+    whole = training(tmp_path / "whole")
+    assert whole.run(quiet=True)
+    for stop in stops:
+        part = training(tmp_path / "parts")
+        if (tmp_path / "parts" / STATE).exists():
+            part.resume()
+        assert not part.run(until=stop, quiet=True)
+        assert part.step == stop
+        torch.rand(5)
+    part = training(tmp_path / "parts")
+    part.resume()
+    assert part.run(quiet=True)
+    assert same(whole.model, part.model)
+    assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [3, 6, 9, 12]
+    assert {12, *stops} <= {line["step"] for line in read_log(tmp_path / "parts" / LOG)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(number: int, tmp_path: Path) -> None:
+    run = training(tmp_path)
+    former = signal.getsignal(number)
+
+    def stop(now: Training) -> None:
+        if now.step == 5:
+            os.kill(os.getpid(), number)
+
+    run.callbacks.append(stop)
+    assert not run.run(quiet=True)
+    assert signal.getsignal(number) is former
+    again = training(tmp_path)
+    again.resume()
+    assert again.step == run.step < 12
+    assert again.run(quiet=True)
+    whole = training()
+    whole.run(quiet=True)
+    assert same(again.model, whole.model)
+
+
+def test_a_killed_run_goes_back_to_its_last_state_and_log(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(now: Training) -> None:
+        if now.step == 8:
+            raise Killed
+
+    run = training(tmp_path, evaluate_every=2, task=(task := Regression()))
+    task.errors = [1.0] * 20
+    run.callbacks.append(kill)
+    with pytest.raises(Killed):
+        run.run(quiet=True)
+    with (tmp_path / LOG).open("a") as log:
+        log.write('{"step": 9, "lo')
+    assert read_log(tmp_path / LOG)[-1]["step"] == 8
+    again = training(tmp_path, evaluate_every=2)
+    again.resume()
+    assert again.step == 6
+    assert max(line["step"] for line in read_log(tmp_path / LOG)) == 6
+    assert again.run(quiet=True)
+    whole = training()
+    whole.run(quiet=True)
+    assert same(again.model, whole.model)
+    (tmp_path / LOG).write_text('{"step": 1}\nno\n{"step": 2}\n')
+    with pytest.raises(CheckpointError, match="line 2"):
+        read_log(tmp_path / LOG)
+
+
+def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
+    training(tmp_path).run(until=3, quiet=True)
+    with pytest.raises(CheckpointError, match="width=6 then, 5 now"):
+        training(tmp_path, Regression(width=5)).resume()
+    with pytest.raises(CheckpointError, match="start without --resume"):
+        training(tmp_path / "other").resume()
+    with pytest.raises(InputError, match="without a folder"):
+        training().resume()
+    (tmp_path / STATE).write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="no state of a training run"):
+        training(tmp_path).resume()
+
+
+def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
+    errors = [5.0, 3.0, 4.0, 3.5, 9.0, 1.0]
+    run = training(tmp_path, task := Regression(), evaluate_every=1, patience=2, save_every=1)
+    task.errors = list(errors)
+    kept: dict[int, dict[str, Tensor]] = {}
+    run.callbacks.append(lambda now: kept.update({now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}))
+    assert run.run(quiet=True)
+    # the third evaluation after the best one is one too many
+    assert (run.step, run.best) == (4, (3.0, 1))
+    assert all(torch.equal(weight, kept[1][name]) for name, weight in run.model.state_dict().items())
+    # a run that is resumed remembers
+    stopped = training(tmp_path / "b", task := Regression(), evaluate_every=1, patience=2, save_every=1)
+    task.errors = errors[:4]
+    stopped.run(until=3, quiet=True)
+    again = training(tmp_path / "b", task := Regression(), evaluate_every=1, patience=2, save_every=1)
+    task.errors = errors[4:]
+    again.resume()
+    assert again.run(quiet=True)
+    assert again.step == 4
+    assert same(again.model, run.model)
+    # and one that was at its end stays there
+    last = training(tmp_path / "b", evaluate_every=1, patience=2, save_every=1)
+    last.resume()
+    assert last.run(quiet=True)
+    assert last.step == 4
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(tmp_path: Path) -> None:
+    training(tmp_path).run(until=6, quiet=True)
+    before = (tmp_path / STATE).read_bytes()
+    run = training(tmp_path)
+    run.resume()
+    run.callbacks.append(lambda now: now.step == 7 and next(now.model.parameters()).data.fill_(torch.nan))
+    with pytest.raises(InputError, match="regression at step 7 is not finite"):
+        run.run(quiet=True)
+    assert (tmp_path / STATE).read_bytes() == before
+    assert read_log(tmp_path / LOG)[-1]["step"] == 6
+
+
+def test_snapshots_hold_tied_weights_once(tmp_path: Path) -> None:
+    task = Regression()
+    task.model[0].weight = nn.Parameter(torch.zeros(6, 4))
+    task.model.twin = nn.Linear(4, 6)
+    task.model.twin.weight = task.model[0].weight
+    run = training(tmp_path, task, snapshots=(0, 2, 12))
+    forward = nn.Sequential(*[task.model[at] for at in range(4)])
+    task.loss = lambda step: forward(torch.ones(2, 4)).square().mean()  # type: ignore[method-assign]
+    run.run(quiet=True)
+    files = snapshot_files(tmp_path)
+    assert list(files) == [0, 2, 12]
+    held = load_file(files[0])
+    assert len([name for name in held if held[name].shape == (6, 4)]) == 1
+    assert not list((tmp_path / HISTORY).glob("*.part"))
+
+
+def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
+    task = Regression()
+    groups = [
+        {"params": list(task.model[0].parameters()), "share": 0.25},
+        {"params": list(task.model[3].parameters())},
+    ]
+    rates: list[list[float]] = []
+    run = Training(
+        task,
+        torch.optim.SGD(groups, lr=1.0),
+        Plan(steps=2),
+        rate=lambda step: 0.1 * (step + 1),
+        callbacks=[lambda now: rates.append([group["lr"] for group in now.optimizer.param_groups])],
+    )
+    run.run(quiet=True)
+    assert rates[1:] == [[0.025, 0.1], [0.05, 0.2]]
+
+
+@pytest.mark.parametrize("plan", [{"steps": 0}, {"steps": 1, "clip": 0.0}, {"steps": 1, "stepz": 2}])
+def test_plans_that_cannot_be_are_refused(plan: dict) -> None:
+    with pytest.raises(ValueError, match="Plan"):
+        Plan(**plan)

@@ -1,0 +1,242 @@
+"""The training loop of the project: reference checkpoints, healing after compression, and the models of the lab.
+
+A run can be stopped at any time, by Ctrl-C or SIGTERM, and resumed; on one CPU thread it then ends with the weights of
+a run that was never stopped, because a batch depends on step and seed alone and the state of torch's random numbers is
+kept.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.console import progress as progress_display
+from tsfm_lens.errors import InputError
+from tsfm_lens.training.log import append, cut
+from tsfm_lens.training.state import LOG, read_state, write_snapshot, write_state
+from tsfm_lens.training.task import Plan, Task
+
+__all__ = ["Training"]
+
+Rate = Callable[[int], float]
+Callback = Callable[["Training"], object]
+
+
+class Training:
+    """A run of an optimiser on a task.
+
+    Args:
+        task: what is trained.
+        optimizer: of its model's weights; its ``step(closure)`` is called, so that one that needs two gradients of a
+            batch, such as :class:`tsfm_lens.training.SAM`, fits.
+        plan: how long, and what is kept.
+        out: folder of the state, the log and the history, which is made; None keeps nothing.
+        rate: learning rate of each step; that of the optimiser if None. A parameter group with a "share" gets so much
+            of it.
+        callbacks: called after every step, and before the first, with this run.
+
+    Attributes:
+        step: optimiser steps done.
+        seconds: that they took.
+        last_loss: mean training loss since the last line of the log.
+        best: lowest first measure of the evaluations so far, its step; None before the first.
+
+    Example:
+        >>> done = Training(task, torch.optim.Adam(task.model.parameters()), Plan(steps=3)).run(quiet=True)
+        >>> done
+        True
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        out: str | Path | None = None,
+        *,
+        rate: Rate | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.task, self.optimizer, self.plan, self.rate = task, optimizer, plan, rate
+        self.out = None if out is None else Path(out)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+        self.callbacks = list(callbacks)
+        self.step, self.seconds, self.last_loss = 0, 0.0, float("nan")
+        self.best: tuple[float, int] | None = None
+        self._best_weights: dict[str, Tensor] | None = None
+        self._losses: list[Tensor] = []
+        self._stopped = self._patient_no_more = False
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The task's."""
+        return self.task.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def resume(self) -> None:
+        """Go back to the last saved state.
+
+        Raises:
+            CheckpointError: there is none, or it is of other settings.
+            InputError: the run has no folder.
+        """
+        if self.out is None:
+            raise InputError("a run without a folder cannot be resumed; give out=…")
+        state = read_state(self.out, self.task.identity, self.device)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.best, self._best_weights = state["best"], state["best_weights"]
+        self._patient_no_more = state["ended"]
+        torch.set_rng_state(state["random"].cpu())
+        cut(self.out / LOG, self.step)
+
+    def run(
+        self, *, until: int | None = None, quiet: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> bool:
+        """Train to the plan's last step, or to ``until``, with a progress bar.
+
+        Returns:
+            Whether the run is at its end; False if it was stopped by a signal or by ``until``.
+
+        Raises:
+            InputError: the loss is not finite; the last saved state is as it was.
+        """
+        last = self.plan.steps if until is None else min(until, self.plan.steps)
+        self.model.train()
+        with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
+            shown = bar.add_task(self.task.name, total=last, completed=self.step)
+            if not self.step:
+                self._after()
+            while self.step < last and not (self._stopped or self._patient_no_more):
+                self._train_step()
+                self._after()
+                bar.update(shown, completed=self.step)
+                if progress is not None:
+                    progress(self.step, last)
+                if self.step % self.plan.save_every == 0 or self.step == last or self._ending:
+                    self._save()
+                    bar.update(shown, description=f"{self.task.name} loss {self.last_loss:.3g}")
+        if self.ended and self._best_weights is not None and self.plan.patience is not None:
+            self.model.load_state_dict(self._best_weights)
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether all steps are done, or patience is at its end."""
+        return self.step >= self.plan.steps or self._patient_no_more
+
+    @property
+    def _ending(self) -> bool:
+        return self._stopped or self._patient_no_more
+
+    def _train_step(self) -> None:
+        began = time.perf_counter()
+        if self.rate is not None:
+            rate = self.rate(self.step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * group.get("share", 1.0)
+        first: list[Tensor] = []
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss = self.task.loss(self.step)
+            loss.backward()
+            if self.plan.clip is not None:
+                torch.nn.utils.clip_grad_norm_(self._trained(), self.plan.clip)
+            first.append(loss.detach())
+            return loss
+
+        self.optimizer.step(closure)  # type: ignore[arg-type]
+        self._losses.append(first[0])
+        self.step += 1
+        self.seconds += time.perf_counter() - began
+
+    def _trained(self) -> list[Tensor]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def _after(self) -> None:
+        """What a step is followed by: a snapshot, an evaluation, the callbacks."""
+        if self.out is not None and self.step in self.plan.snapshots:
+            write_snapshot(self.out, self.model, self.step)
+        if self.plan.evaluate_every and self.step % self.plan.evaluate_every == 0:
+            self._evaluate()
+        for callback in self.callbacks:
+            callback(self)
+
+    def _evaluate(self) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            found = {name: float(value) for name, value in self.task.evaluate().items()}
+        self.model.train()
+        if not found:
+            return
+        if self.out is not None:
+            append(self.out / LOG, {"step": self.step, **found})
+        value = next(iter(found.values()))
+        if self.best is None or value < self.best[0]:
+            self.best = (value, self.step)
+            if self.plan.patience is not None:
+                self._best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
+        elif self.plan.patience is not None:
+            since = (self.step - self.best[1]) // self.plan.evaluate_every
+            self._patient_no_more = since > self.plan.patience
+
+    def _save(self) -> None:
+        losses, self._losses = torch.stack(self._losses) if self._losses else torch.zeros(0), []
+        if len(losses):
+            self.last_loss = float(losses.mean())
+            if not bool(torch.isfinite(losses).all()):
+                first = self.step - len(losses) + int((~torch.isfinite(losses)).nonzero()[0])
+                raise InputError(
+                    f"the loss of {self.task.name} at step {first} is not finite; give a lower learning rate, or clip "
+                    "the gradient"
+                )
+        if self.out is None:
+            return
+        if len(losses):
+            append(self.out / LOG, {"step": self.step, "seconds": round(self.seconds, 2), "loss": self.last_loss})
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "identity": self.task.identity,
+            "random": torch.get_rng_state(),
+            "best": self.best,
+            "best_weights": self._best_weights,
+            "ended": self._patient_no_more,
+        }
+        write_state(self.out, state)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state saved."""
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self._stopped = True
+
+        try:
+            former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:
+            # outside the main thread nobody can take signals
+            former = {}
+        self._stopped = False
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)

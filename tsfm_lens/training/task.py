@@ -1,0 +1,55 @@
+"""What the training loop asks of a thing that is trained, and how long and how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+__all__ = ["Plan", "Task"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A model and its losses.
+
+    Attributes:
+        name: what is trained, in words.
+        model: the module, on the device where it is trained.
+        identity: JSON of all settings that the weights depend on; a run is resumed only by a task of the same.
+    """
+
+    name: str
+    model: nn.Module
+    identity: str
+
+    def loss(self, step: int) -> Tensor:
+        """The scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measures of the model as it is, such as the validation error, the one to stop by first; {} for none."""
+
+
+class Plan(BaseModel):
+    """How a run goes on.
+
+    Attributes:
+        steps: of the optimiser.
+        save_every: steps between two saved states, each with a line of the mean loss in the log.
+        evaluate_every: steps between two evaluations; 0 for none.
+        patience: evaluations without a lower first measure after which the run ends with the best weights; None for
+            never.
+        snapshots: steps at which the weights are kept in the history, 0 for the untrained ones.
+        clip: largest norm of a gradient, over all weights; None for any.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(gt=0)
+    save_every: int = Field(default=200, gt=0)
+    evaluate_every: int = Field(default=0, ge=0)
+    patience: int | None = Field(default=None, ge=0)
+    snapshots: tuple[int, ...] = ()
+    clip: float | None = Field(default=None, gt=0)
