@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -64,3 +65,18 @@ def test_what_cannot_be_healed_is_refused(opened: Callable) -> None:
     other = opened("chronos-2")
     with pytest.raises(InputError, match="no loss to heal 'chronos-2'"):
         compress.healed(other, run)
+
+
+def test_ctrl_c_ends_healing_and_leaves_the_models_alone(opened: Callable, calibration: Callable) -> None:
+    lens = opened("chronos-bolt")
+    run = calibration(lens)
+    smaller, _ = compress.compressed(run, 0.25, method="svd")
+    before = {name: part.clone() for name, part in smaller.adapter.model.state_dict().items()}
+
+    def stop(done: int, _: int) -> None:
+        if done == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        compress.healed(smaller, run, steps=9, rows=2, progress=stop)
+    assert all(torch.equal(part, before[name]) for name, part in smaller.adapter.model.state_dict().items())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.training import Plan, Training
 
 __all__ = ["healed"]
 
@@ -115,28 +118,34 @@ def _train(
     )
     values = _rows(run, LENGTH)
     source = SeriesSource(Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device)
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
+
+    def loss_of(step: int) -> Tensor:
         past, future = source.batch(step, mix=stage.mix, rows=rows, context=context, horizon=horizon)
-        with torch.enable_grad():
-            if kind == "token":
-                loss = token_loss(model, past, future, stage, seed=step)
-            else:
-                loss = patch_loss(model, past, future, stage)
-            if not bool(torch.isfinite(loss)):
-                raise InputError(
-                    f"the loss is {float(loss)} at step {step}; give a lower learning rate, or other series"
-                )
-            optimizer.zero_grad()
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        if progress is not None:
-            progress(step + 1, steps)
+        return (
+            token_loss(model, past, future, stage, seed=step)
+            if kind == "token"
+            else patch_loss(model, past, future, stage)
+        )
+
+    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
+    plan = Plan(steps=steps, clip=1.0, dropout=False)
+    if not Training(_Healing(model, loss_of), optimizer, plan, rate=recipe.rate).run(quiet=True, progress=progress):
+        raise KeyboardInterrupt
     for part in trained:
         part.grad = None
+
+
+@dataclass
+class _Healing:
+    """What the training loop trains; nothing is kept of it, so that it needs no identity."""
+
+    model: torch.nn.Module
+    loss: Callable[[int], Tensor]
+    name: str = "healing"
+    identity: str = "{}"
+
+    def evaluate(self) -> dict[str, float]:
+        return {}
 
 
 def _rows(run: Run, length: int) -> np.ndarray:

@@ -116,7 +116,7 @@ class Training:
             InputError: the loss is not finite; the last saved state is as it was.
         """
         last = self.plan.steps if until is None else min(until, self.plan.steps)
-        self.model.train()
+        self.model.train(self.plan.dropout)
         with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
             shown = bar.add_task(self.task.name, total=last, completed=self.step)
             if not self.step:
@@ -181,7 +181,7 @@ class Training:
         self.model.eval()
         with torch.no_grad():
             found = {name: float(value) for name, value in self.task.evaluate().items()}
-        self.model.train()
+        self.model.train(self.plan.dropout)
         if not found:
             return
         if self.out is not None:

@@ -43,6 +43,7 @@ class Plan(BaseModel):
             never.
         snapshots: steps at which the weights are kept in the history, 0 for the untrained ones.
         clip: largest norm of a gradient, over all weights; None for any.
+        dropout: whether the model is in training mode, with its dropout.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,3 +54,4 @@ class Plan(BaseModel):
     patience: int | None = Field(default=None, ge=0)
     snapshots: tuple[int, ...] = ()
     clip: float | None = Field(default=None, gt=0)
+    dropout: bool = True
