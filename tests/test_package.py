@@ -36,7 +36,10 @@ MAY_IMPORT = {
     "catalogue": {"errors", "data", "models", "viz"},
     "report": {"errors", "data", "viz", "catalogue"},
     "sweep": {"errors", "data", "hooks", "models", "ablation", "probes"},
-    "zoo": {"console", "errors", "data", "hooks", "models", "ablation", "probes", "training"},
+    "zoo": {
+        *("console", "errors", "data", "theory", "hooks", "models", "ablation", "probes"),
+        *("compress", "training"),
+    },
     "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
     "paper": {
         "errors",

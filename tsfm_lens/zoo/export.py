@@ -10,6 +10,7 @@ from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, 
 from chronos.chronos import ChronosModel
 from transformers import PreTrainedModel
 
+from tsfm_lens.compress import Compressed, save_compressed
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.models import load
 
@@ -41,10 +42,15 @@ def open_pipeline(folder: Path) -> Pipeline:
 def export(model: PreTrainedModel, folder: Path) -> None:
     """Save `model` as float32 config.json and model.safetensors, loadable by the native pipeline.
 
+    A model with factors in its attentions becomes a compressed checkpoint, which :func:`tsfm_lens.load` opens.
+
     Raises:
         CheckpointError: What was written is no complete checkpoint, or does not give back every weight bit for bit.
     """
     model = model.eval().to("cpu", torch.float32)
+    if any(isinstance(module, Compressed) for module in model.modules()):
+        save_compressed(load(as_pipeline(model), check=False), folder, method="trained at low rank")
+        return
     model.save_pretrained(folder)
     loaded = load(folder, check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():

@@ -59,6 +59,25 @@ class Stage(BaseModel):
     own_share: float = Field(default=0.0, ge=0, le=1)
 
 
+SKETCHES = ("by head", "shared")
+
+
+class AttentionRank(BaseModel):
+    """Attention whose matrices are the product of two factors from the first step on.
+
+    Layer i of a stack has the rank ⌈rank · (1 + i)^growth⌉, at most the full one, with which it is left as it is.
+    Sketch "by head": ranks are those of each head, which has both factors for itself. "shared": they are those of the
+    whole matrix, so that all heads look at the same few directions. What a model cannot have is refused when it is
+    built, before anything is written.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int
+    growth: float = 0.0
+    sketch: str = SKETCHES[0]
+
+
 class TrainingRecipe(BaseModel):
     """A reproducible training run; steps are optimiser steps, rates are AdamW's.
 
@@ -66,7 +85,8 @@ class TrainingRecipe(BaseModel):
     run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). `corpus` has
     the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token model's first
     embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases
-    before training.
+    before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model an embedding of
+    that rank, of Chebyshev polynomials of the bins' values, which is not trained.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,6 +104,8 @@ class TrainingRecipe(BaseModel):
     finest: float = 6.0
     encoder_bias: tuple[tuple[int, int, float], ...] = ()
     decoder_bias: tuple[tuple[int, int, float], ...] = ()
+    attention_rank: AttentionRank | None = None
+    vocabulary_rank: int | None = None
     seed: int = 0
 
     def stage(self, step: int) -> Stage:

@@ -29,6 +29,7 @@ from tsfm_lens.errors import CheckpointError
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export
+from tsfm_lens.zoo.narrow import factorise_attention, fix_vocabulary
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
 from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
@@ -92,8 +93,21 @@ def _initial_chronos2(config: Chronos2CoreConfig) -> Chronos2Model:
 
 
 def build_model(recipe: TrainingRecipe) -> PreTrainedModel:
-    """Build the untrained native model of `recipe` from its seed."""
+    """Build the untrained native model of `recipe` from its seed.
+
+    Raises:
+        InputError, UnknownNameError: the recipe asks for a rank or a sketch that the model cannot have.
+    """
     torch.manual_seed(recipe.seed)
+    model = _dense(recipe)
+    if recipe.vocabulary_rank is not None:
+        fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
+    if recipe.attention_rank is not None:
+        factorise_attention(model, recipe.attention_rank)
+    return model
+
+
+def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
     if recipe.kind == "group":
         return _initial_chronos2(Chronos2CoreConfig(**recipe.config))
     config = T5Config(**recipe.config)
@@ -119,11 +133,13 @@ class Trainer:
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
         self.recipe = recipe
         self.out = out
-        out.mkdir(parents=True, exist_ok=True)
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        # before anything is written: a recipe may ask for what its model cannot have
         self.model = build_model(recipe).to(self.device)
+        out.mkdir(parents=True, exist_ok=True)
+        free = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
+            free, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
         )
         self.source = SeriesSource(corpus, seed=recipe.seed, device=self.device)
         self.step = 0
@@ -138,7 +154,8 @@ class Trainer:
         if not path.exists():
             raise CheckpointError(f"no {STATE} in {self.out}; start without --resume, or give the folder of a run")
         state = torch.load(path, map_location=self.model.device, weights_only=True)
-        if state["recipe"] != self.recipe.model_dump_json():
+        # compared as recipes: what is saved may be from before an option came
+        if TrainingRecipe.model_validate_json(state["recipe"]) != self.recipe:
             raise CheckpointError(f"{path} was trained by another recipe; go on with that one, or give another folder")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
