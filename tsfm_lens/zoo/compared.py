@@ -58,9 +58,9 @@ def attention_record(runs: Mapping[str, Mapping[int, tuple[Arm, Path]]], corpus:
         nats a token and ``overlap`` of the ten likeliest tokens with those of the dense arm (arm, seed). Over all,
         ``…_rise`` with ``…_low`` and ``…_high``: of errors the ratio to the dense arm, less 1, of the perplexity the
         difference of logarithms; means over seeds with 95 % t intervals over them. ``parameters`` and
-        ``attention_parameters``, numbers held; ``rank_ratio`` and ``stored_ratio``, shares of ranks and of numbers
-        of the dense attentions; ``rank`` (arm, layer) of the encoder. ``step_time`` and ``forward_time`` with ends, CPU time over that of the dense arm,
-        taken in turn.
+        ``attention_parameters``, numbers held; ``rank_ratio`` and ``stored_ratio``, shares of the ranks and of the
+        numbers of the dense attentions; ``rank`` (arm, layer) of the encoder. ``step_time`` and ``forward_time`` with
+        ends, CPU time over that of the dense arm, taken in turn.
 
     Raises:
         InputError: an arm has not been trained with each seed, or there is no dense one.
