@@ -18,7 +18,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes import flow_of_ranks
 from tsfm_lens.probes.flow_of_ranks import _bound
 from tsfm_lens.testing import assert_close
-from tsfm_lens.theory import epsilon_rank, flow_bound
+from tsfm_lens.theory import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.viz import rank_flow_map, rank_flow_spectra, rank_rise
 
 NAMES = sorted(architectures())
@@ -168,6 +168,52 @@ def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere
         assert np.isnan(_bound(spectrum, column, np.array(norms))).all()
 
 
+@pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2", "moirai-2"])
+def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str, lens_of: Callable[[str], Lens]) -> None:
+    """Against dense matrices of all tokens: the spectrum after the attention, and the norms in the bound."""
+    lens = lens_of(name)
+    run = run_of(lens, ("co2", "elnino", "nile"))
+    found = flow_of_ranks(run, batch_size=2)
+    stack = lens.wiring.stacks[0]
+    kind = next(stack.attentions(0)).kind
+    after = rows_at(run, f"{stack.prefix}.0.hook_resid_mid").double().numpy()
+    values = np.linalg.svd(after, compute_uv=False)[: found.sizes["mode"]]
+    assert_close(found["attention_value"].values[0], values / values[0], depth=300, dtype=np.float32)
+    known, bound = found["attention_value"].values, found["attention_bound"].values
+    says = np.isfinite(bound)
+    assert says[0].all()
+    assert (known[says] <= bound[says] * (1 + 1e-6)).all()
+    # the largest that is allowed is what the triangle inequality allows: the stream before, and every head's norms
+    results = rows_at(run, f"{stack.prefix}.0.{kind}.hook_result").double().numpy()
+    before = np.linalg.norm(after - results.sum(1), 2)
+    heads = sum(np.linalg.norm(results[:, head], 2) for head in range(results.shape[1]))
+    assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)
+
+
+def test_an_attention_without_values_allows_the_stream_alone() -> None:
+    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
+    with torch.no_grad():
+        lens.model.encoder.block[0].layer[0].SelfAttention.v.weight.zero_()
+    found = flow_of_ranks(run_of(lens))
+    assert_close(found["attention_bound"].values[0], found["attention_value"].values[0], depth=300, dtype=np.float32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    stream = rng.normal(size=(30, 8)) * np.geomspace(1, 1e-3, 8)
+    written = [rng.normal(size=(30, 2)) @ rng.normal(size=(2, 8)) * 0.3 for _ in range(3)]
+    spectra = np.stack([np.linalg.svd(each, compute_uv=False)[:2] for each in written])
+    bound = measured_bound(np.linalg.svd(stream, compute_uv=False), spectra)
+    values = np.linalg.svd(stream + sum(written), compute_uv=False)
+    assert (values <= bound * (1 + 1e-12)).all()
+    # six directions are all that three heads of two can add
+    assert_close(bound[6:], np.linalg.svd(stream, compute_uv=False)[:2], depth=8)
+    for wrong in ([1.0, 2.0], [1.0, -1.0], [np.nan, 0.0]):
+        with pytest.raises(InputError, match="singular values"):
+            measured_bound(np.array(wrong), spectra)
+
+
 def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
     found = flow_of_ranks(run_of(lens_of("chronos-bolt"), ("co2", "elnino", "nile", "electricity")))
     first, last = found["epsilon_rank"].sel(epsilon=0.1).values[[0, -1]]
@@ -176,7 +222,11 @@ def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
         f"At ε = 0.1 the stream uses {first} of {found.sizes['mode']} directions at the embedding and {last} after the "
         "last layer."
     )
-    assert read_bound(found)[0].startswith("Theorem 4 says nothing of this model: it asks for ")
+    assert read_bound(found)[1].startswith("Theorem 4 says nothing of this model: it asks for ")
+    assert "is exceeded nowhere" in read_bound(found)[0]
+    assert "is exceeded" in read_bound(found.assign(attention_bound=0.1 * found["attention_bound"]))[0]
+    allowed = [line for line in rank_flow_spectra(found).data if line.name == "allowed, measured constants"]
+    assert len(allowed) == found.sizes["layer"]
     fig = rank_flow_map(found)
     np.testing.assert_array_equal(fig.data[0].z, found["epsilon_rank"].transpose("stream", "epsilon"))
     np.testing.assert_array_equal(fig.data[1].z, found["weight_rank"].transpose("layer", "epsilon"))
@@ -184,8 +234,8 @@ def test_readings_and_figures(lens_of: Callable[[str], Lens]) -> None:
     hidden = rank_flow_map(found.assign(told=xr.zeros_like(found["told"])))
     assert not np.isfinite(np.array(hidden.data[0].z, dtype=float)).any()
     bounded = found.assign(bound=xr.full_like(found["bound"], 1e-3))
-    assert read_bound(bounded)[0].startswith(f"The bound of theorem 4 applies to {found.sizes['layer']} of")
-    assert "is exceeded" in read_bound(bounded)[0]
+    assert read_bound(bounded)[1].startswith(f"The bound of theorem 4 applies to {found.sizes['layer']} of")
+    assert "is exceeded" in read_bound(bounded)[1]
     assert "bound of theorem 4" in [line.name for line in rank_flow_spectra(bounded).data]
     assert "theorem 4 says nothing" in rank_flow_spectra(found).layout.meta["subtitle"]
     risen = rank_rise(found, epsilon=0.01)

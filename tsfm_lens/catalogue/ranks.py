@@ -167,16 +167,39 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     """Whether theorem 4 says something of the model, and whether it holds there."""
     bound, values = array(ds, "bound", "layer", "mode"), array(ds, "singular_value", "stream", "mode")
     keys, written = (array(ds, name, "layer") for name in ("query_key_norm", "value_norm"))
+    measured = _read_measured_bound(ds)
     if np.isnan(bound).all():
         return [
+            *measured,
             f"Theorem 4 says nothing of this model: it asks for {ds.attrs['least_depth']} layers or more with "
             f"{ds.attrs['heads']} heads, of which there are {ds.sizes['layer']}, and for norms up to 1, where "
-            f"query–key products reach {num(float(keys.max()))} and value–output products {num(float(written.max()))}."
+            f"query–key products reach {num(float(keys.max()))} and value–output products {num(float(written.max()))}.",
         ]
     known = np.isfinite(bound)
     above = int((values[1:] / values[1:, :1] > bound)[known].sum())
     held = "is exceeded nowhere" if not above else f"is exceeded {above} times: norms and MLPs are not part of it"
-    return [f"The bound of theorem 4 applies to {int(known.any(1).sum())} of {len(bound)} layers and {held}."]
+    return [
+        *measured,
+        f"The bound of theorem 4 applies to {int(known.any(1).sum())} of {len(bound)} layers and {held}.",
+    ]
+
+
+def _read_measured_bound(ds: xr.Dataset) -> list[str]:
+    """How near the attentions come to what they could add to the rank at most."""
+    if "attention_bound" not in ds:
+        return []
+    bound, values = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
+    says = np.isfinite(bound) & (bound < 1)
+    if not says.any():
+        return ["With measured constants the inequality behind theorem 4 allows the attentions any rank."]
+    with np.errstate(divide="ignore"):
+        near = float((bound[says] / values[says]).min())
+    above = int((values > bound * (1 + 1e-6) + 1e-12)[says].sum())
+    held = "is exceeded nowhere" if not above else f"is exceeded {above} times"
+    return [
+        f"With measured constants the inequality behind theorem 4 bounds {says.sum()} of {says.size} relative singular "
+        f"values after the first attentions below 1, {held}, and is at least {num(near)} times what was measured."
+    ]
 
 
 def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:

@@ -14,6 +14,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention_growth import AttentionGrowth, as_variables
 from tsfm_lens.probes.entropic_rank import item_groups
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.spectra import core_singular_values, stable_rank
@@ -59,7 +60,10 @@ def flow_of_ranks(
         largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O, which theorem 4 asks to be at most
         1; and ``bound`` (layer, mode), what the theorem allows the relative singular values after the layer, NaN where
         it says nothing because these norms are larger or the model has fewer than ``attrs["least_depth"]`` layers. The
-        theorem knows neither norms before the branches nor MLPs.
+        theorem knows neither norms before the branches nor MLPs. ``attention_value`` and ``attention_bound`` (layer,
+        mode): relative singular values of the stream after the layer's first attention, and what they cannot exceed by
+        the inequality behind the theorem, with what was measured in the place of its constants; it holds for every
+        model. NaN where an attention does more than weigh values, or regroups rows.
 
     Source:
         Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4); Demmel et al. 2012 for factorisations of
@@ -87,6 +91,8 @@ def flow_of_ranks(
     # rows are series, or items whose variates share a sequence
     own = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
+    growths = [AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
+    around = [point for growth in growths for point in growth.points]
     series: list[str] = []
     ranks: list[np.ndarray] = []
     for group in item_groups(run.in_one_pass(), batch_size):
@@ -97,11 +103,16 @@ def flow_of_ranks(
         streams = [acts[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
             spectrum.add(stream[shown])
+        with torch.no_grad():
+            held = lens.run_with_cache(group.encoded, names_filter=around)[1]
+        for growth in growths:
+            growth.add(held, shown)
         for row, name in enumerate(group.encoded.rows):
             series.append(name)
             ranks.append(_ranks([stream[row][shown[row]] for stream in streams], levels, known=name in own))
     data = _of_streams(spectra, levels, np.stack(ranks, axis=-1), series)
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
+    data = data.assign(as_variables(growths, data.sizes["mode"]))
     data = judge(data, "rank_rise", floor=0.0, signed=True, groups="epsilon")
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
     facts = {"stack": column.name, "tokens": spectra[0].rows, "heads": column.n_heads, "least_depth": least}

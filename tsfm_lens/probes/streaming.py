@@ -57,6 +57,10 @@ class StreamedSpectrum:
         """All of them, descending: as many as the shorter side of the matrix is long."""
         return torch.linalg.svdvals(self._factor).numpy()
 
+    def singular_values_through(self, map_of_rows: Tensor) -> np.ndarray:
+        """Those of the matrix times another one, (width, any), descending."""
+        return torch.linalg.svdvals(self._factor @ map_of_rows.detach().cpu().double()).numpy()
+
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
         """By how much of the largest the rounding of a forward moves singular values.
 

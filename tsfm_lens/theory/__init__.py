@@ -47,7 +47,7 @@ from tsfm_lens.theory.experiments import (
     sketching_by_heads,
     spectra_by_heads,
 )
-from tsfm_lens.theory.flow import corollary_index, flow_bound, flow_floor, growing, one_layer_bound
+from tsfm_lens.theory.flow import corollary_index, flow_bound, flow_floor, growing, measured_bound, one_layer_bound
 from tsfm_lens.theory.ranks import (
     angles,
     decade_histogram,
@@ -98,6 +98,7 @@ __all__ = [
     "incompressible",
     "least_value_error",
     "logits",
+    "measured_bound",
     "mlp_count",
     "one_layer_bound",
     "orthonormal",

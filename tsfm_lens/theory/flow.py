@@ -8,7 +8,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.theory.attention import AttentionWeights
 from tsfm_lens.theory.compression import positive_and_falling
 
-__all__ = ["corollary_index", "flow_bound", "flow_floor", "growing", "one_layer_bound"]
+__all__ = ["corollary_index", "flow_bound", "flow_floor", "growing", "measured_bound", "one_layer_bound"]
 
 _E2 = float(np.exp(2.0))
 
@@ -38,6 +38,37 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         raise InputError(f"depth is {depth}: with {heads} heads the bound is of models of {least} layers or more")
     values = positive_and_falling(singular_values, len(singular_values))
     return 2 * _sum_bound(values / values[0], heads, _E2 * heads / np.sqrt(depth))
+
+
+def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
+    """What σ_k(U + Σ Y_i) cannot exceed, (d,): the step of the proof of theorem 4 before its constants are put in.
+
+    min over j ≤ k of σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality. It holds for every model.
+
+    Args:
+        stream: singular values of U, (d,), from the largest on.
+        written: of each of h heads what σ_m(Y_i) cannot exceed, (head, m), from the largest on; 0 beyond the last m.
+
+    Source:
+        Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in matrix analysis, theorem 3.3.16.
+
+    Raises:
+        InputError: values are negative, not finite, or rise.
+
+    Example:
+        >>> theory.measured_bound(np.array([1.0, 0.1, 0.01]), np.array([[0.5, 0.2]])).round(3).tolist()
+        [1.5, 0.6, 0.3]
+    """
+    values, heads = np.asarray(stream, dtype=float), np.asarray(written, dtype=float)
+    for each in (values, *heads):
+        if not (np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()):
+            raise InputError(
+                "singular values that are negative, not finite, or rise; expected them from the largest on"
+            )
+    j = np.arange(len(values))
+    places = j // len(heads)
+    sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(places, heads.shape[1])]
+    return np.array([(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))])
 
 
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:

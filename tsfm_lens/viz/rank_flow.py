@@ -66,7 +66,8 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Two panels on one logarithmic axis, the deeper the darker; what theorem 4 allows after each layer is dotted
-        where it says something.
+        where it says something. A third panel has the stream after each first attention and, dashed, what the
+        inequality behind the theorem allows with measured constants, where the result knows it.
 
     Example:
         >>> fig = viz.rank_flow_spectra(results["flow_of_ranks"])
@@ -76,9 +77,22 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     values = relative(array(ds, "singular_value", "stream", "mode"), array(ds, "rounding_floor", "stream"))
     weights = relative(array(ds, "weight_singular_value", "layer", "weight_mode"))
     bound = array(ds, "bound", "layer", "mode")
-    titles = ["stream", "W_Q"]
-    made = sheet([280], [1, 1], titles=titles, column_gap=0.1, min_width=560, shared_yaxes=True)
-    left, right = made
+    growth = "attention_bound" in ds and bool(np.isfinite(array(ds, "attention_bound", "layer", "mode")).any())
+    titles = ["stream", "W_Q", *["after attention"] * growth]
+    made = sheet(
+        [280], [1] * len(titles), titles=titles, column_gap=0.06, min_width=280 * len(titles), shared_yaxes=True
+    )
+    left, right, *rest = made
+    for panel in rest:
+        allowed, found = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
+        labels = [layer_name(label) for label in names(ds, "layer")]
+        depth_lines(panel, labels, np.where(found > 0, found, np.nan), "mode")
+        for place, (label, line) in enumerate(zip(labels, allowed, strict=True)):
+            hover = f"allowed after the attention of {label}, mode %{{x}}<br>%{{y:.3g}} of the largest"
+            colour = mixed(VERMILION, 0.35 + 0.65 * (place + 1) / len(labels))
+            upto, modes = np.where(line < 1, line, np.nan), np.arange(1, len(line) + 1)
+            panel.line(modes, upto, "allowed, measured constants", hover, colour=colour, width=1, dash="dash")
+        panel.x("mode")
     depth_lines(left, stream_names(ds), values, "mode")
     depth_lines(right, [layer_name(label) for label in names(ds, "layer")], weights, "mode")
     modes = np.arange(1, bound.shape[1] + 1)
