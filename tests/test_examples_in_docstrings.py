@@ -44,6 +44,7 @@ ROOMS = (
     "sweep",
     "testing",
     "theory",
+    "training",
     "viz",
     "zoo",
 )

@@ -17,6 +17,11 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
 
     Raises:
         CheckpointError: there is no such file, or a line before the last one is no JSON.
+
+    Example:
+        >>> _ = (folder / "log.jsonl").write_text('{"step": 1, "loss": 0.5}' + chr(10) + '{"step": 2, "lo')
+        >>> training.read_log(folder / "log.jsonl")
+        [{'step': 1, 'loss': 0.5}]
     """
     path = Path(file)
     if not path.exists():

@@ -1,0 +1,338 @@
+"""The watch: a training does not notice it, its record survives kills and resumes, and wrong use is told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.models import load
+from tsfm_lens.models.wirings import chronos_bolt
+from tsfm_lens.training import Plan, Training, Watch, attention_measures, read_watch, sharpness, together
+
+LENGTH = 12
+
+
+def seed(number: int) -> None:
+    """Start all generators over."""
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    torch.manual_seed(number)
+
+
+class Net(nn.Module):
+    """Everything that a look could disturb: dropout, running means, spectral normalisation, attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.utils.parametrizations.spectral_norm(nn.Linear(1, 4))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.norm, self.drop, self.head = nn.BatchNorm1d(LENGTH), nn.Dropout(0.3), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        mixed, self_pattern = self.attention(x, x, x, average_attn_weights=False)
+        self.pattern = self_pattern.detach()
+        return self.head(self.drop(self.norm(x + mixed)))
+
+
+class Case:
+    """A training whose every step draws from all generators, and what a watch may look at."""
+
+    name, identity = "net", "{}"
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(5)
+        self.fixed = [torch.randn(6, LENGTH, 1, generator=generator) for _ in range(3)]
+
+    @property
+    def losses(self) -> list[Callable[[], Tensor]]:
+        return [lambda x=x: (self.model(x) - x.roll(1, 1)).square().mean() for x in self.fixed]  # type: ignore[misc]
+
+    def patterns(self) -> dict[str, Tensor]:
+        self.model(self.fixed[0])
+        return {"0": self.model.pattern}
+
+    def loss(self, step: int) -> Tensor:
+        x = torch.randn(6, LENGTH, 1) + random.random() + np.random.rand()  # noqa: NPY002
+        return (self.model(x) - x.roll(1, 1)).square().mean()
+
+    def evaluate(self) -> dict[str, float]:
+        return {}
+
+    def step(self, step: int) -> float:
+        self.model.train()
+        self.optimizer.zero_grad()
+        loss = self.loss(step)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def watch(self, out: Path | None = None, **options: Any) -> Watch:
+        how: dict[str, Any] = {"every": 2, "loss": self.losses, "patterns": self.patterns, "products": 4, "out": out}
+        return Watch(self.model, **{**how, **options})
+
+    def state(self) -> list[bytes]:
+        """Bits of weights, buffers, gradients and generators."""
+        parts = [*self.model.parameters(), *self.model.buffers()]
+        parts += [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        modes = str([module.training for module in self.model.modules()]).encode()
+        words = str(random.getstate()) + str(np.random.get_state())  # noqa: NPY002
+        return [part.detach().numpy().tobytes() for part in parts] + [
+            torch.get_rng_state().numpy().tobytes(),
+            modes,
+            words.encode(),
+        ]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_training_with_a_watch_is_one_without_bit_for_bit(training: bool, tmp_path: Path) -> None:
+    states = []
+    for watched in (False, True):
+        seed(1)
+        case = Case()
+        watch = case.watch(tmp_path, snapshots=3, training=training) if watched else None
+        for step in range(6):
+            loss = case.step(step)
+            before = case.state()
+            if watch is not None:
+                watch(step, loss=loss)
+            assert case.state() == before
+        states.append(case.state())
+    assert states[0] == states[1]
+    data = read_watch(tmp_path)
+    assert data["step"].values.tolist() == [0, 2, 4]
+    assert data["snapshot"].values.tolist() == [0, 3]
+    assert np.isfinite(data["sharpness"]).all()
+
+
+def test_without_the_guard_a_look_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case()
+    case.step(0)
+    before = case.state()
+    case.patterns()
+    assert case.state() != before
+
+
+def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
+    case = Case()
+    watch = case.watch(tmp_path, snapshots=[0, 4], products=6)
+    case.step(0)
+    row = watch(0, loss=torch.tensor(0.5))
+    assert row is not None
+    case.model.eval()
+    with torch.no_grad():
+        pattern = case.patterns()["0"]
+    measures = {name: value.mean(0) for name, value in attention_measures(pattern).items()}
+    expected = sharpness(case.losses, case.model, steps=6)
+    assert watch(1) is None
+    for data in (watch.dataset(), read_watch(tmp_path)):
+        assert data.attrs["kind"] == "training_watch"
+        assert data["loss"].item() == 0.5
+        assert data["sharpness"].item() == expected.largest
+        assert data["lowest_curvature_residual"].item() == expected.smallest_residual
+        for name, value in measures.items():
+            np.testing.assert_array_equal(data[name].sel(step=0, layer="0"), value)
+        assert data["entropy"].attrs["units"] == "nats"
+        assert data["n_keys"].values.tolist() == [LENGTH]
+        np.testing.assert_array_equal(data["pattern"].sel(snapshot=0, layer="0", input=0), pattern[0])
+    # whatever is read again is the same, types of its attributes too
+    xr.testing.assert_identical(watch.dataset(), read_watch(tmp_path))
+    watch.dataset().to_netcdf(tmp_path / "watch.nc", engine="scipy")
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 4, "va', b'{"step": 4, "values": {}, "attention": {}}'])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, explicit: bool, tmp_path: Path) -> None:
+    def train(case: Case, watch: Watch, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            watch(step)
+            seed(step)
+            case.step(step)
+
+    whole, parted = Case(), Case()
+    train(whole, whole.watch(tmp_path / "whole", snapshots=2), 0, 7)
+    first = parted.watch(tmp_path / "parted", snapshots=2)
+    train(parted, first, 0, 3)
+    state = copy.deepcopy([parted.model.state_dict(), parted.optimizer.state_dict()])
+    # goes on beyond what was saved, and is killed in the middle of a line
+    train(parted, first, 3, 6)
+    record = tmp_path / "parted" / "watch.jsonl"
+    record.write_bytes(record.read_bytes() + torn)
+    assert 4 in read_watch(tmp_path / "parted")["step"]
+    again = Case()
+    again.model.load_state_dict(state[0])
+    again.optimizer.load_state_dict(state[1])
+    second = again.watch(tmp_path / "parted", snapshots=2, resume=3 if explicit else True)
+    train(again, second, 3, 7)
+    xr.testing.assert_identical(read_watch(tmp_path / "parted"), read_watch(tmp_path / "whole"))
+    lines = record.read_bytes()
+    assert lines.endswith(b"\n")
+    assert lines == (tmp_path / "whole" / "watch.jsonl").read_bytes()
+
+
+def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
+    case = Case()
+    case.watch(tmp_path, snapshots=1)(0, loss=1.0)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
+    with pytest.raises(CheckpointError, match="another run was watched"):
+        case.watch(tmp_path)
+    with pytest.raises(CheckpointError, match=r"written with epsilon=0\.01, not 0\.5"):
+        case.watch(tmp_path, epsilon=0.5, resume=True)
+    more = nn.Sequential(nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match="with weights="):
+        Watch(more, loss=case.losses, patterns=case.patterns, name="Net", products=4, out=tmp_path, resume=True)
+    (tmp_path / "watch.jsonl").write_text('{"step": 3}\n')
+    with pytest.raises(CheckpointError, match="not the record of a Watch"):
+        case.watch(tmp_path, resume=True)
+    (tmp_path / "watch.jsonl").write_bytes(before[tmp_path / "watch.jsonl"])
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.*")} == before
+    (tmp_path / "watch.jsonl").write_bytes(b"xx\n" + before[tmp_path / "watch.jsonl"])
+    for read in (lambda: read_watch(tmp_path), lambda: case.watch(tmp_path, resume=True)):
+        with pytest.raises(CheckpointError, match="line 1"):
+            read()
+    with pytest.raises(CheckpointError, match=r"no watch\.jsonl"):
+        read_watch(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="no folder to write to"):
+        case.watch(tmp_path / "watch.jsonl")
+    # killed before the first line was whole
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "watch.jsonl").write_text('{"step": -1, "sett')
+    with pytest.raises(CheckpointError, match="does not say"):
+        read_watch(tmp_path / "new")
+    case.watch(tmp_path / "new", resume=True)(0, loss=1.0)
+    assert read_watch(tmp_path / "new")["loss"].values.tolist() == [1.0]
+
+
+def test_a_loss_that_is_not_finite_ends_the_watch_and_loses_nothing(tmp_path: Path) -> None:
+    case = Case()
+    watch = case.watch(tmp_path, every=1, measures=["attention"])
+    watch(0, loss=2.0)
+    before = case.state()
+    with pytest.raises(InputError, match="loss is nan at step 1; the last finite one was 2 at step 0"):
+        watch(1, loss=torch.tensor(torch.nan))
+    for weight in case.model.parameters():
+        weight.data.fill_(torch.nan)
+    with pytest.raises(InputError, match="attention holds"):
+        watch(2)
+    assert read_watch(tmp_path)["step"].values.tolist() == [0]
+    assert case.state()[-3:] == before[-3:]
+
+
+def test_wrong_use_is_told() -> None:
+    case = Case()
+    for options, words in (
+        ({"every": 0}, "every=0"),
+        ({"every": True}, "every=True"),
+        ({"every": []}, r"every=\[\]"),
+        ({"snapshots": -1}, "snapshots=-1"),
+        ({"snapshots": 2, "patterns": None}, "snapshots keep attention"),
+        ({"inputs": 0}, "inputs=0"),
+        ({"products": 0}, "products=0"),
+        ({"measures": "attention"}, "expected several"),
+        ({"measures": ["sharpness"], "loss": None}, "'sharpness' needs loss=…"),
+        ({"measures": ["gradient_noise"], "loss": case.losses[0]}, r"needs loss=\[…\]"),
+        ({"measures": ["attention"], "patterns": None}, "needs series=…"),
+        ({"series": [1.0, 2.0], "patterns": None}, "series are for a lens, not for a Net"),
+        ({"series": [1.0, 2.0]}, "both series and patterns"),
+        ({"loss": 3}, "iter|loss"),
+    ):
+        with pytest.raises((InputError, TypeError), match=words):
+            case.watch(**options)
+    with pytest.raises(UnknownNameError, match="Closest: sharpness"):
+        case.watch(measures=["sharpnes"])
+    watch = case.watch(measures=[])
+    watch(4)
+    with pytest.raises(InputError, match="step 3 after step 4"):
+        watch(3)
+    frozen = Case()
+    frozen.model.requires_grad_(False)
+    with pytest.raises(InputError, match="takes a gradient"):
+        frozen.watch()(0)
+
+
+def test_measures_of_ones_own_are_recorded_and_held_to_their_form() -> None:
+    case = Case()
+
+    def norm() -> dict[str, float]:
+        return {
+            "norm": float(sum(weight.square().sum() for weight in case.model.parameters()).detach() ** 0.5),
+            "odd": np.nan,
+        }
+
+    watch = case.watch(measures=[norm])
+    watch(0)
+    data = watch.dataset()
+    assert data["norm"].item() == norm()["norm"]
+    assert np.isnan(data["odd"]).all()
+
+    def change() -> dict[str, float]:
+        with torch.no_grad():
+            case.model.head.bias.add_(1)
+        return {}
+
+    with pytest.raises(InputError, match="1 parameters were changed"):
+        case.watch(measures=[change])(0)
+    with pytest.raises(InputError, match="'<lambda>' gave 3"):
+        case.watch(measures=[lambda: 3])(0)
+
+
+def test_the_loop_of_the_project_calls_a_watch(tmp_path: Path) -> None:
+    def end(watched: bool) -> list[bytes]:
+        seed(2)
+        case = Case()
+        callbacks = [case.watch(tmp_path)] if watched else []
+        Training(case, case.optimizer, Plan(steps=4), None, callbacks=callbacks).run(quiet=True)
+        return [weight.detach().numpy().tobytes() for weight in case.model.parameters()]
+
+    assert end(watched=False) == end(watched=True)
+    assert read_watch(tmp_path)["step"].values.tolist() == [0, 2, 4]
+
+
+def test_runs_and_seeds_are_laid_over_each_other() -> None:
+    def seen(steps: range, shift: float, layers: str) -> xr.Dataset:
+        pattern = torch.eye(3)[None].expand(2, 3, 3)
+        watch = Watch(nn.Linear(1, 1), every=1, patterns=lambda: dict.fromkeys(layers, pattern), snapshots=steps)
+        for step in steps:
+            watch(step, loss=step + shift)
+        return watch.dataset()
+
+    data = together({"a": [seen(range(3), 0.0, "xy"), seen(range(2), 0.5, "xy")], "b": seen(range(1, 4), 9.0, "zx")})
+    assert data["loss"].dims == ("run", "seed", "step")
+    assert data["layer"].values.tolist() == ["x", "y", "z"]
+    assert data["step"].values.tolist() == [0, 1, 2, 3]
+    assert data["loss"].sel(run="a", seed=1, step=1) == 1.5
+    assert np.isnan(data["loss"].sel(run="a", seed=1, step=2))
+    assert data["loss"].sel(run="b", seed=0, step=3) == 12
+    assert np.isnan(data["nuclear_norm"].sel(run="a", layer="z")).all()
+    assert data["pattern"].sel(run="b", seed=0, snapshot=3, layer="z").sum() == 6
+    assert data["n_keys"].values.tolist() == [3, 3, 3]
+    with pytest.raises(InputError, match="no dataset"):
+        together({})
+    with pytest.raises(InputError, match="kinds loss_landscape, training_watch"):
+        together({"a": seen(range(1), 0, "x"), "b": xr.Dataset(attrs={"kind": "loss_landscape"})})
+
+
+def test_lines_are_json_for_everyone(tmp_path: Path) -> None:
+    lens = load(chronos_bolt.ARCHITECTURE.tiny())
+    watch = Watch(lens, series=np.sin(np.arange(50.0)), every=1, out=tmp_path)
+    watch(0)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
+    assert lines[1]["attention"]["decoder.0.cross_attn"]["diagonal_mass"][0] is None

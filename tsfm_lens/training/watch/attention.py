@@ -1,0 +1,159 @@
+"""What attention patterns are like: entropy, nuclear norm, diagonal mass and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.attention import row_entropy
+
+__all__ = ["ATTENTION_MEASURES", "attention_measures", "attention_norms", "patterns_of"]
+
+EPSILON = 0.01
+ATTENTION_MEASURES = ("entropy", "nuclear_norm", "diagonal_mass", "numerical_rank", "stable_rank")
+"""What is measured of a pattern."""
+Patterns = Callable[[], Mapping[str, Tensor]]
+"""Gives the attention of fixed inputs by layer, each (…, head, query, key)."""
+_SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
+
+
+def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON) -> dict[str, np.ndarray]:
+    """Entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
+
+    Args:
+        pattern: (…, query, key), rows from 0 on.
+        epsilon: share of the largest singular value above which one counts for the numerical rank.
+
+    Returns:
+        Each (…), in float64. ``entropy`` in nats, the mean over queries, at most log(keys). ``nuclear_norm``, the sum
+        of singular values: for rows that sum to 1 from 1 on, √D · ‖row‖ where all D rows are alike, D for the identity.
+        ``diagonal_mass``, the mean of A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
+        :func:`tsfm_lens.theory.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
+
+    Source:
+        SAMformer, sections 3 and 5 (S1-AENT, S1-NUC, S1-DIAG); the entropy, which is not written out there, after Zhai
+        et al. 2023, arXiv:2303.06296.
+
+    Raises:
+        InputError: no two axes, no entry, an entry below 0 or not finite, or an epsilon out of range.
+
+    Example:
+        >>> found = training.attention_measures(np.eye(4))
+        >>> {name: float(value) for name, value in found.items() if name != "entropy"}
+        {'nuclear_norm': 4.0, 'diagonal_mass': 1.0, 'numerical_rank': 4.0, 'stable_rank': 4.0}
+    """
+    values = pattern.detach().double().cpu().numpy() if isinstance(pattern, Tensor) else np.asarray(pattern, float)
+    if values.ndim < 2 or not values.size:
+        raise InputError(f"attention of shape {values.shape}; expected (…, query, key) with at least one of each")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise InputError("attention holds an entry below 0 or none; expected the weights after the softmax")
+    if not 0 < epsilon < 1:
+        raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
+    singular = np.linalg.svd(values, compute_uv=False)
+    largest = singular[..., :1]
+    share = np.divide(singular, largest, out=np.zeros_like(singular), where=largest > 0)
+    square = values.shape[-1] == values.shape[-2]
+    diagonal = np.diagonal(values, axis1=-2, axis2=-1).mean(-1) if square else np.full(values.shape[:-2], np.nan)
+    return {
+        # what rounding leaves of a row with one key is no entropy
+        "entropy": np.maximum(row_entropy(values).mean(-1), 0.0),
+        "nuclear_norm": singular.sum(-1),
+        "diagonal_mass": diagonal,
+        "numerical_rank": (share > epsilon).sum(-1).astype(float),
+        "stable_rank": np.square(share).sum(-1),
+    }
+
+
+def patterns_of(lens: Lens, series: Any) -> dict[str, Tensor]:
+    """The attention of every head on some series, in one forward pass.
+
+    Args:
+        lens: the model, which may be in training.
+        series: anything that :func:`tsfm_lens.data.as_series` takes.
+
+    Returns:
+        (row, head, query, key) by the layer's name, such as "decoder.0.cross_attn"; rows are those of the native model.
+
+    Raises:
+        InputError: as in :meth:`tsfm_lens.models.Lens.encode`.
+
+    Example:
+        >>> sorted(training.patterns_of(lens, run.batch))[0]
+        'decoder.0.cross_attn'
+    """
+    with torch.no_grad():
+        _, kept = lens.run_with_cache(lens.encode(series), names_filter="**.hook_pattern")
+    return {_layer(name): kept[name] for name in kept}
+
+
+def _layer(point: str) -> str:
+    """The layer and the kind of attention of a hook point, such as "decoder.0.cross_attn" or "0.attn"."""
+    return point.removesuffix(".hook_pattern").replace("_blocks.", ".").removeprefix("blocks.")
+
+
+def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Attention by layer as (row, head, query, key).
+
+    Raises:
+        InputError: there is none, one is no tensor, or it has fewer than three axes.
+    """
+    if not isinstance(patterns, Mapping) or not patterns:
+        raise InputError("patterns gives no attention; expected (…, head, query, key) by the name of a layer")
+    for name, pattern in patterns.items():
+        if not isinstance(pattern, Tensor) or pattern.ndim < 3:
+            found = f"shape {tuple(pattern.shape)}" if isinstance(pattern, Tensor) else type(pattern).__name__
+            raise InputError(f"attention {name!r} has {found}; expected a tensor (…, head, query, key)")
+    return {str(name): pattern.detach().reshape(-1, *pattern.shape[-3:]) for name, pattern in patterns.items()}
+
+
+def attention_norms(
+    patterns: Mapping[str, Tensor] | Patterns, *, name: str = "", epsilon: float = EPSILON
+) -> xr.Dataset:
+    """The measures of attention for every input by itself: their distribution, where a watch keeps the mean.
+
+    Args:
+        patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.
+        name: of the model.
+        epsilon: see :func:`attention_measures`.
+
+    Returns:
+        Dataset of kind "attention_norms": each of :func:`attention_measures` over (layer, head, input), with
+        ``n_queries`` and ``n_keys`` of each layer; NaN where a layer has fewer heads or inputs.
+
+    Raises:
+        InputError: as in :func:`attention_measures`.
+
+    Example:
+        >>> found = training.attention_norms(training.patterns_of(lens, run.batch))
+        >>> dict(found["nuclear_norm"].sizes)
+        {'layer': 9, 'head': 4, 'input': 1}
+    """
+    found = checked(patterns() if callable(patterns) else patterns)
+    measured = {layer: attention_measures(each, epsilon=epsilon) for layer, each in found.items()}
+    shape = [max(each.shape[axis] for each in found.values()) for axis in (1, 0)]
+    out = {measure: np.full((len(found), *shape), np.nan) for measure in ATTENTION_MEASURES}
+    for place, values in enumerate(measured.values()):
+        for measure, one in values.items():
+            out[measure][place, : one.shape[1], : one.shape[0]] = one.T
+    data = xr.Dataset({measure: (("layer", "head", "input"), value) for measure, value in out.items()})
+    data = data.assign_coords(layer=list(found), head=range(shape[0]), **sizes_of(found))
+    data["entropy"].attrs["units"] = "nats"
+    data.attrs = {"kind": "attention_norms", "title": "Attention input by input", "source": _SOURCE, "model": name}
+    data.attrs["epsilon"] = epsilon
+    return data
+
+
+def sizes_of(patterns: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Coordinates ``n_queries`` and ``n_keys`` of each layer."""
+    # a coordinate named "keys" would make xarray take arrays for mappings
+    return {
+        axis: ("layer", [each.shape[place] for each in patterns.values()])
+        for axis, place in (("n_queries", -2), ("n_keys", -1))
+    }

@@ -1,0 +1,274 @@
+"""A callback that watches any torch training: it looks now and then, writes what it sees, and changes nothing."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.training.watch.attention import EPSILON, Patterns, attention_measures, checked, patterns_of
+from tsfm_lens.training.watch.gradients import gradient_noise
+from tsfm_lens.training.watch.guard import Losses, listed, trainable, undisturbed
+from tsfm_lens.training.watch.record import Record, plain
+from tsfm_lens.training.watch.sharpness import sharpness
+
+__all__ = ["Watch"]
+
+Measure = Callable[[], Mapping[str, float]]
+"""Numbers by name, of the model as it is."""
+MEASURES = ("sharpness", "gradient_noise", "attention")
+Steps = int | Collection[int]
+
+
+class Watch:
+    """Looks at a model while it is trained, by any loop.
+
+    ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step does nothing but compare numbers until a
+    step is due. It then measures with weights, gradients, buffers, modes and random numbers left as they are, and
+    writes a line to the record, so that a training ends with the same bits with and without it.
+
+    Args:
+        model: the module that is trained, or a lens on it.
+        measures: names among "sharpness", "gradient_noise" and "attention", and functions of your own that give
+            numbers by name; all that the arguments below allow if None.
+        every: steps between two looks, from step 0 on; or the steps themselves.
+        out: folder of the record, ``watch.jsonl`` and ``patterns/``; kept in memory alone if None.
+        loss: gives the scalar loss of fixed data, for the sharpness; of several batches the sharpness is that of their
+            mean, and they have a gradient noise.
+        series: what a lens looks at attention on.
+        patterns: gives the attention of a model without a lens by layer, (…, head, query, key).
+        snapshots: when to keep the patterns themselves, as ``every``; never if None.
+        inputs: of how many rows the patterns are kept.
+        products: the most products with the Hessian; tolerance: see :func:`tsfm_lens.training.sharpness`.
+        epsilon: of the numerical rank, see :func:`tsfm_lens.training.attention_measures`.
+        seed: of the random numbers of the measures.
+        training: whether the model is measured in training mode (with its dropout) and not as it forecasts.
+        name: of the run; that of the model if "".
+        resume: go on with the record in ``out``. What was seen after the step that is resumed from is dropped: that
+            of the first call if True, or this one.
+
+    Raises:
+        InputError: a number is out of range, or a measure lacks what it measures.
+        UnknownNameError: there is no such measure.
+        CheckpointError: ``out`` holds the record of another run, or one that is not to be resumed.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 1)
+        >>> loss = lambda: model(torch.eye(3)).square().mean()
+        >>> watch = training.Watch(model, every=2, loss=loss)
+        >>> for step in range(5):
+        ...     seen = watch(step)
+        >>> watch.dataset()["sharpness"].dims, watch.dataset()["step"].values.tolist()
+        (('step',), [0, 2, 4])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Lens,
+        measures: Sequence[str | Measure] | None = None,
+        *,
+        every: Steps = 100,
+        out: str | Path | None = None,
+        loss: Losses | None = None,
+        series: Any = None,
+        patterns: Patterns | None = None,
+        snapshots: Steps | None = None,
+        inputs: int = 1,
+        products: int = 20,
+        tolerance: float = 1e-3,
+        epsilon: float = EPSILON,
+        seed: int = 0,
+        training: bool = False,
+        name: str = "",
+        resume: bool | int = False,
+    ) -> None:
+        self.model: nn.Module = model.adapter.model if isinstance(model, Lens) else model
+        self._losses = [] if loss is None else listed(loss)
+        self._patterns = _looking(model, series, patterns)
+        self.every, self.snapshots = (
+            _steps(every, "every"),
+            None if snapshots is None else _steps(snapshots, "snapshots"),
+        )
+        if inputs < 1 or products < 1:
+            raise InputError(f"inputs={inputs}, products={products}; expected 1 or more")
+        if snapshots is not None and self._patterns is None:
+            raise InputError("snapshots keep attention: give series to a lens, or patterns=…")
+        self.epsilon, self.seed, self.training, self._inputs = epsilon, seed, training, inputs
+        self._products, self._tolerance = products, tolerance
+        self.measures = self._chosen(measures)
+        known = model.model_id if isinstance(model, Lens) else type(model).__name__
+        shapes = str([(key, tuple(weight.shape)) for key, weight in self.model.named_parameters()])
+        # of a resumed run these must be the same
+        settings = {
+            "model": name or known,
+            "measures": [*self.measures],
+            "weights": zlib.crc32(shapes.encode()),
+            "products": products,
+            "tolerance": tolerance,
+            "epsilon": epsilon,
+            "seed": seed,
+            "training": training,
+        }
+        self.record = Record(None if out is None else Path(out), settings)
+        self.record.begin(resume=resume is not False)
+        self._resumed = resume is True
+        self._last: int | None = None
+        if resume is not True and resume is not False:
+            self.record.drop_after(int(resume))
+
+    def __call__(self, step: Any, loss: Tensor | float | None = None) -> dict[str, Any] | None:
+        """Look, if the step is due.
+
+        Args:
+            step: optimiser steps done; or what has them as ``step``, such as :class:`tsfm_lens.training.Training`.
+            loss: of the step, for the record.
+
+        Returns:
+            The line of the record: "step", "values" by name, "attention" by layer; None if nothing was due.
+
+        Raises:
+            InputError: steps do not grow, a loss is not finite, or a measure cannot be had. What was
+                seen until then is kept.
+        """
+        at = step if isinstance(step, int) else int(getattr(step, "step", step))
+        if self._resumed:
+            self._resumed = False
+            self.record.drop_after(at)
+        if self._last is not None and at <= self._last:
+            raise InputError(
+                f"step {at} after step {self._last}; steps grow, and a run that goes back is a resumed one"
+            )
+        self._last = at
+        due, kept = _is_due(self.every, at), self.snapshots is not None and _is_due(self.snapshots, at)
+        if not (due or kept) or (self.record.rows and self.record.rows[-1]["step"] >= at):
+            return None
+        values: dict[str, float | None] = {} if loss is None or not due else {"loss": self._finite_loss(at, loss)}
+        row: dict[str, Any] = {"step": at, "values": values, "attention": {}}
+        with undisturbed(self.model, seed=self.seed, training=self.training):
+            for name, measure in self.measures.items() if due else ():
+                if name != "attention":
+                    values |= _numbers(name, measure())
+            seen = self._look() if kept or (due and "attention" in self.measures) else {}
+        if due and "attention" in self.measures:
+            row["attention"] = {name: self._attention(pattern) for name, pattern in seen.items()}
+        snapshot = {name: one[: self._inputs].float().cpu().numpy() for name, one in seen.items()} if kept else None
+        self.record.add(row, snapshot)
+        return row
+
+    def dataset(self) -> xr.Dataset:
+        """All that was seen so far; see :func:`tsfm_lens.training.read_watch`."""
+        return self.record.dataset()
+
+    def _chosen(self, measures: Sequence[str | Measure] | None) -> dict[str, Measure]:
+        """Functions by name; "attention" is looked up by itself, since snapshots share its forward pass."""
+        have = {
+            "sharpness": (bool(self._losses), "loss=…, a function that gives the loss of fixed data"),
+            "gradient_noise": (len(self._losses) > 1, "loss=[…], functions that give the loss of a batch each"),
+            "attention": (self._patterns is not None, "series=… of a lens, or patterns=…"),
+        }
+        own: dict[str, Measure] = {
+            "sharpness": self._sharpness,
+            "gradient_noise": self._gradient_noise,
+            "attention": dict,
+        }
+        if measures is None:
+            return {name: own[name] for name in MEASURES if have[name][0]}
+        if isinstance(measures, str):
+            raise InputError(f"measures={measures!r}; expected several, as in measures=[{measures!r}]")
+        chosen: dict[str, Measure] = {}
+        for place, each in enumerate(measures):
+            if callable(each):
+                chosen[getattr(each, "__name__", f"measure_{place}")] = each
+                continue
+            if each not in MEASURES:
+                raise unknown_name("measure", each, MEASURES)
+            if not have[each][0]:
+                raise InputError(f"the measure {each!r} needs {have[each][1]}")
+            chosen[each] = own[each]
+        return chosen
+
+    def _sharpness(self) -> dict[str, float]:
+        found = sharpness(
+            self._losses, trainable(self.model), steps=self._products, tolerance=self._tolerance, seed=self.seed
+        )
+        return {
+            "sharpness": found.largest,
+            "sharpness_residual": found.largest_residual,
+            "lowest_curvature": found.smallest,
+            "lowest_curvature_residual": found.smallest_residual,
+            "watched_loss": found.loss,
+            "hessian_trace": found.trace,
+            "hessian_trace_error": found.trace_error,
+        }
+
+    def _gradient_noise(self) -> dict[str, float]:
+        found = gradient_noise(self._losses, trainable(self.model))
+        return {
+            "gradient_variance": found.variance,
+            "gradient_squared_norm": found.squared_norm,
+            "noise_scale": found.scale,
+        }
+
+    def _look(self) -> dict[str, Tensor]:
+        assert self._patterns is not None
+        with torch.no_grad():
+            return checked(self._patterns())
+
+    def _attention(self, pattern: Tensor) -> dict[str, Any]:
+        found = attention_measures(pattern, epsilon=self.epsilon)
+        # rows of one layer are all square or none is, so that a mean is missing or of all
+        means = {name: [plain(value) for value in values.mean(axis=0)] for name, values in found.items()}
+        return {"n_queries": pattern.shape[-2], "n_keys": pattern.shape[-1], **means}
+
+    def _finite_loss(self, step: int, loss: Tensor | float) -> float:
+        value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        if not np.isfinite(value):
+            before = [row for row in self.record.rows if "loss" in row["values"]]
+            last = f"the last finite one was {before[-1]['values']['loss']:.4g} at step {before[-1]['step']}; " * bool(
+                before
+            )
+            raise InputError(f"the loss is {value} at step {step}; {last}what was seen until then is kept")
+        return value
+
+
+def _looking(model: nn.Module | Lens, series: Any, patterns: Patterns | None) -> Patterns | None:
+    """What gives the attention, None if nothing does."""
+    if series is not None and patterns is not None:
+        raise InputError("got both series and patterns; attention is looked at in one way")
+    if series is None:
+        return patterns
+    if not isinstance(model, Lens):
+        raise InputError(f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead")
+    return partial(patterns_of, model, series)
+
+
+def _steps(steps: Steps, what: str) -> int | frozenset[int]:
+    if isinstance(steps, bool) or (isinstance(steps, int) and steps < 1):
+        raise InputError(f"{what}={steps}; expected a number of steps from 1 on, or the steps themselves")
+    if isinstance(steps, int):
+        return steps
+    listed_steps = frozenset(int(step) for step in steps)
+    if not listed_steps or min(listed_steps) < 0:
+        raise InputError(f"{what}={sorted(listed_steps)}; expected steps from 0 on")
+    return listed_steps
+
+
+def _is_due(steps: int | frozenset[int], step: int) -> bool:
+    return step % steps == 0 if isinstance(steps, int) else step in steps
+
+
+def _numbers(name: str, found: Mapping[str, float]) -> dict[str, float | None]:
+    """What a measure found, as JSON keeps it."""
+    try:
+        return {str(key): plain(float(value)) for key, value in found.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"the measure {name!r} gave {found!r}; expected numbers by name") from error

@@ -1,0 +1,152 @@
+"""Looking at a model in the middle of its training without the training noticing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError
+
+Loss = Callable[[], Tensor]
+"""Gives the scalar loss of fixed data on a model as it is."""
+Losses = Loss | Sequence[Loss]
+
+
+def listed(loss: Losses) -> list[Loss]:
+    """Losses as a list.
+
+    Raises:
+        InputError: there is none, or one cannot be called.
+    """
+    losses = [loss] if callable(loss) else list(loss)
+    wrong = next((each for each in losses if not callable(each)), None)
+    if wrong is not None or not losses:
+        found = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
+        raise InputError(f"got {found}; expected a function without arguments that gives a scalar, or several")
+    return losses
+
+
+def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
+    """The weights that are meant: those of a module that are trained, or all that are listed.
+
+    Raises:
+        InputError: there are none, one takes no gradient, or one is neither float32 nor float64.
+    """
+    if isinstance(parameters, nn.Module):
+        found: list[Tensor] = [weight for weight in parameters.parameters() if weight.requires_grad]
+        if not found:
+            raise InputError("no parameter of the model takes a gradient; call requires_grad_(True) on what is trained")
+    else:
+        found = list(parameters)
+        if not found:
+            raise InputError("no parameters; expected at least one, such as model.parameters()")
+    for place, weight in enumerate(found):
+        shape = tuple(weight.shape)
+        if not weight.requires_grad:
+            raise InputError(f"parameter {place} of shape {shape} takes no gradient; leave it out, or let it have one")
+        if weight.dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"parameter {place} of shape {shape} is {weight.dtype}; second derivatives need float32 or float64"
+            )
+    return found
+
+
+def finite(value: Tensor, what: str = "the loss") -> Tensor:
+    """A loss that can be used.
+
+    Raises:
+        InputError: it is no tensor, no scalar, or not finite.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"{what} has {found}; expected a tensor with one number, such as its mean over the batch")
+    if not bool(torch.isfinite(value)):
+        raise InputError(
+            f"{what} is {float(value.detach())}; expected a finite number: look for missing values in the data"
+        )
+    return value.reshape(())
+
+
+@contextmanager
+def draws_kept(seed: int | None = None) -> Iterator[Callable[[], None]]:
+    """Leave the random numbers of torch, numpy and Python as they were; the function given starts them over.
+
+    Args:
+        seed: what the block starts from; where the generators stand if None.
+    """
+    before = _states()
+    if seed is not None:
+        torch.manual_seed(seed)
+        # code of users may draw from the global generators, which are put back below
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+    start = _states()
+    try:
+        yield lambda: _restore(start)
+    finally:
+        _restore(before)
+
+
+def _states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    cpu, cuda, of_numpy, of_python = states
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    random.setstate(of_python)
+
+
+@contextmanager
+def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> Iterator[None]:
+    """Leave a model, its gradients and all random numbers exactly as they were.
+
+    Kept are the mode of every submodule, buffers (such as running means), gradients and the state of all generators.
+    Weights are not copied: a block that changes them in place is refused when it ends.
+
+    Args:
+        model: what is looked at.
+        seed: of the random numbers in the block.
+        training: whether the model is in training mode meanwhile.
+
+    Raises:
+        InputError: on leaving, weights were changed.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # taken away and given back, gradients are neither copied nor added to
+    gradients = [(weight, weight.grad) for weight in model.parameters()]
+    versions = [weight._version for weight, _ in gradients]
+    try:
+        for weight, _ in gradients:
+            weight.grad = None
+        model.train(training)
+        with draws_kept(seed):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for buffer, former in buffers:
+            _put_back(buffer, former)
+        for weight, gradient in gradients:
+            weight.grad = gradient
+    changed = sum(weight._version != version for (weight, _), version in zip(gradients, versions, strict=True))
+    if changed:
+        raise InputError(f"{changed} parameters were changed while they were only to be looked at; change a copy")
+
+
+def _put_back(buffer: Tensor, former: Tensor) -> None:
+    """Undo a change, and touch nothing where there was none: the graph of a pending backward pass may hold it."""
+    if not torch.equal(buffer, former):
+        with torch.no_grad():
+            buffer.copy_(former)

@@ -1,0 +1,239 @@
+"""What a watch has seen: lines of JSON and files of patterns on disk, one labelled dataset in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import CheckpointError
+from tsfm_lens.training import log
+
+__all__ = ["read_watch"]
+
+RECORD, PATTERNS = "watch.jsonl", "patterns"
+_HEAD = -1  # the step of the first line, which says what is watched
+UNITS = {"entropy": "nats"}
+_SOURCE = "SAMformer, figure 3 and section 5 (S1-LMAX, S1-AENT, S1-NUC, S1-DIAG)"
+Row = dict[str, Any]
+
+
+class Record:
+    """The lines and patterns of a watch.
+
+    Args:
+        folder: where they are kept; in memory alone if None.
+        settings: what is watched and how.
+
+    Attributes:
+        rows: a mapping a step: "step", "values" by name, and "attention" by layer, where it was looked at.
+        patterns: by step and layer, (input, head, query, key).
+    """
+
+    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        self.folder, self.settings = folder, dict(settings)
+        self.rows: list[Row] = []
+        self.patterns: dict[int, dict[str, np.ndarray]] = {}
+
+    @property
+    def _file(self) -> Path | None:
+        return None if self.folder is None else self.folder / RECORD
+
+    def begin(self, *, resume: bool) -> None:
+        """Make the folder, or read what is in it.
+
+        Raises:
+            CheckpointError: the folder holds a record and is not to be resumed, or that of another watch; it cannot be
+                made.
+        """
+        if self.folder is None or self._file is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} is no folder to write to ({error}); give another") from error
+        kept = any((self.folder / PATTERNS).glob("*.npz"))
+        if self._file.exists() or kept:
+            if not resume:
+                raise CheckpointError(
+                    f"{self.folder} holds what another run was watched for; go on with resume=True, or give another "
+                    "folder"
+                )
+            self._read()
+        if not self._file.exists():
+            log.append(self._file, {"step": _HEAD, "settings": self.settings})
+
+    def _read(self) -> None:
+        assert self.folder is not None
+        found, rows = lines_of(self.folder)
+        if found is None:
+            # stopped before the first line was whole
+            (self.folder / RECORD).unlink(missing_ok=True)
+            return
+        differ = [key for key in {**found, **self.settings} if found.get(key) != self.settings.get(key)]
+        if differ:
+            key = differ[0]
+            raise CheckpointError(
+                f"{self.folder / RECORD} was written with {key}={found.get(key)!r}, not {self.settings.get(key)!r}; "
+                "go on with that, or give another folder"
+            )
+        self.rows = rows
+        self.patterns = patterns_in(self.folder)
+
+    def drop_after(self, step: int) -> None:
+        """Forget what was seen after a step, which the training goes on from."""
+        if self._file is not None:
+            log.cut(self._file, step)
+        for later in [one for one in self.patterns if one > step]:
+            del self.patterns[later]
+            if self.folder is not None:
+                _pattern_file(self.folder, later).unlink(missing_ok=True)
+        self.rows = [row for row in self.rows if row["step"] <= step]
+
+    def add(self, row: Row, patterns: Mapping[str, np.ndarray] | None) -> None:
+        """Keep what was seen at a step: the patterns first, so that every line has its own."""
+        if patterns is not None:
+            self.patterns[row["step"]] = dict(patterns)
+            if self.folder is not None:
+                _write_patterns(_pattern_file(self.folder, row["step"]), patterns)
+        if self._file is not None:
+            log.append(self._file, row)
+        self.rows.append(row)
+
+    def dataset(self) -> xr.Dataset:
+        """All of it, labelled; see :func:`read_watch`."""
+        return as_dataset(self.settings, self.rows, self.patterns)
+
+
+def read_watch(folder: str | Path) -> xr.Dataset:
+    """What a :class:`Watch` has written into a folder so far, while it goes on as well.
+
+    Args:
+        folder: its ``out``.
+
+    Returns:
+        Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and ``lowest_curvature`` with their
+        ``_residual``, ``noise_scale`` and what else was measured; of attention ``entropy`` (nats), ``nuclear_norm``,
+        ``diagonal_mass``, ``numerical_rank`` and ``stable_rank`` over (step, layer, head), means over rows of the
+        inputs, with the coordinates ``n_queries`` and ``n_keys`` of each layer; of snapshots ``pattern`` (snapshot,
+        input, layer, head, query, key). NaN where nothing was measured.
+
+    Raises:
+        CheckpointError: the folder holds no record, or a line of it is broken.
+
+    Example:
+        >>> watch = training.Watch(torch.nn.Linear(2, 1), every=1, out=folder)
+        >>> for step in range(3):
+        ...     _ = watch(step, loss=1.0 / (step + 1))
+        >>> training.read_watch(folder)["loss"].values.round(2).tolist()
+        [1.0, 0.5, 0.33]
+    """
+    path = Path(folder)
+    if not (path / RECORD).exists():
+        raise CheckpointError(f"no {RECORD} in {path}; expected the out folder of a Watch")
+    settings, rows = lines_of(path)
+    if settings is None:
+        raise CheckpointError(f"{path / RECORD} does not say what was watched; expected the out folder of a Watch")
+    return as_dataset(settings, rows, patterns_in(path))
+
+
+def lines_of(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
+    """Settings and rows of a record; None where not even the first line is whole."""
+    lines = log.read_log(folder / RECORD) if (folder / RECORD).exists() else []
+    if not lines:
+        return None, []
+    if not isinstance(lines[0], dict) or lines[0].get("step") != _HEAD or "settings" not in lines[0]:
+        raise CheckpointError(f"{folder / RECORD} is not the record of a Watch; give another folder")
+    return lines[0]["settings"], lines[1:]
+
+
+def _pattern_file(folder: Path, step: int) -> Path:
+    return folder / PATTERNS / f"step-{step:08d}.npz"
+
+
+def _write_patterns(path: Path, patterns: Mapping[str, np.ndarray]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.savez_compressed(file, **dict(patterns))  # type: ignore[arg-type]
+    part.replace(path)
+
+
+def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:
+    """Patterns by step and layer."""
+    found = {}
+    for path in sorted((folder / PATTERNS).glob("step-*.npz")):
+        with np.load(path) as stored:
+            found[int(path.stem.split("-")[1])] = {name: stored[name] for name in stored.files}
+    return found
+
+
+def as_dataset(
+    settings: Mapping[str, Any], rows: Iterable[Row], patterns: Mapping[int, Mapping[str, np.ndarray]]
+) -> xr.Dataset:
+    """The dataset of a record; see :func:`read_watch`."""
+    known = [row for row in rows if row["values"] or row["attention"]]
+    data = xr.Dataset(coords={"step": [row["step"] for row in known]})
+    for name in dict.fromkeys(name for row in known for name in row["values"]):
+        data[name] = ("step", np.array([_number(row["values"].get(name)) for row in known]))
+    data = _with_attention(data, [row["attention"] for row in known])
+    if patterns:
+        data = _with_patterns(data, patterns)
+    facts = {key: value for key, value in settings.items() if isinstance(value, str | int | float) and value != ""}
+    facts = {key: int(value) if isinstance(value, bool) else value for key, value in facts.items()}
+    data.attrs = {**facts, "kind": "training_watch", "title": "Watching a training", "source": _SOURCE}
+    return data
+
+
+def _with_attention(data: xr.Dataset, seen: list[Mapping[str, Any]]) -> xr.Dataset:
+    """With measures of attention over (step, layer, head), where there are any."""
+    layers = {name: layer for one in seen for name, layer in one.items()}
+    if not layers:
+        return data
+    measures = dict.fromkeys(name for layer in layers.values() for name in layer if name not in ("n_queries", "n_keys"))
+    heads = max(len(layer[name]) for layer in layers.values() for name in measures)
+    for name in measures:
+        values = np.full((len(seen), len(layers), heads), np.nan)
+        for place, one in enumerate(seen):
+            for index, layer in enumerate(layers):
+                found = one.get(layer, {}).get(name, [])
+                values[place, index, : len(found)] = [_number(value) for value in found]
+        data[name] = (("step", "layer", "head"), values, {"units": UNITS[name]} if name in UNITS else {})
+    sizes: dict[str, Any] = {
+        axis: ("layer", [layer[axis] for layer in layers.values()]) for axis in ("n_queries", "n_keys")
+    }
+    return data.assign_coords(layer=list(layers), head=range(heads), **sizes)
+
+
+def _with_patterns(data: xr.Dataset, patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Dataset:
+    layers = list(dict.fromkeys(name for one in patterns.values() for name in one))
+    shapes = [value.shape for one in patterns.values() for value in one.values()]
+    most = [max(shape[axis] for shape in shapes) for axis in range(4)]
+    values = np.full((len(patterns), len(layers), *most), np.nan, dtype=np.float32)
+    for place, one in enumerate(patterns.values()):
+        for name, value in one.items():
+            rows, heads, queries, keys = value.shape
+            values[place, layers.index(name), :rows, :heads, :queries, :keys] = value
+    steps = list(patterns)
+    data = data.reindex(layer=layers) if "layer" in data.dims and set(layers) > set(data["layer"].values) else data
+    axes = ("snapshot", "layer", "input", "head", "query", "key")
+    named = {"snapshot": steps, "layer": layers, "input": range(most[0]), "head": range(most[1])}
+    pattern = xr.DataArray(values, dims=axes, coords=named)
+    if "layer" in data.dims:
+        pattern = pattern.reindex(layer=data["layer"].values, head=data["head"].values)
+    data["pattern"] = pattern.transpose("snapshot", "input", "layer", "head", "query", "key")
+    return data
+
+
+def _number(value: float | None) -> float:
+    """A number as JSON keeps it: nothing stands for NaN."""
+    return math.nan if value is None else float(value)
+
+
+def plain(value: float) -> float | None:
+    """A number that JSON can keep."""
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,295 @@
+"""Sharpness: the ends of the spectrum of a loss's Hessian, by Lanczos on products with vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.training.watch.guard import Loss, Losses, draws_kept, finite, listed, trainable
+
+__all__ = ["Sharpness", "sharpness"]
+
+Product = Callable[[Tensor], Tensor]
+_ONCE = "torch::autograd::Error"
+_SECOND = ("not implemented", "not differentiable", "double backward")
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """Both ends of the spectrum of a Hessian.
+
+    An eigenvalue lies within the residual of each estimate. Lanczos comes to both ends from inside, so that an estimate
+    that has not converged is too small in size.
+
+    Attributes:
+        largest, smallest: the most positive and the most negative eigenvalue, as Rayleigh quotients v·Hv.
+        largest_residual, smallest_residual: ‖Hv − λv‖ of the unit vectors that they are of.
+        products: Hessian-vector products that were made.
+        tolerance: residual, as a share of the larger size of both ends, from which on an end counts as converged.
+        trace, trace_error: of the Hessian, from the first product alone, and its standard error (of the one draw).
+        loss: at these weights.
+        direction: unit vector of the largest eigenvalue, a tensor a parameter.
+    """
+
+    largest: float
+    largest_residual: float
+    smallest: float
+    smallest_residual: float
+    products: int
+    tolerance: float
+    trace: float
+    trace_error: float
+    loss: float
+    direction: list[Tensor]
+
+    @property
+    def dominant(self) -> float:
+        """The eigenvalue of the largest size, with its sign."""
+        return max(self.largest, self.smallest, key=abs)
+
+    @property
+    def converged(self) -> bool:
+        """Whether both ends are within the tolerance."""
+        return max(self.largest_residual, self.smallest_residual) <= self.tolerance * abs(self.dominant)
+
+
+def sharpness(
+    loss: Losses,
+    parameters: nn.Module | Iterable[Tensor],
+    *,
+    steps: int = 20,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+    hold: bool | None = None,
+) -> Sharpness:
+    """The most positive and the most negative eigenvalue of the Hessian of a loss.
+
+    Lanczos from a random vector, every new vector made orthogonal to all former ones. One pass forward and backward
+    is kept, through which each product is a pass of about two gradients. 2 · ``steps`` vectors as long as all weights
+    are held, and the graph. Attention runs on torch's plain kernel, since fused ones have no second derivative.
+
+    Args:
+        loss: gives the scalar loss of fixed data; of several the mean is meant. Random numbers in it (dropout) are the
+            same in every product.
+        parameters: the weights, or the model of which all that are trained are meant.
+        steps: the most products.
+        tolerance: residual, as a share of the larger size of both ends, at which to stop; 0 makes all steps.
+        seed: of the random vector.
+        hold: whether the graph is kept between products; True if None and there is one loss. Otherwise each product
+            goes through all losses anew, one after the other, at half as much time again and the memory of one.
+
+    Source:
+        SAMformer, section 3 (S1-LMAX), where λ_max is defined; its code takes |∇L·Hv| for it, this is v·Hv. Lanczos
+        1950; Golub and Van Loan 2013, section 10.3. The trace after Hutchinson 1990.
+
+    Raises:
+        InputError: a number is out of range; the loss is not finite, depends on none of the parameters, or has no
+            second derivative; as in :func:`tsfm_lens.training.watch.trainable`.
+
+    Example:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> found = training.sharpness(lambda: 2 * w[0] ** 2 - 3 * w[1] ** 2, [w])
+        >>> round(found.largest, 4), round(found.smallest, 4), round(found.dominant, 4)
+        (4.0, -6.0, -6.0)
+    """
+    if steps < 1 or not 0 <= tolerance < 1:
+        raise InputError(f"steps={steps}, tolerance={tolerance}; expected steps from 1 on and a tolerance in [0, 1)")
+    losses, weights = listed(loss), trainable(parameters)
+    with draws_kept() as again:
+        hessian = Hessian(losses, weights, again, len(losses) == 1 if hold is None else hold)
+        basis, images, tridiagonal = _lanczos(hessian, hessian.start(seed), steps, tolerance)
+    values, mixtures = np.linalg.eigh(tridiagonal)
+    ends = [_rayleigh(basis, images, mixtures[:, place]) for place in (int(values.argmax()), int(values.argmin()))]
+    (largest, largest_residual, direction), (smallest, smallest_residual, _) = ends
+    # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its mean
+    n, squares = hessian.size, float(images[0].double().square().sum())
+    trace = n * float(tridiagonal[0, 0])
+    spread = 2 * n / (n + 2) * max(n * squares - trace**2 / n, 0.0)
+    return Sharpness(
+        *(largest, largest_residual, smallest, smallest_residual),
+        products=len(basis),
+        tolerance=tolerance,
+        trace=trace,
+        trace_error=spread**0.5,
+        loss=hessian.value,
+        direction=hessian.parted(direction),
+    )
+
+
+class Hessian:
+    """Products of the Hessian of a mean of losses with flat vectors.
+
+    Args:
+        losses: scalars of fixed data.
+        weights: what they are differentiated by.
+        again: starts the random numbers over, before every loss.
+        hold: whether the graph of all losses is kept.
+
+    Attributes:
+        size: numbers in all weights; value: the mean loss.
+    """
+
+    def __init__(self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None], hold: bool) -> None:
+        if torch.is_inference_mode_enabled():
+            raise InputError("there are no derivatives under torch.inference_mode(); leave it")
+        self.losses, self.weights, self._again = losses, weights, again
+        self.size = sum(weight.numel() for weight in weights)
+        self.dtype = max((weight.dtype for weight in weights), key=lambda dtype: torch.finfo(dtype).bits)
+        self.value, self._known = 0.0, False
+        self._graphs = [self._graph(loss) for loss in losses] if hold else None
+        if hold:
+            self._check(bool(gradients) for gradients in self._graphs or ())
+
+    def _check(self, reached: Iterable[bool]) -> None:
+        if not any(reached):
+            raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
+
+    def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
+        """The gradient by each weight that the loss depends on, to be differentiated again."""
+        self._again()
+        with _twice_differentiable():
+            value = finite(loss())
+            self.value += float(value.detach()) / len(self.losses)
+            if not value.requires_grad:
+                return []
+            found = torch.autograd.grad(value, self.weights, create_graph=True, allow_unused=True)
+        reached = [(place, gradient) for place, gradient in enumerate(found) if gradient is not None]
+        if not self._known:
+            _refuse_cut(gradient for _, gradient in reached)
+            self._known = True
+        return reached
+
+    def start(self, seed: int) -> Tensor:
+        """A random direction, the same on every device."""
+        numbers = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return (numbers / numbers.norm()).to(self.weights[0].device, self.dtype)
+
+    def parted(self, vector: Tensor) -> list[Tensor]:
+        """A flat vector as tensors like the weights."""
+        parts = vector.split([weight.numel() for weight in self.weights])
+        return [part.view_as(weight).to(weight.dtype) for part, weight in zip(parts, self.weights, strict=True)]
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The Hessian times a flat vector."""
+        parts = self.parted(vector)
+        if self._graphs is not None:
+            return self._sum(self._product(graph, parts, keep=True) for graph in self._graphs)
+        self.value, reached = 0.0, []
+
+        def products() -> Iterator[Tensor]:
+            for loss in self.losses:
+                graph = self._graph(loss)
+                reached.append(bool(graph))
+                yield self._product(graph, parts, keep=False)
+
+        total = self._sum(products())
+        self._check(reached)
+        return total
+
+    def _sum(self, products: Iterable[Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for product in products:
+            total = product if total is None else total.add_(product)
+        assert total is not None
+        return total if len(self.losses) == 1 else total.div_(len(self.losses))
+
+    def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor], *, keep: bool) -> Tensor:
+        # a gradient that depends on no weight is that of a linear part
+        bent = [(place, gradient) for place, gradient in graph if gradient.requires_grad]
+        if not bent:
+            return torch.zeros(self.size, dtype=self.dtype, device=self.weights[0].device)
+        with _twice_differentiable():
+            found = torch.autograd.grad(
+                [gradient for _, gradient in bent],
+                self.weights,
+                [parts[place] for place, _ in bent],
+                retain_graph=keep,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        return torch.cat([gradient.reshape(-1).to(self.dtype) for gradient in found])
+
+
+def _refuse_cut(gradients: Iterable[Tensor]) -> None:
+    """Refuse what torch marks as differentiable once: a product would pass it by and be wrong without an error."""
+    seen, left = set(), [gradient.grad_fn for gradient in gradients]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == _ONCE:
+            raise InputError(
+                "the loss cannot be differentiated twice: an operation of its own is marked @once_differentiable; use "
+                "plain operations"
+            )
+        left += [following for following, _ in node.next_functions]
+
+
+@contextmanager
+def _twice_differentiable() -> Iterator[None]:
+    """Kernels that have a second derivative, and words where there is none."""
+    try:
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+            yield
+    except RuntimeError as error:
+        if isinstance(error, InputError) or not any(words in str(error) for words in _SECOND):
+            raise
+        first = str(error).splitlines()[0]
+        raise InputError(
+            f"the loss cannot be differentiated twice ({first}); use plain, uncompiled operations"
+        ) from error
+
+
+def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Orthonormal vectors (step, n), their images (step, n), and the tridiagonal matrix that the map is on them."""
+    steps = min(steps, len(start))
+    basis, images = (torch.empty(steps, len(start), dtype=start.dtype, device=start.device) for _ in range(2))
+    diagonal: list[float] = []
+    beside: list[float] = []
+    vector = start
+    for step in range(steps):
+        basis[step], images[step] = vector, product(vector)
+        diagonal.append(_dot(vector, images[step]))
+        # twice is enough, whatever the condition (Parlett 1998, section 6.9)
+        rest, known = images[step].clone(), basis[: step + 1]
+        for _ in range(2):
+            rest.sub_(known.T @ (known @ rest))
+        length = _dot(rest, rest) ** 0.5
+        values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
+        size = float(np.abs(values).max())
+        # the two ends' residuals, had they been made now
+        left = length * np.abs(mixtures[-1, [int(values.argmax()), int(values.argmin())]]).max()
+        exhausted = length <= torch.finfo(start.dtype).eps * len(start) ** 0.5 * size
+        if step + 1 == steps or exhausted or left <= 0.5 * tolerance * size:
+            break
+        beside.append(length)
+        vector = rest / length
+    count = len(diagonal)
+    return basis[:count], images[:count], _tridiagonal(diagonal, beside)
+
+
+def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
+    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+
+
+def _rayleigh(basis: Tensor, images: Tensor, mixture: np.ndarray) -> tuple[float, float, Tensor]:
+    """Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
+    weights = torch.from_numpy(mixture).to(basis.device, basis.dtype)
+    vector, image = weights @ basis, weights @ images
+    length = _dot(vector, vector) ** 0.5
+    vector, image = vector / length, image / length
+    value = _dot(vector, image)
+    rest = image - value * vector
+    return value, _dot(rest, rest) ** 0.5, vector
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.double(), b.double()))
