@@ -54,6 +54,7 @@ MAY_IMPORT = {
         "pipeline",
         "sweep",
         "theory",
+        "compress",
     },
     "pipeline": {"errors", "data", "hooks", "models", "catalogue", "report"},
     "doctor": {"console", "errors", "models", "testing", "zoo"},

@@ -48,6 +48,7 @@ def embedded(item: Item) -> str | None:
     """The embedded model that stands in for an item's own; None where it needs none."""
     if item.sweep:
         return "bolt-nano"
+    # items of several models take the embedded ones by themselves
     return EMBEDDED.get(item.id, "chronos-nano") if item.model else None
 
 
@@ -98,14 +99,16 @@ def main() -> None:
                 continue
             if item.theory and options.embedded and not only:
                 continue
-            model = embedded(item) if options.embedded else str(asked["model"][0]) if asked["model"] else None
-            label = model or ""
+            named = [str(each) for each in asked["model"] or ()]
+            if options.embedded:
+                named = [each for each in [embedded(item)] if each]
+            label = ", ".join(named)
             if any(line.startswith(f"| {name} | {label} |") for line in lines):
                 continue
             more: dict[str, Any] = {} if item.theory else {"windows": options.windows or asked["windows"]}
             if options.embedded and not item.theory:
                 more["horizon"] = EMBEDDED_HORIZON
-            chosen: Any = folders.get(label, model)
+            chosen: Any = [folders.get(each, each) for each in named]
             if item.sweep:
                 more["store"] = Path(scratch) / "store" if options.embedded else asked["store"]
                 more["data"] = EMBEDDED_SERIES if options.embedded else None

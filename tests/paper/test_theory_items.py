@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from typer.testing import CliRunner
 
 import tsfm_lens
 from tsfm_lens import theory
+from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError
 from tsfm_lens.paper import measures_theory
 from tsfm_lens.paper import values_theory as said
@@ -67,9 +70,29 @@ def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(found: Ca
 def test_claims_are_tested_over_draws(found: Callable[..., xr.Dataset]) -> None:
     for name, claim in (("S0-J2", said.COMPARABLE), ("S0-J3", said.HIGHER_RANK_BY_HEADS)):
         assert str(found(name, seeds=8)["verdict"].sel(quantity=claim).values) == "holds"
+        assert found(name, seeds=8).attrs["over"] == "draw"
         few = found(name, seeds=2)
         assert str(few["verdict"].sel(quantity=claim).values) == "undecided"
-        assert "too few" in str(few["why"].sel(quantity=claim).values)
+        # rows are draws, not series
+        assert str(few["why"].sel(quantity=claim).values).startswith("2 draws, too few")
+
+
+def test_the_command_says_what_claims_are_tested_over(found: Callable[..., xr.Dataset]) -> None:
+    told = CliRunner().invoke(app, ["reproduce", "S0-J2", "--seeds", "2"])
+    assert "is true of the median draw: it holds" in told.stdout, told.output
+    assert "window" not in told.stdout
+    with_windows = CliRunner().invoke(app, ["reproduce", "S3-F22", "--model", "bolt-nano", "--windows", "2"])
+    assert "is true of the median series or window: it holds" in with_windows.stdout
+
+
+def test_further_ids_give_the_same_numbers(found: Callable[..., xr.Dataset]) -> None:
+    every = [name for item in ITEMS for name in item.ids]
+    assert len(set(every)) == len(every)
+    for other, name in {"S0-F15": "S0-J1A", "S0-F16": "S0-J2", "S0-F17": "S0-J3", "S0-cheb": "S0-F14"}.items():
+        assert item_of(other).id == name
+    xr.testing.assert_identical(found("S0-CHEB"), found("S0-F14"))
+    listed = CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout
+    assert ["S0-F17"] in [each["also"] for each in json.loads(listed)]
 
 
 def test_a_claim_can_fail(found: Callable[..., xr.Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +134,9 @@ def test_the_docs_name_what_exists_and_every_id() -> None:
     assert len(named) > 30
     for room, name in named:
         assert hasattr(getattr(tsfm_lens, room), name), f"{room}.{name}"
-    assert set(re.findall(r"`reproduce (S0-\w+)`", text)) == set(IDS)
+    ranks = [item for item in ITEMS if item.source == said.SOURCE]
+    assert set(re.findall(r"`reproduce (S0-\w+)`", text)) == {item.id for item in ranks}
+    assert {name for item in ranks for name in item.ids} <= set(re.findall(r"S0-\w+", text.upper()))
 
 
 @pytest.mark.parametrize(

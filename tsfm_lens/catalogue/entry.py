@@ -103,8 +103,8 @@ class Measurement:
         about: what is measured, as the documentation's tables have it.
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
-        compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table, and for what
-            :mod:`tsfm_lens.theory` makes of no model.
+        compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table, for what
+            :mod:`tsfm_lens.theory` makes of no model, and for what a probe, the first of ``helpers``, makes of several.
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
@@ -138,6 +138,8 @@ class Measurement:
         """What makes the result if no run does, in words."""
         if self.theme == "Theory":
             return "made of no model: `tsfm_lens.theory` makes it"
+        if self.helpers:
+            return f"made of several models: `probes.{self.helpers[0]}` makes it"
         return "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
 
     def check(self, lens: Lens) -> None:

@@ -30,3 +30,5 @@ GRADIENTS = Needs(
     "all but Toto 2, whose backward pass is rescaled",
     lambda lens: lens.wiring.true_gradients,
 )
+VOCABULARY = Needs("tokens that are looked up", "Chronos, T5", lambda lens: lens.tokens is not None or lens.takes_ids)
+SERIES = Needs("measured series, not text", "all but T5", lambda lens: not lens.takes_ids)

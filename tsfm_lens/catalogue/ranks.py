@@ -272,7 +272,8 @@ MEASUREMENTS = (
             Figure("weight_spectra", "Singular values of all weight matrices, layer by layer."),
             Figure("rank_histograms", "Singular values of a matrix by power of ten, layer by layer."),
         ),
-        source="Flow of ranks, equation 1 and figures 4, 5, 6 and 10 (S0-ERANK, S0-FOR, S0-HIST)",
+        source="Flow of ranks, equation 1 and figure 10",
+        paper=("S0-ERANK", "S0-HIST", "S0-F10"),
     ),
     Measurement(
         kind="row_angles",
@@ -287,7 +288,8 @@ MEASUREMENTS = (
             Figure("row_angle_map", "Angles between the rows of W_Q, with the blocks of the heads."),
             Figure("head_closeness", "How much closer rows of one head lie than rows of different heads."),
         ),
-        source="Flow of ranks, equation 2 and figures 9 and 12 (S0-ANG)",
+        source="Flow of ranks, equation 2 and figures 9 and 12",
+        paper=("S0-ANG", "S0-F9"),
     ),
     Measurement(
         kind="embedding_ranks",
@@ -303,7 +305,8 @@ MEASUREMENTS = (
             Figure("token_angle_map", "Angles between embedded tokens, family by family."),
         ),
         helpers=("signal_families",),
-        source="Flow of ranks, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13)",
+        source="Flow of ranks, figures 2, 3 and 13",
+        paper=("S0-F2", "S0-F3", "S0-F13"),
     ),
     Measurement(
         kind="flow_of_ranks",
@@ -319,6 +322,7 @@ MEASUREMENTS = (
             Figure("rank_flow_spectra", "Singular values of the stream and of W_Q through the depth."),
             Figure("rank_rise", "How the rank of single series rises through the depth."),
         ),
-        source="Flow of ranks, section 4, figure 5 and theorem 4 (S0-FOR, S0-TH4)",
+        source="Flow of ranks, section 4, figure 5 and theorem 4",
+        paper=("S0-F5", "S0-F6"),
     ),
 )

@@ -196,7 +196,7 @@ MEASUREMENTS = (
         "Each head sees a few random combinations of a few coordinates; together they span a part of the input's rows.",
         "appendix J.2",
         "What sketches of several heads miss, and where on the input's spectrum that is.",
-        ("S0-J2",),
+        ("S0-J2", "S0-SKETCH"),
     ),
     _entry(
         "head_spectra",
@@ -234,7 +234,7 @@ MEASUREMENTS = (
         "has few that are large.",
         "theorems 1 and 2, corollary 2",
         "Spectra of embeddings and counts of singular values beside their bounds.",
-        ("S0-TH1", "S0-TH2", "S0-C2"),
+        ("S0-TH1", "S0-TH2", "S0-C2", "S0-PATCH", "S0-QEMB", "S0-CEMB"),
     ),
     _entry(
         "compression_bounds",
@@ -247,7 +247,7 @@ MEASUREMENTS = (
         "of the next singular value whatever replaces W_V.",
         "theorems 3 and 5",
         "Errors of compression beside their bounds, from both sides.",
-        ("S0-TH3",),
+        ("S0-TH3", "S0-TH5", "S0-ATT", "S0-MHA"),
     ),
     _entry(
         "growth_bounds",

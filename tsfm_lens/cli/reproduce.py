@@ -124,7 +124,8 @@ def _list(as_json: bool) -> None:
             {
                 "id": item.id,
                 "title": item.title,
-                "model": item.model,
+                "also": list(item.also),
+                "model": item.model or ", ".join(item.models),
                 "needs_sweep": item.sweep,
                 "measurements": [measurement.kind for measurement in measured_by(item.id)],
                 "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
@@ -139,10 +140,10 @@ def _list(as_json: bool) -> None:
         ["id", "what", "numbers", "model", "measurement", "needs"],
         [
             [
-                item.id,
+                " ".join(item.ids),
                 item.title,
                 str(len(item.values)),
-                item.model,
+                item.model or ", ".join(item.models),
                 " ".join(measurement.kind for measurement in measured_by(item.id)),
                 "benchmark sweep" if item.sweep else "no model" if item.theory else "",
             ]
@@ -169,8 +170,8 @@ def _render(result: xr.Dataset) -> None:
     if any(result["verdict"].values != ""):
         typer.echo(
             "A claim holds if all of its parts do, and does not if one does not. The estimate of a part is by how much "
-            "it is true of the median window: it holds if that stands above 0, at 5 % after Holm over the parts, and "
-            "does not if it stands below."
+            f"it is true of the median {result.attrs['over']}: it holds if that stands above 0, at 5 % after Holm over "
+            "the parts, and does not if it stands below."
         )
     for reason in reasons:
         typer.echo(reason)

@@ -98,6 +98,9 @@ class Item:
         note: what must be known to read a difference.
         theory: whether it is an experiment or a statement of no model, which takes a seed and a number of draws.
         source: the paper that prints it.
+        models: what it is measured on unless others are given, one or several, each in turn; ``model`` is then empty
+            and ``others`` are the paper's.
+        also: further ids under which the same numbers are known.
     """
 
     id: str
@@ -110,3 +113,10 @@ class Item:
     others: tuple[str, ...] = ()
     theory: bool = False
     source: str = "tsfm-lens paper"
+    models: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All ids that it goes by."""
+        return (self.id, *self.also)

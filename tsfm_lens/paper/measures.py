@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import xarray as xr
@@ -13,6 +13,8 @@ from tsfm_lens.hooks import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import measures_heads, measures_induction
+from tsfm_lens.paper.measures_definitions import MEASURES_OF_DEFINITIONS
+from tsfm_lens.paper.measures_ranks import MEASURES_OF_RANKS
 from tsfm_lens.paper.measures_theory import MEASURES_OF_THEORY
 from tsfm_lens.paper.measuring import Asked, Found, Sheet
 from tsfm_lens.paper.values import (
@@ -300,4 +302,7 @@ MEASURES: dict[str, Callable[[Asked], Found]] = {
     "S3-RRT": measures_induction.motif_tokens,
     "S3-T5": measures_induction.table_5,
     **MEASURES_OF_THEORY,
+    **MEASURES_OF_DEFINITIONS,
 }
+# of several models, each in turn
+MEASURES_OF_MODELS: dict[str, Callable[[Iterator[Asked]], Found]] = {**MEASURES_OF_RANKS}

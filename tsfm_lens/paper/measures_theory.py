@@ -78,7 +78,7 @@ def sketching(
         "singular values": f"exp(−(j − 1)/{decay:g})",
         **_draws(found, asked, intervals=True),
     }
-    claims = {said.COMPARABLE: judged([part], range(found.sizes["draw"]))}
+    claims = {said.COMPARABLE: judged([part], range(found.sizes["draw"]), "draw")}
     return Found(values, settings, intervals=intervals, claims=claims)
 
 
@@ -106,7 +106,7 @@ def head_spectra(
         "ε": f"{found.attrs['epsilon']:g}",
         **_draws(found, asked, intervals=True),
     }
-    claims = {said.HIGHER_RANK_BY_HEADS: judged(parts, range(found.sizes["draw"]))}
+    claims = {said.HIGHER_RANK_BY_HEADS: judged(parts, range(found.sizes["draw"]), "draw")}
     return Found(values, settings, intervals=intervals, claims=claims)
 
 

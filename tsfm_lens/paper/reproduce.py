@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.paper.items import Item
-from tsfm_lens.paper.measures import MEASURES
+from tsfm_lens.paper.measures import MEASURES, MEASURES_OF_MODELS
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.sweeps import Where, sweep_item
 from tsfm_lens.paper.tabulated import table_of
@@ -38,7 +38,7 @@ def item_of(name: str) -> Item:
     Raises:
         UnknownNameError: there is none.
     """
-    known = {item.id: item for item in ITEMS}
+    known = {each: item for item in ITEMS for each in item.ids}
     if name.upper() not in known:
         raise unknown_name("reported value", name.upper(), known, hint=LIST_HINT)
     return known[name.upper()]
@@ -70,9 +70,10 @@ def reproduce(
 
     Args:
         name: id of the table or figure, such as "S3-T5".
-        model: checkpoint, folder, hub id or lens; of a sweep one or several names. The paper's own if None.
+        model: checkpoint, folder, hub id or lens, or several where the item is of several models or a sweep. The
+            paper's own if None, or the embedded models where the item is of several.
         data: series with the truth at their end; of a sweep names of bundled series, or files. If None windows of
-            chaotic systems, like the paper's for Chronos; of a sweep GIFT-Eval.
+            chaotic systems, like the paper's for Chronos, of a language model random ids; of a sweep GIFT-Eval.
         windows: how many of the chaotic windows, 16 if None, or the last ones of each series, one if None; of a sweep
             over the benchmark those drawn from each configuration, all if None.
         horizon: forecast steps; the paper's, or the model's prediction length, if None.
@@ -100,7 +101,8 @@ def reproduce(
         which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm; of a number
         that number, with the interval of those that are means over windows or counts of heads. NaN where there is none.
         Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper;
-        they say what intervals are over. ``note`` says what keeps the two from being compared.
+        they say what intervals are over. ``note`` says what keeps the two from being compared, ``over`` what claims are
+        tested over, windows or draws.
 
     Raises:
         UnknownNameError: no such id.
@@ -118,7 +120,7 @@ def reproduce(
         return _beside(item, *sweep_item(item, several, data, where, **options))
     if where != Where(progress=progress):
         raise InputError(f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers")
-    if len(several) > 1:
+    if len(several) > 1 and not item.models:
         raise InputError(f"{item.id} is measured on one model, and {len(several)} are given")
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds is {seeds}, expected 1 or more")
@@ -129,16 +131,33 @@ def reproduce(
                 "series, windows, horizon or sample paths"
             )
         return compare(item, MEASURES[item.id](Asked(None, None, False, 0, seed, seeds or 0, progress=progress)))
-    lens = None
-    if several or item.id not in NO_MODEL:
-        first = several[0] if several else item.model
-        lens = first if isinstance(first, Lens) else load(first)
-    run: Run | None = None
-    clusters: tuple[str, ...] = ()
-    if lens is not None:
+
+    def asked(model: str | Lens | None) -> Asked:
+        if model is None:
+            return Asked(None, None, data is None, n_sequences, seed, seeds or 3, progress=progress)
+        lens = model if isinstance(model, Lens) else load(model)
         run, clusters = _run_of(item, lens, data, windows, horizon, num_samples=num_samples, seed=seed)
-    asked = Asked(run, lens, data is None, n_sequences, seed, 3 if seeds is None else seeds, clusters, progress)
-    return compare(item, MEASURES[item.id](asked), lens)
+        return Asked(run, lens, data is None, n_sequences, seed, seeds or 3, clusters, progress)
+
+    if item.models:
+        return _over_models(item, map(asked, several or item.models))
+    one = asked(several[0] if several else None if item.id in NO_MODEL else item.model)
+    return compare(item, MEASURES[item.id](one), one.lens)
+
+
+def _over_models(item: Item, given: Iterator[Asked]) -> xr.Dataset:
+    """What is measured on one model after another, each opened when its turn comes."""
+    names: list[str] = []
+
+    def told() -> Iterator[Asked]:
+        for each in given:
+            if each.model.model_id in names:
+                raise InputError(f"two models are called {each.model.model_id!r}, expected names that tell them apart")
+            names.append(each.model.model_id)
+            yield each
+
+    found = MEASURES_OF_MODELS[item.id](told())
+    return _beside(item, found, tuple(names), {"model": ", ".join(names)})
 
 
 def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
@@ -160,7 +179,7 @@ def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
 def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
     """The paper's numbers beside found ones, of models by name."""
     other = _other_models(item, models)
-    printed = {**item.settings, "model": item.model}
+    printed = {**item.settings, "model": item.model or ", ".join(item.others)}
     here = {**({"model": ", ".join(models)} if other else {}), **measured.settings}
     differ = {key: value for key, value in here.items() if value != printed.get(key)}
     data = table_of(item, measured).assign_coords(setting=list(differ))
@@ -173,6 +192,7 @@ def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[s
         "paper_model": item.model,
         **attrs,
         "note": "; ".join(part for part in (other, item.note, *measured.notes) if part),
+        "over": next((claim.over for claim in measured.claims.values()), ""),
     }
     return data
 
@@ -204,9 +224,14 @@ def _run_of(
         raise InputError(f"windows is {windows}, expected 1 or more")
     default_horizon = lens.adapter.prediction_length
     steps = int(horizon if horizon is not None else item.settings.get("horizon", default_horizon))
-    if getattr(lens.adapter, "integers", False):
+    if lens.takes_ids and not item.models:
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
-    if data is None:
+    if data is None and lens.takes_ids:
+        shape = (windows or WINDOWS, lens.adapter.context_length + steps)
+        ids = np.random.default_rng(seed).choice(lens.example_ids, shape).astype(float)
+        batch = as_series(ids)
+        clusters = batch.ids
+    elif data is None:
         count = 1 if item.id == "S3-F21" else windows or WINDOWS
         batch = chaotic_windows(count, lens.adapter.context_length + steps, seed)
         clusters = batch.ids

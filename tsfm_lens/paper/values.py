@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tsfm_lens.paper.items import BOLT, BOLT_SMALL, CHRONOS, FIVE, HOLDS, TIMESFM, TOTO, Item, Value
+from tsfm_lens.paper.values_ranks import ITEMS_OF_RANKS
 from tsfm_lens.paper.values_sweeps import BENCHMARK, LAYERS_BY_DATASET
 from tsfm_lens.paper.values_theory import ITEMS_OF_THEORY
 
@@ -242,4 +243,5 @@ ITEMS: tuple[Item, ...] = (
         note="the text measures entropy along the repeated tokens, figure 5 along forecasts; forecasts are taken here",
     ),
     *ITEMS_OF_THEORY,
+    *ITEMS_OF_RANKS,
 )

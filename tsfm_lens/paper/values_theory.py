@@ -41,7 +41,8 @@ _ITEMS = (
         (Value(SLOPE_OF_RANK, 1, "appendix J.1, figure 15 left, reference line"),),
         {"d": "512", "tokens": "4096", "ranks": "1 to 511"},
         note="how large the random weights are is not given; the slope is of ranks up to 3/4 of d, beyond which errors "
-        "add up over ever fewer directions",
+        "add up over ever fewer directions; at the right of figure 15 is S0-J1B",
+        also=("S0-F15",),
     ),
     Item(
         "S0-J1B",
@@ -62,6 +63,7 @@ _ITEMS = (
         ),
         {"d": "2048", "tokens": "4096", "rank of a head": "4", "heads": "1 to 128", "entries of a row": "d / h"},
         note="comparable is taken as within a quarter; nothing depends on the number of tokens from d on",
+        also=("S0-F16",),
     ),
     Item(
         "S0-J3",
@@ -70,6 +72,7 @@ _ITEMS = (
         (Value(HIGHER_RANK_BY_HEADS, 1, "appendix J.3, figure 17", HOLDS),),
         {},
         note="sizes and decay are not given; it needs scores that differ, for which the input is taken times √L",
+        also=("S0-F17",),
     ),
     Item(
         "S0-F14",
@@ -77,6 +80,7 @@ _ITEMS = (
         "",
         tuple(Value(CHEBYSHEV_RANK.format(rank=rank), rank, "appendix I, figure 14") for rank in CHEBYSHEV_RANKS),
         {"d": "768", "points": "4096", "largest value": "15"},
+        also=("S0-CHEB",),
     ),
     Item(
         "S0-TH1",

@@ -16,7 +16,7 @@ from tsfm_lens.sweep.statistics.changes import holm
 LEVEL = 1 - CONFIDENCE
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 OUTCOMES = (HOLDS, UNDECIDED, FAILS)
-
+WINDOW = "series or window"
 
 Estimated = tuple[float, float, float]
 
@@ -92,9 +92,15 @@ class Tested:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, judged by its parts: it holds if all do, does not if one does not, and is undecided otherwise."""
+    """A claim, judged by its parts: it holds if all do, does not if one does not, and is undecided otherwise.
+
+    Attributes:
+        parts: tested.
+        over: one of what they are tested over.
+    """
 
     parts: tuple[Tested, ...]
+    over: str = WINDOW
 
     @property
     def outcome(self) -> str:
@@ -111,7 +117,7 @@ class Verdict:
         return "; ".join(reasons) if self.outcome == UNDECIDED else ""
 
 
-def judged(parts: Sequence[Part], clusters: Sequence[Hashable]) -> Verdict:
+def judged(parts: Sequence[Part], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
     """Test every part of a claim on the median window.
 
     Windows of one cluster (a series, or an item of several variates) count as one value, their median, after the mean
@@ -123,6 +129,7 @@ def judged(parts: Sequence[Part], clusters: Sequence[Hashable]) -> Verdict:
     Args:
         parts: of the claim.
         clusters: (window,) label of the series that a window is from.
+        over: one of what the margins are of, where these are no windows.
 
     Raises:
         InputError: no part, or another number of margins than of windows.
@@ -131,7 +138,7 @@ def judged(parts: Sequence[Part], clusters: Sequence[Hashable]) -> Verdict:
         raise InputError("a claim has no part to test: expected at least one")
     tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
     medians = [_median(table) for table in tables]
-    return _decided(parts, medians, [_sign_test(table.mean(0)) for table in tables])
+    return _decided(parts, medians, [_sign_test(table.mean(0)) for table in tables], over)
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
@@ -166,16 +173,23 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     return Interval(part.margin, float(low), float(high), units), p
 
 
-def _decided(parts: Sequence[Part | Resampled], intervals: Sequence[Interval], p_values: Sequence[float]) -> Verdict:
+def _decided(
+    parts: Sequence[Part | Resampled], intervals: Sequence[Interval], p_values: Sequence[float], over: str = WINDOW
+) -> Verdict:
     adjusted = holm(np.array(p_values))
     needed = fewest(len(parts))
     tested = []
     for part, interval, p in zip(parts, intervals, adjusted, strict=True):
         side = 1 if interval.low > 0 else -1 if interval.high < 0 else 0
         outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and interval.count >= needed else UNDECIDED
-        why = "" if outcome != UNDECIDED else _why(interval, needed, len(parts))
+        why = "" if outcome != UNDECIDED else _why(interval, needed, len(parts), over)
         tested.append(Tested(part.words, part.of, outcome, interval, float(p), why))
-    return Verdict(tuple(tested))
+    return Verdict(tuple(tested), over)
+
+
+def undecided(why: str, of: str) -> Verdict:
+    """A claim of which nothing here can be measured, and why."""
+    return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
 def exactly(words: str, *, true: bool, of: str) -> Verdict:
@@ -277,13 +291,13 @@ def _sign_test(values: np.ndarray) -> float:
     return min(2 * min(tails), 1.0)
 
 
-def _why(interval: Interval, needed: int, parts: int) -> str:
+def _why(interval: Interval, needed: int, parts: int, over: str) -> str:
     of = f"{parts} parts" if parts > 1 else "one part"
     if interval.count == 0:
         return "it is not defined here"
     if interval.count < needed:
-        series = "one series or window" if interval.count == 1 else f"{interval.count} series or windows"
-        return f"{series}, too few for a test: {of} need {needed} or more"
+        count = f"one {over}" if interval.count == 1 else f"{interval.count} {over}s"
+        return f"{count}, too few for a test: {of} need {needed} or more"
     if not math.isfinite(interval.low):
         return "undefined in too many draws"
     if interval.low <= 0 <= interval.high:

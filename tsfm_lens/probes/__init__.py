@@ -23,6 +23,7 @@ from tsfm_lens.probes.parroting import context_parroting, lag_attention
 from tsfm_lens.probes.patch_attention import patch_attention
 from tsfm_lens.probes.patching import activation_patching
 from tsfm_lens.probes.path_patching import path_patching
+from tsfm_lens.probes.ranks_by_model import ranks_by_model
 from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
 from tsfm_lens.probes.repeated_motif import repeated_motif
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
@@ -30,8 +31,10 @@ from tsfm_lens.probes.row_angles import row_angles
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
+from tsfm_lens.probes.spectra_by_patch import spectra_by_patch
 from tsfm_lens.probes.stream_shares import stream_shares
 from tsfm_lens.probes.training_history import training_history
+from tsfm_lens.probes.vocabulary_plane import vocabulary_plane
 from tsfm_lens.probes.weight_ranks import weight_ranks
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
@@ -74,6 +77,7 @@ __all__ = [
     "patch_attention",
     "path_patching",
     "random_heads",
+    "ranks_by_model",
     "repeated_motif",
     "repeated_tokens",
     "rollout_maps",
@@ -82,9 +86,11 @@ __all__ = [
     "seasonality_bias",
     "sharp_heads",
     "signal_families",
+    "spectra_by_patch",
     "stable_rank",
     "stream_shares",
     "trace_lines",
     "training_history",
+    "vocabulary_plane",
     "weight_ranks",
 ]

@@ -84,7 +84,7 @@ def embedding_ranks(
     if taken := {OWN, VOCABULARY} & set(given):
         raise InputError(f"a family is called {min(taken)!r}, which has a meaning here; give it another name")
     found = {name: _Tokens.of_series(lens, batch, batch_size) for name, batch in {OWN: run.batch, **given}.items()}
-    table = _table(lens)
+    table = vocabulary_of(lens)
     if table is not None:
         found[VOCABULARY] = _Tokens.of_rows(table)
     data = _ranks(found, levels).assign({**_of_signals(found, levels), **_angles(found, tokens)})
@@ -186,7 +186,7 @@ def _shown(lens: Lens, encoded: Any) -> Tensor:
     return encoded.shown(name) & of_context
 
 
-def _table(lens: Lens) -> Tensor | None:
+def vocabulary_of(lens: Lens) -> Tensor | None:
     """The embedding (token, d_model) where tokens are looked up."""
     module = lens.model.get_submodule(lens.wiring.embed)
     return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None

@@ -28,6 +28,7 @@ from tsfm_lens.viz.paths import path_map
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.rank_angles import head_closeness, row_angle_map, token_angle_map
 from tsfm_lens.viz.rank_flow import embedding_spectra, rank_flow_map, rank_flow_spectra, rank_rise
+from tsfm_lens.viz.rank_models import model_rank_dots, patch_spectra, vocabulary_dots
 from tsfm_lens.viz.ranks import rank_histograms, weight_rank_map, weight_spectra
 from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
@@ -106,10 +107,12 @@ __all__ = [
     "lens_forecast",
     "lens_logit_map",
     "logit_map",
+    "model_rank_dots",
     "norm_weighted_map",
     "overlap_thresholds",
     "parroting_forecast",
     "patch_attention_grid",
+    "patch_spectra",
     "patched_forecasts",
     "patching_map",
     "path_map",
@@ -141,6 +144,7 @@ __all__ = [
     "tilt_map",
     "token_angle_map",
     "training_history",
+    "vocabulary_dots",
     "weight_rank_map",
     "weight_spectra",
 ]
