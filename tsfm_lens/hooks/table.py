@@ -144,7 +144,8 @@ def _check_row(model: nn.Module, wiring: Wiring, stack: Stack, layer: int, row: 
     source = wiring.stack(row.keys_from) if row.keys_from else stack
     for letter, part in (("q", row.q), ("k", row.k), ("v", row.v)):
         n_heads = row.heads_of(letter, stack.n_heads)
-        sizes = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads, "d_head": stack.d_head}
+        sizes = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
+        sizes |= {"d_score": row.d_score} if row.d_score and letter != "v" else {"d_head": stack.d_head}
         sizes["d_model"] = stack.d_model if letter == "q" else source.d_model
         _expect(model, f"{at}: {letter}", f"{block}.{part.module}", part, (*list(sizes)[:2], "d_model"), sizes)
     sizes = {"d_model": stack.d_model, "n_heads": stack.n_heads, "d_head": stack.d_head}

@@ -129,13 +129,18 @@ class _Interceptor(TorchFunctionMode):
     ) -> Any:
         """Run ``func``, or attention with hooks when the call comes from a labelled module."""
         kwargs = kwargs or {}
-        if func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+        scores_of = getattr(func, "scores_of", None)
+        if scores_of is None and func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             return func(*args, **kwargs)
         places = [(tap, tap.inside[-1]) for tap in self.taps if tap.inside]
         if not places:
             return func(*args, **kwargs)
         for tap, path in places:
             tap.saw(path)
+        if scores_of is not None:
+            query, key, value, *rest = args
+            own = (lambda q, k: scores_of(q, k, *rest)), (lambda q, k, v: func(q, k, v, *rest))
+            return _with_hooks(places, query, key, value, *own)
         if func is F.multi_head_attention_forward:
             return _multi_head(places, args, kwargs)
         return _attend(places, *args, **kwargs)
@@ -189,6 +194,29 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    def scores(query: Tensor, key: Tensor) -> Tensor:
+        return explicit_attention(query, key, attn_mask, is_causal, scale)
+
+    return _with_hooks(places, query, key, value, scores, fused, dropout_p, enable_gqa)
+
+
+def _with_hooks(
+    places: Sequence[tuple[AttentionTap, str]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Callable[[Tensor, Tensor], Tensor],
+    fused: Callable[[Tensor, Tensor, Tensor], Tensor],
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention with hooks: fused where no hook looks at scores or pattern, else from the scores on."""
+
     def fire(how: str, tensor: Tensor) -> Tensor:
         for tap, path in places:
             tensor = tap.fire(path, how, tensor)
@@ -196,14 +224,11 @@ def _attend(
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
     if not any(tap.wants(path, how) for tap, path in places for how in ("scores", "pattern")):
-        z = F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return fire("result", fire("z", z))
+        return fire("result", fire("z", fused(query, key, value)))
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    pattern = softmax_rows(fire("scores", explicit_attention(query, key, attn_mask, is_causal, scale)))
+    pattern = softmax_rows(fire("scores", scores(query, key)))
     pattern = fire("pattern", pattern)
     if dropout_p > 0.0:
         pattern = F.dropout(pattern, dropout_p)

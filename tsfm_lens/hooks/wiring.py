@@ -90,6 +90,8 @@ class Attention:
             reads key head ``h // (n_heads / n_kv_heads)``); 0 for as many as there are heads.
         z_inside: whether z is what the attention call returns, because ``o`` is never called as a module
             (``nn.MultiheadAttention``); ``z_layout`` then only gives the axes of the stream.
+        d_score: features of a head's queries and keys, where they are not as many as those of its values; 0 for
+            ``d_head``.
     """
 
     kind: str
@@ -112,6 +114,7 @@ class Attention:
     aside: bool = False
     n_kv_heads: int = 0
     z_inside: bool = False
+    d_score: int = 0
 
     @property
     def stream_layout(self) -> str:
