@@ -3,6 +3,7 @@
 Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention using Structured Matrices".
 """
 
+from tsfm_lens.lab.structured.attention import KeyCache, ScoredAttention
 from tsfm_lens.lab.structured.containments import as_contraction, as_levels, kronecker, nearest_tensor_train
 from tsfm_lens.lab.structured.contraction import MultiLevelBlockTensorContraction
 from tsfm_lens.lab.structured.counts import (
@@ -13,6 +14,16 @@ from tsfm_lens.lab.structured.counts import (
     level_attention_operations,
     standard_operations,
 )
+from tsfm_lens.lab.structured.encoder import Encoder, InContextRegressor, PatchForecaster
+from tsfm_lens.lab.structured.forms import (
+    BilinearLevels,
+    BilinearTrain,
+    Form,
+    Standard,
+    TokenLevels,
+    mixed,
+    token_blocks,
+)
 from tsfm_lens.lab.structured.matrices import (
     BlockTensorTrain,
     LowRank,
@@ -22,27 +33,61 @@ from tsfm_lens.lab.structured.matrices import (
     left_permutation,
     right_permutation,
 )
+from tsfm_lens.lab.structured.projections import (
+    Copies,
+    LevelFactor,
+    LevelMap,
+    StructuredLayer,
+    TrainFactor,
+    TrainMap,
+)
 from tsfm_lens.lab.structured.sizes import balanced_factors, level_blocks
+from tsfm_lens.lab.structured.tiles import Reach, block_depth, reaching_attention, reaching_scores
+from tsfm_lens.lab.structured.wiring import ForecasterAdapter, as_lens
 
 __all__ = [
+    "BilinearLevels",
+    "BilinearTrain",
     "BlockTensorTrain",
+    "Copies",
+    "Encoder",
+    "ForecasterAdapter",
+    "Form",
+    "InContextRegressor",
+    "KeyCache",
+    "LevelFactor",
+    "LevelMap",
     "LowRank",
     "LowRankBlockDiagonal",
     "MultiLevelBlockTensorContraction",
     "MultiLevelLowRank",
+    "PatchForecaster",
+    "Reach",
+    "ScoredAttention",
+    "Standard",
+    "StructuredLayer",
     "StructuredMatrix",
+    "TokenLevels",
+    "TrainFactor",
+    "TrainMap",
     "as_contraction",
+    "as_lens",
     "as_levels",
     "balanced_factors",
     "bilinear_level_operations",
     "bilinear_train_operations",
+    "block_depth",
     "cheapest_order",
     "key_cache_entries",
     "kronecker",
     "left_permutation",
     "level_attention_operations",
     "level_blocks",
+    "mixed",
     "nearest_tensor_train",
+    "reaching_attention",
+    "reaching_scores",
     "right_permutation",
     "standard_operations",
+    "token_blocks",
 ]

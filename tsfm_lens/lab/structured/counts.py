@@ -52,7 +52,7 @@ def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> 
 
     Example:
         >>> {order: int(cost) for order, cost in lab.structured.bilinear_level_operations(16, 8, (2, 1)).items()}
-        {'a': 3312, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
+        {'a': 3248, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
     """
     _refuse_sizes(tokens, width)
     ranks = refuse_ranks(ranks, width)
