@@ -118,6 +118,11 @@ def test_models_stand_at_their_widths_within_contours_of_one_ratio() -> None:
     assert (dots["small"].error_y.array[0], dots["small"].error_y.arrayminus[0]) == (2, 1)
     (joined,) = [trace for trace in fig.data if trace.mode == "lines" and len(trace.x) == 2]
     assert (list(joined.x), list(joined.y)) == ([32, 64], [10, 12])
+    assert "grey lines join" in fig.layout.meta["subtitle"]
+    # two of one architecture at one place are not joined, and no line is told of
+    alike = viz.model_rank_dots(models().assign_coords(width=("model", [32, 32, 64])))
+    assert not [trace for trace in alike.data if trace.mode == "lines" and len(trace.x) == 2]
+    assert "grey lines join" not in alike.layout.meta["subtitle"]
     contours = [trace for trace in fig.data if trace.mode == "lines" and len(trace.x) > 2]
     ratios = [trace.y / trace.x for trace in contours]
     assert all(np.ptp(ratio) < 1e-9 for ratio in ratios)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -18,7 +20,7 @@ __all__ = ["model_rank_dots", "patch_spectra", "vocabulary_dots"]
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 _RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of rank over width, whose contours are drawn
-_DASHES, _FEW = ("solid", "dash", "dashdot", "longdashdot"), 3  # of models; modes that make no curve
+_DASHES, _FEW = ("solid", "dashdot", "longdashdot", "dash"), 3  # of models; modes that make no curve
 _BESIDE = 1.09  # by which models of one width or number of heads stand apart
 _AGAINST = {"width": "width d", "heads": "heads"}
 
@@ -106,7 +108,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
             colour, dash = colours[place % len(colours)], _DASHES[place % len(_DASHES)]
             panel.line(modes, values[row], words, hover, colour=colour, dash=dash, width=2, **look)
     panel.y("singular value / largest", **log_axis(values))
-    panel.x("mode")
+    panel.x("mode", range=[0, 1.02 * values.shape[1]])
     rows = -(-sum(len(label) + 14 for label in labels) // 80)
     return made.dress(
         "Spectra of embedded noise by patch size",
@@ -146,11 +148,11 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     titles = [(f"{measures[measure]}, ε = {float(ds['epsilon'].values[level]):g}",) for level, measure in places]
     grid = panel_grid(titles, row_height=230, most=2)
     x = np.asarray(ds[against].values, dtype=float)
-    ticks = np.unique(x)
+    ticks, joined = np.unique(x), _joined(ds, x)
     for panel, (level, measure) in zip(grid, places, strict=True):
         if against == "width":
             _contours(panel, ticks)
-        _models(panel, ds, x, level, measure)
+        _models(panel, ds, x, level, measure, joined)
     spread = [float(ticks[0]) / 1.4, float(ticks[-1]) * 1.4]
     grid.x(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks], range=np.log10(spread).tolist())
     largest = np.nanmax([np.nanmax(ds[f"{measure}_high"].values) for measure in measures])
@@ -160,21 +162,26 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     return grid.dress(
         f"Ranks of queries by {'width' if against == 'width' else 'number of heads'}",
         "mean over the query matrices of a model, whiskers from the smallest to the largest",
-        "lines join an architecture" if len(set(names_of(ds, "architecture"))) < ds.sizes["model"] else "",
+        "grey lines join an architecture" if joined else "",
         f"pale lines: rank over width {', '.join(f'{ratio:g}' for ratio in _RATIOS)}" if against == "width" else "",
         legend_rows=rows,
     )
 
 
-def _models(panel: Panel, ds: xr.Dataset, x: np.ndarray, level: int, measure: str) -> None:
+def _joined(ds: xr.Dataset, x: np.ndarray) -> list[np.ndarray]:
+    """Models of each architecture from place to place; none where two of it have one, between which none is first."""
+    family = np.array(names_of(ds, "architecture"))
+    groups = [np.flatnonzero(family == kind) for kind in dict.fromkeys(family)]
+    return [own[np.argsort(x[own])] for own in groups if 1 < len(own) == len(set(x[own]))]
+
+
+def _models(
+    panel: Panel, ds: xr.Dataset, x: np.ndarray, level: int, measure: str, joined: Sequence[np.ndarray]
+) -> None:
     rank, low, high = (array(ds, f"{measure}{end}", "model", epsilon=level) for end in ("", "_low", "_high"))
-    reads, family = names_of(ds, "reads"), np.array(names_of(ds, "architecture"))
-    for kind in dict.fromkeys(family):
-        own = np.flatnonzero(family == kind)
-        # where two models have one place there is no line through both
-        if len(own) > 1 and len(set(x[own])) == len(own):
-            own = own[np.argsort(x[own])]
-            panel.line(x[own], rank[own], colour=mixed(GREY, 0.6), width=1)
+    reads = names_of(ds, "reads")
+    for own in joined:
+        panel.line(x[own], rank[own], colour=mixed(GREY, 0.6), width=1)
     for row, name in enumerate(names(ds, "model")):
         alike = np.flatnonzero(x == x[row])
         beside = x[row] * _BESIDE ** (int(np.searchsorted(alike, row)) - (len(alike) - 1) / 2)
