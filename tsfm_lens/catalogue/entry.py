@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tsfm_lens.catalogue.computing import Compute, Options, Work
     from tsfm_lens.models import Lens
 
-THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Sweeps", "Theory")
+THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Sweeps", "Training", "Theory")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class Measurement:
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
         compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table, for what
-            :mod:`tsfm_lens.theory` makes of no model, and for what a probe, the first of ``helpers``, makes of several.
+            :mod:`tsfm_lens.theory` makes of no model, for what training many models makes, and for what a probe, the
+            first of ``helpers``, makes of several.
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
@@ -136,6 +137,8 @@ class Measurement:
     @property
     def elsewhere(self) -> str:
         """What makes the result if no run does, in words."""
+        if self.theme == "Training":
+            return "made by training many models: `python -m tsfm_lens.zoo.lowrank` makes it, `tsfm_lens.zoo` ships one"
         if self.theme == "Theory":
             return "made of no model: `tsfm_lens.theory` makes it"
         if self.helpers:

@@ -30,7 +30,7 @@ def facts() -> list[dict[str, Any]]:
 def _models(each: Measurement) -> str:
     """Which models it is of, in words."""
     if each.compute is None:
-        return "no model" if each.theme == "Theory" else "sweeps"
+        return {"Theory": "no model", "Training": "models trained for it"}.get(each.theme, "sweeps")
     return each.needs.models if each.needs is not None else EVERY
 
 

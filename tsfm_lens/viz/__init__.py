@@ -21,6 +21,7 @@ from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, ti
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.logits import lens_logit_map
+from tsfm_lens.viz.low_rank import low_rank_skill, training_spectra, vocabulary_ranks
 from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
 from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
 from tsfm_lens.viz.patching import patched_forecasts, patching_map
@@ -107,6 +108,7 @@ __all__ = [
     "lens_forecast",
     "lens_logit_map",
     "logit_map",
+    "low_rank_skill",
     "model_rank_dots",
     "norm_weighted_map",
     "overlap_thresholds",
@@ -144,7 +146,9 @@ __all__ = [
     "tilt_map",
     "token_angle_map",
     "training_history",
+    "training_spectra",
     "vocabulary_dots",
+    "vocabulary_ranks",
     "weight_rank_map",
     "weight_spectra",
 ]

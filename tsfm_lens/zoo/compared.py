@@ -17,7 +17,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
-from tsfm_lens.probes.findings import interval_over_series
+from tsfm_lens.probes.findings import interval_over_series, judge
 from tsfm_lens.theory import epsilon_rank
 from tsfm_lens.zoo.arms import DENSE, Arm
 from tsfm_lens.zoo.corpus import Corpus, build_corpus
@@ -56,9 +56,10 @@ def attention_record(runs: Mapping[str, Mapping[int, tuple[Arm, Path]]], corpus:
     Returns:
         Dataset of kind "low_rank_training" by ``arm``: ``mase`` and ``wql`` (arm, seed, series); ``log_perplexity`` in
         nats a token and ``overlap`` of the ten likeliest tokens with those of the dense arm (arm, seed). Over all,
-        ``…_rise`` with ``…_low`` and ``…_high``: of errors the ratio to the dense arm, less 1, of the perplexity the
-        difference of logarithms; means over seeds with 95 % t intervals over them. ``parameters`` and
-        ``attention_parameters``, numbers held; ``rank_ratio`` and ``stored_ratio``, shares of the ranks and of the
+        ``…_rise`` (arm, seed) of errors the ratio to the dense arm, less 1 (geometric mean over series), of the
+        perplexity the difference of logarithms, judged over seeds: ``…_rise_estimate``, ``…_low``, ``…_high`` and
+        ``…_stands_out``, see :func:`tsfm_lens.probes.findings.judge`. ``parameters`` and ``attention_parameters``,
+        numbers held; ``rank_ratio`` and ``stored_ratio``, shares of the ranks and of the
         numbers of the dense attentions; ``rank`` (arm, layer) of the encoder. ``step_time`` and ``forward_time`` with
         ends, CPU time over that of the dense arm, taken in turn.
 
@@ -88,27 +89,26 @@ def attention_record(runs: Mapping[str, Mapping[int, tuple[Arm, Path]]], corpus:
         attrs=_described("low_rank_training", "Training at low rank", first),
     )
     for name in SCORES:
-        data = data.assign(_rises(data, name, names.index(DENSE)))
+        data = _risen(data, name, names.index(DENSE))
     arms = {name: runs[name][seeds[0]][0] for name in names}
     lenses = {name: _last(runs[name][seeds[0]][1]) for name in names}
     return data.assign(_sizes(arms, lenses, lenses[DENSE])).assign(_times(arms, corpus))
 
 
-def _rises(data: xr.Dataset, name: str, dense: int) -> dict[str, Any]:
-    of_series = name != "log_perplexity"
+def _risen(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
+    """With the rise of a score over the dense arm of the same seed, judged over seeds."""
     values = data[name].values.astype(float)
-    if of_series:
+    if name == "log_perplexity":
+        rise = values - values[dense]
+    else:
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log(values) - np.log(values[dense])
         # a series that one arm forecasts without error has no ratio
-        values = np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1)
-    else:
-        values = values - values[dense]
-    ends = interval_over_series(values)
-    return {
-        f"{name}_rise{end}": ("arm", np.expm1(each) if of_series else each)
-        for end, each in zip(("", "_low", "_high"), ends, strict=True)
-    }
+        rise = np.expm1(np.nanmean(np.where(np.isfinite(logs), logs, np.nan), axis=-1))
+    found = judge(
+        data.assign({f"{name}_rise": (("arm", "seed"), rise)}), f"{name}_rise", floor=0.0, signed=True, over="seed"
+    )
+    return found.drop_vars([f"{name}_rise_leads", f"{name}_rise_floor"])
 
 
 def _sizes(arms: Mapping[str, Arm], lenses: Mapping[str, Lens], dense: Lens) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _described(kind: str, title: str, arm: Arm) -> dict[str, Any]:
         "kind": kind,
         "title": title,
         "source": _SOURCE,
-        "model_id": "chronos-nano, cut down",
+        "model": "chronos-nano, cut down",
         "steps": recipe.steps,
         "rows": stage.rows,
         "context": stage.context,
