@@ -20,6 +20,7 @@ from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.sweeps import Where, sweep_item
 from tsfm_lens.paper.tabulated import table_of
 from tsfm_lens.paper.values import ITEMS
+from tsfm_lens.paper.values_lowrank import SHIPPED
 from tsfm_lens.sweep.run.ledger import Progress
 from tsfm_lens.zoo import checkpoint_names
 from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
@@ -27,7 +28,7 @@ from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
 LIST_HINT = "`tsfm-lens reproduce --list` shows all."
 EMBEDDED = checkpoint_names()
 WINDOWS = 16
-NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15")
+NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15", *SHIPPED)
 # Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
 _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
 
