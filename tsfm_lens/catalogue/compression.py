@@ -91,7 +91,7 @@ MEASUREMENTS = (
         plates=_plates,
         figures=(Figure("size_and_error", "Error over what is left of a model, by method of compression."),),
         source="after Flow of ranks, section 5 and table 2",
-        paper=("S0-TSVD", "S0-METR", "S0-SCHED", "S0-GUIDE"),
+        paper=("S0-TSVD", "S0-METR", "S0-SCHED", "S0-GUIDE", "S0-T2"),
     ),
     Measurement(
         kind="compression_quality",
