@@ -19,8 +19,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.apart import apart, restart_peak, status
-from benchmarks.timing import ratios
 from tsfm_lens.lab.structured import Reach, level_attention_operations, reaching_attention, token_blocks
+from tsfm_lens.models.timing import ratios
 
 HEADS, SIZE = 8, 64
 RANKS = {

@@ -33,6 +33,7 @@ from tsfm_lens.lab.structured.matrices import (
     left_permutation,
     right_permutation,
 )
+from tsfm_lens.lab.structured.mup import fan_in_of, first_deviation, parameter_groups, redraw, rms_capped
 from tsfm_lens.lab.structured.projections import (
     Copies,
     LevelFactor,
@@ -78,6 +79,8 @@ __all__ = [
     "bilinear_train_operations",
     "block_depth",
     "cheapest_order",
+    "fan_in_of",
+    "first_deviation",
     "key_cache_entries",
     "kronecker",
     "left_permutation",
@@ -85,9 +88,12 @@ __all__ = [
     "level_blocks",
     "mixed",
     "nearest_tensor_train",
+    "parameter_groups",
     "reaching_attention",
     "reaching_scores",
+    "redraw",
     "right_permutation",
+    "rms_capped",
     "standard_operations",
     "token_blocks",
 ]
