@@ -2,6 +2,7 @@
 
 from tsfm_lens.training.log import read_log
 from tsfm_lens.training.loop import Training
+from tsfm_lens.training.sam import SAM
 from tsfm_lens.training.task import Plan, Task
 from tsfm_lens.training.watch import (
     ATTENTION_MEASURES,
@@ -23,6 +24,7 @@ __all__ = [
     "ATTENTION_MEASURES",
     "GradientNoise",
     "Plan",
+    "SAM",
     "Sharpness",
     "Task",
     "Training",

@@ -1,0 +1,206 @@
+"""Sharpness-aware minimisation against its definition, and against the optimiser that it wraps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training import SAM
+
+BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01),
+    "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01, weight_decay=0.1),
+    "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, nesterov=True),
+}
+EACH_BASE = pytest.mark.parametrize("base", BASES.values(), ids=BASES)
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    given = batch(step)
+    return (model(given) - given[:, :2].sin()).square().mean()
+
+
+def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seen: list[float] | None = None) -> Any:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        if seen is not None:
+            seen.append(loss.item())
+        return loss
+
+    return closure
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+    for step in steps:
+        optimizer.step(closure_of(model, optimizer, step))
+    return [weight.detach().clone() for weight in model.parameters()]
+
+
+def same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@EACH_BASE
+def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(base: Callable[..., Any]) -> None:
+    plain, wrapped = network(), network()
+    expected = train(plain, base(plain.parameters()), range(8))
+    assert same(train(wrapped, SAM(base(wrapped.parameters()), rho=0.0), range(8)), expected)
+
+
+def test_a_step_is_that_of_the_definition() -> None:
+    """In numpy, on a quadratic of two groups: one norm over both, gradient at ω + ε̂, applied at ω."""
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((5, 5))
+    curvature, rate, rho = matrix @ matrix.T / 10, 0.05, 0.7
+    point = rng.standard_normal(5)
+    first, second = (nn.Parameter(torch.tensor(part)) for part in (point[:2], point[2:]))
+    optimizer = SAM(torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=rate), rho)
+    form = torch.tensor(curvature)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        x = torch.cat([first, second])
+        loss = 0.5 * x @ form @ x
+        loss.backward()
+        return loss
+
+    for _ in range(6):
+        expected_loss = 0.5 * point @ curvature @ point
+        loss = optimizer.step(closure)
+        slope = curvature @ point
+        nearby = point + rho * slope / (np.linalg.norm(slope) + optimizer.eps)
+        point = point - rate * curvature @ nearby
+        assert_close(torch.cat([first, second]), point, depth=200)
+        assert_close(loss, expected_loss, depth=200)
+
+
+@EACH_BASE
+def test_the_base_optimiser_sees_the_second_gradient_at_the_first_point(base: Callable[..., Any]) -> None:
+    """The same steps by hand: perturb a copy, take its gradient, hand it to a base optimiser at the weights."""
+    by_hand, wrapped, rho = network(), network(), 0.3
+    own = base(by_hand.parameters())
+    for step in range(5):
+        slopes = torch.autograd.grad(loss_of(by_hand, step), list(by_hand.parameters()))
+        size = torch.cat([slope.flatten() for slope in slopes]).norm()
+        nearby = copy.deepcopy(by_hand)
+        with torch.no_grad():
+            for weight, slope in zip(nearby.parameters(), slopes, strict=True):
+                weight += rho * slope / (size + 1e-12)
+        found = torch.autograd.grad(loss_of(nearby, step), list(nearby.parameters()))
+        for weight, slope in zip(by_hand.parameters(), found, strict=True):
+            weight.grad = slope
+        own.step()
+    trained = train(wrapped, SAM(base(wrapped.parameters()), rho), range(5))
+    for weight, expected in zip(trained, by_hand.parameters(), strict=True):
+        # Adam divides by roots of squares, which passes errors of small gradients on
+        assert_close(weight, expected.detach(), depth=2000)
+
+
+def test_both_gradients_are_of_one_batch_and_the_loss_is_that_at_the_weights() -> None:
+    model, seen = network(), list[float]()
+    optimizer = SAM(torch.optim.Adam(model.parameters()), 0.5)
+    before = loss_of(model, 3).item()
+    loss = optimizer.step(closure_of(model, optimizer, 3, seen))
+    assert len(seen) == 2
+    assert loss.item() == seen[0] == before
+    assert seen[1] > seen[0]
+
+
+@EACH_BASE
+def test_a_run_from_a_saved_state_is_the_undisturbed_one(base: Callable[..., Any], tmp_path: Any) -> None:
+    whole = network()
+    expected = train(whole, SAM(base(whole.parameters()), 0.2), range(9))
+    model = network()
+    first = SAM(base(model.parameters()), 0.2)
+    train(model, first, range(4))
+    torch.save({"model": model.state_dict(), "optimizer": first.state_dict()}, tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    other = network(seed=1)
+    second = SAM(base(other.parameters()), 0.9)
+    other.load_state_dict(saved["model"])
+    second.load_state_dict(saved["optimizer"])
+    assert second.rho == 0.2
+    assert second.param_groups is second.base.param_groups
+    assert second.state is second.base.state
+    assert same(train(other, second, range(4, 9)), expected)
+
+
+def test_copies_and_schedulers_work_on_the_groups_of_the_base() -> None:
+    model = network()
+    optimizer = SAM(torch.optim.Adam(model.parameters(), lr=0.1), 0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    train(model, optimizer, range(1))
+    schedule.step()
+    assert optimizer.base.param_groups[0]["lr"] < 0.1
+    twin = copy.deepcopy(SAM(torch.optim.Adam(model.parameters(), lr=0.1), 0.1))
+    assert twin.param_groups is twin.base.param_groups
+    further = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [further]})
+    assert optimizer.base.param_groups[-1]["params"][0] is further
+
+
+@pytest.mark.parametrize("fails_at", [1, 2], ids=["first gradient", "second gradient"])
+@pytest.mark.parametrize("how", ["not finite", "an error"])
+def test_the_weights_are_as_before_whatever_fails(fails_at: int, how: str) -> None:
+    model = network()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    optimizer = SAM(torch.optim.Adam(model.parameters()), 0.5)
+    calls = 0
+
+    def closure() -> Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.zero_grad()
+        if calls == fails_at and how == "an error":
+            raise KeyboardInterrupt
+        loss = loss_of(model, 0) * (float("nan") if calls == fails_at else 1.0)
+        loss.backward()
+        return loss
+
+    with pytest.raises(KeyboardInterrupt if how == "an error" else InputError):
+        optimizer.step(closure)
+    assert same(list(model.parameters()), before)
+    assert not optimizer.state
+
+
+def test_weights_without_a_gradient_stay() -> None:
+    model = network()
+    model[0].requires_grad_(requires_grad=False)
+    before = model[0].weight.clone()
+    train(model, SAM(torch.optim.AdamW(model.parameters(), weight_decay=0.5), 0.5), range(3))
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("rho", [-0.1, float("inf"), float("nan")])
+def test_a_radius_is_finite_and_not_negative(rho: float) -> None:
+    with pytest.raises(InputError, match="rho="):
+        SAM(torch.optim.Adam(network().parameters()), rho)
+
+
+def test_what_cannot_be_wrapped_and_steps_without_a_closure_are_refused() -> None:
+    with pytest.raises(InputError, match="LBFGS calls closures itself"):
+        SAM(torch.optim.LBFGS(network().parameters()), 0.1)
+    optimizer = SAM(torch.optim.Adam(network().parameters()), 0.1)
+    with pytest.raises(InputError, match="step\\(closure\\)"):
+        optimizer.step()
+    with pytest.raises(InputError, match="no eps and no rho"):
+        optimizer.load_state_dict(optimizer.base.state_dict())

@@ -1,0 +1,148 @@
+"""Sharpness-aware minimisation: the gradient that moves the weights is taken where the loss nearby is highest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from tsfm_lens.errors import InputError
+
+__all__ = ["SAM"]
+
+Closure = Callable[[], Any]
+
+
+class SAM(Optimizer):
+    """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) / ‖∇L(ω)‖₂, applied at ω.
+
+    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂; it must clear the gradients, compute the loss of one
+    and the same batch, go backward, and return the loss, as torch's optimisers have it. The norm is one over all
+    weights of all groups. With ρ = 0 a step is the base optimiser's, to the last bit, and the closure is called once.
+    Weights are put back as they were, not by subtraction, before the base optimiser moves them, and if anything fails.
+
+    Groups, their learning rates, and the state are those of the base optimiser, so that schedulers may be given either.
+    What a forward pass changes besides, such as the statistics of a batch norm, changes twice a step.
+
+    Args:
+        base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.
+        rho: ρ, radius of the neighbourhood, 0 or more.
+        eps: added to the norm.
+
+    Attributes:
+        base, rho, eps: as given.
+
+    Source:
+        SAMformer, equations 12 to 14 (S1-SAM, E1-4); Foret et al., 2021.
+
+    Raises:
+        InputError: ρ or eps is below 0 or not finite, or the base optimiser calls closures itself.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = SAM(torch.optim.SGD([weight], lr=0.1), rho=0.5)
+    """
+
+    def __init__(self, base: Optimizer, rho: float, *, eps: float = 1e-12) -> None:
+        for name, value in (("rho", rho), ("eps", eps)):
+            if not 0 <= value < float("inf"):
+                raise InputError(f"{name}={value}, expected a finite number of at least 0")
+        if isinstance(base, (LBFGS, SAM)):
+            raise InputError(f"{type(base).__name__} calls closures itself; give an optimiser of one gradient a step")
+        super().__init__(base.param_groups, base.defaults)
+        self.base, self.rho, self.eps = base, float(rho), float(eps)
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups, self.state, self.defaults = self.base.param_groups, self.base.state, self.base.defaults
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Move the weights once.
+
+        Returns:
+            What the closure returned first: the loss at ω.
+
+        Raises:
+            InputError: there is no closure, of which two gradients are needed; or a gradient is not finite, and then
+                the weights are those from before the step.
+        """
+        if closure is None:
+            raise InputError("a step takes two gradients of one batch: call step(closure), as for torch.optim.LBFGS")
+        if self.rho == 0:
+            return self.base.step(closure)
+        with torch.enable_grad():
+            loss = closure()
+        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        norm = self._norm(weights, "at the weights themselves")
+        with self._moved(weights, self.rho / (norm + self.eps)), torch.enable_grad():
+            closure()
+        self._norm([weight for weight in weights if weight.grad is not None], f"at a distance of {self.rho}")
+        self.base.step()
+        return loss
+
+    @torch.no_grad()
+    def _norm(self, weights: list[Tensor], where: str) -> float:
+        """Norm of the gradient over all weights, refused unless it is finite."""
+        norms = [torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        if not norm < float("inf"):
+            raise InputError(
+                f"the gradient {where} has the norm {norm}; the weights are those from before this step. Take a lower "
+                f"learning rate or rho (now {self.rho}), or look for missing values in the batch"
+            )
+        return norm
+
+    @contextmanager
+    def _moved(self, weights: list[Tensor], factor: float) -> Iterator[None]:
+        """The weights moved up the gradient while the block runs; then as before, to the last bit."""
+        kept = [weight.detach().clone() for weight in weights]
+        try:
+            with torch.no_grad():
+                for weight in weights:
+                    assert weight.grad is not None
+                    weight.add_(weight.grad, alpha=factor)
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, before in zip(weights, kept, strict=True):
+                    weight.copy_(before)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all weights."""
+        self.base.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Further weights, with the base optimiser's defaults."""
+        if hasattr(self, "base"):
+            self.base.add_param_group(param_group)
+        else:
+            # the groups of the base optimiser, while this one is made: they are shared and stay as they are
+            self.param_groups.append(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimiser's state, with "rho" and "eps"."""
+        return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state; ρ and eps become those of the state.
+
+        Raises:
+            InputError: the state is of an optimiser without ρ.
+        """
+        missing = {"rho", "eps"} - set(state_dict)
+        if missing:
+            raise InputError(
+                f"the state has no {' and no '.join(sorted(missing))}: it is of another optimiser than SAM"
+            )
+        rest = dict(state_dict)
+        self.rho, self.eps = float(rest.pop("rho")), float(rest.pop("eps"))
+        self.base.load_state_dict(rest)
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which keep the groups shared."""
+        return {**super().__getstate__(), "base": self.base, "rho": self.rho, "eps": self.eps}
