@@ -41,6 +41,8 @@ class PatchAdapter(ABC):
     multivariate: bool = False
     packed: bool = False
     joint_rollout: bool = True
+    # the one number of variates that an item must have; None for any
+    n_variates: int | None = None
     # axis along which a sampling model's elementwise draws count rows; None where that is not known
     draw_axis: int | None = None
     context_length: int

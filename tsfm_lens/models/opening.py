@@ -35,7 +35,8 @@ def load(
 
     Args:
         source: name of an embedded checkpoint ("chronos-nano"), a local folder, a hub id
-            ("amazon/chronos-bolt-base"), or a native pipeline or model that is already built.
+            ("amazon/chronos-bolt-base"), or a native pipeline or model that is already built; one of another
+            architecture says by a method ``lens_adapter()`` which adapter it takes.
         revision: branch, tag or commit of a hub id.
         device: torch device for a checkpoint that is opened here.
         dtype: "float32", "bfloat16" or "float16" for a checkpoint that is opened here.
@@ -72,9 +73,13 @@ def _from_object(native: object) -> Lens:
             config = getattr(native, "config", None)
             name = getattr(config, "_name_or_path", "") or type(native).__name__
             return Lens(entry.adapt(native), name)
+    own = getattr(native, "lens_adapter", None)
+    if own is not None:
+        return Lens(own(), type(native).__name__)
     raise WiringError(
-        f"no wiring knows an object of type {type(native).__name__}. load() takes a hub id, a folder, or a model or "
-        f"pipeline of: {', '.join(entry.title for entry in architectures().values())}."
+        f"no wiring knows an object of type {type(native).__name__}. load() takes a hub id, a folder, a model with a "
+        "method lens_adapter() that gives an adapter of its own, or a model or pipeline of: "
+        f"{', '.join(entry.title for entry in architectures().values())}."
     )
 
 

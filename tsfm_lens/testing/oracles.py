@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import WiringError
@@ -118,6 +119,13 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     else:
         batch = as_series(values)
     return Case(lens, batch, horizon=min(6, lens.adapter.prediction_length))
+
+
+def by_themselves(case: Case) -> SeriesBatch:
+    """The series each by itself; in their items, for a model that takes a fixed number of variates and no other."""
+    if getattr(case.lens.adapter, "n_variates", None) is None:
+        return as_series(list(case.batch.values))
+    return case.batch
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -273,12 +281,34 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
                 yield
 
 
+class _Given(nn.Module):
+    """In the place of what computes a parametrised weight: these values."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = values
+
+    def forward(self) -> Tensor:
+        return self.values
+
+
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
-    """Other values in a layer's weight or bias while the block runs; a layer of factors computes with the matrix."""
+    """Other values in a layer's weight or bias while the block runs.
+
+    A layer of factors computes with the matrix, a parametrised one with the values in the place of what it makes.
+    """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
             yield
+        return
+    if parametrize.is_parametrized(layer, name):
+        made = layer.parametrizations[name]
+        layer.parametrizations[name] = _Given(values)
+        try:
+            yield
+        finally:
+            layer.parametrizations[name] = made
         return
     tensor = getattr(layer, name)
     kept = tensor.detach().clone()
@@ -297,7 +327,8 @@ def patching(case: Case) -> OracleResult:
     shuffled = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
     with torch.no_grad():
         _, acts = case.captured
-        for name in ("hook_resid_mid", "hook_resid_post"):
+        inside = STREAMS[len(lens.wiring.output_stack.rows(0)[:2]) - 1]
+        for name in (inside, "hook_resid_post"):
             at = f"{lens.wiring.output_stack.prefix}.0.{name}"
             with lens.patch(acts, at):
                 patched = lens.forward(case.encoded)

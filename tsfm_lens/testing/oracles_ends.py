@@ -17,7 +17,7 @@ from tsfm_lens.hooks.calls import NativeCall, recorded_calls
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.replay import recorded_outputs, replayed
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, relative
+from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, by_themselves, relative
 
 _GRADIENT_BOUND = 0.02
 _FAR = 1e-3
@@ -201,9 +201,13 @@ def _draws(lens: Lens) -> dict[str, Any]:
 
 
 def rows_are_series(case: Case) -> OracleResult:
-    """14. An edit of one series moves that series' forecast, all of its sample paths, and no other's."""
+    """14. An edit of one series moves that series' forecast, all of its sample paths, and no other's.
+
+    Of a model that takes a fixed number of variates, rows are items, whose variates move together.
+    """
     lens = case.lens
-    batch = as_series(list(case.batch.values))
+    batch = by_themselves(case)
+    row_of = batch.group_index
     target = Component(lens.wiring.output_stack.name, 0)
     first = lens.adapter.prediction_length
     # past the first pass, where a rollout can go there, so that rows of fed-back paths count too
@@ -224,12 +228,13 @@ def rows_are_series(case: Case) -> OracleResult:
     with torch.no_grad():
         plain = forecast()
         deviations = {}
-        for row in (0, len(batch) - 1):
+        for row in (0, max(row_of)):
             with lens.ablate(target, rows=[row]):
                 changed = forecast()
-            others = [index for index in range(len(batch)) if index != row]
+            own = [index for index, group in enumerate(row_of) if group == row]
+            others = [index for index, group in enumerate(row_of) if group != row]
             deviations[f"rows=[{row}] moves other series"] = relative(changed[others], plain[others])
-            paths = (changed[row] - plain[row]).abs().amax(dim=-1)
+            paths = (changed[own] - plain[own]).abs().amax(dim=-1)
             # a token is drawn anew only where a probability moves past the draw
             moved = paths.max() if lens.adapter.readout == "token" else paths.min()
             deviations[f"rows=[{row}] moves its series"] = 0.0 if float(moved) > 0 else math.inf
@@ -241,7 +246,9 @@ def gradients(case: Case) -> OracleResult:
     lens, stack = case.lens, case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
     # one series without gaps: rows of padding, which attend to nothing, have no derivative
-    case = replace(case, batch=as_series([case.batch.values[-1]]))
+    series = by_themselves(case)
+    rows = [index for index, group in enumerate(series.group_index) if group == max(series.group_index)]
+    case = replace(case, batch=series.select(rows))
     _, acts = case.captured
     generator = torch.Generator().manual_seed(0)
     stream = acts[name]

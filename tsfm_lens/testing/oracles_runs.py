@@ -18,6 +18,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import EditPattern, Noise, PatchFrom, Steer, Zero
 from tsfm_lens.hooks.recorder import record
+from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
 
@@ -241,6 +242,11 @@ def _torch_hooks(module: nn.Module) -> int:
     return sum(len(getattr(module, kind) or ()) for kind in kinds)
 
 
+def _last_write(stack: Stack) -> str:
+    """What the last branch of the first layer adds to the stream: its MLP's write, where it has one."""
+    return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
+
+
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
     """9. A variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
     lens = case.lens
@@ -252,18 +258,18 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
         variants.append(Variant.zero(chosen[0], chosen[-1]))
         at = f"{stack.prefix}.{last}.hook_resid_post"
         variants.append(Variant("noise", (Noise(at, scale=0.5, seed=2),)))
-        variants.append(Variant("rows", (Zero(f"{stack.prefix}.0.mlp.hook_out", rows=[0]),)))
+        written = _last_write(stack)
+        variants.append(Variant("rows", (Zero(written, rows=[0]),)))
         for row in stack.attentions(last):
             half = EditPattern(Component(stack.name, last, row.kind), _half, rows=[0])
             variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
             even = EditPattern(Component(stack.name, last, row.kind), _even)
             # in a stream of its own, so that what leaks between variants shows
-            steered = Steer(f"{stack.prefix}.0.mlp.hook_out", torch.ones(stack.d_model))
+            steered = Steer(written, torch.ones(stack.d_model))
             variants.append(Variant(f"even pattern of {row.kind}", (even,)))
             variants.append(Variant(f"even pattern of {row.kind}, steered", (steered, even)))
     _, acts = case.captured
-    swapped = f"{lens.wiring.output_stack.prefix}.0.mlp.hook_out"
-    variants.append(Variant("patched", (PatchFrom(swapped, acts), Zero(str(chosen[-1])))))
+    variants.append(Variant("patched", (PatchFrom(_last_write(lens.wiring.output_stack), acts), Zero(str(chosen[-1])))))
     variants.append(Variant("nothing", ()))
     together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows))
     unreplayed = run_variants(lens, case.encoded, variants, replay=False)

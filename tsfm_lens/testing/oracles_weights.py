@@ -160,7 +160,7 @@ def activation(case: Case) -> OracleResult:
     """12. One function of every hidden unit alone leads from ``pre`` to ``post``, times the gate.
 
     The function need not be known: with the units of ``pre`` handed on by one, those of ``post`` are handed on
-    by one, but for the gate, which stays. Holds for every elementwise activation.
+    by one, but for the gate, which stays. Holds for every elementwise activation, and for a model without MLPs.
     """
     lens = case.lens
     _, acts = case.captured
@@ -176,6 +176,8 @@ def activation(case: Case) -> OracleResult:
                         # what follows must read what it read before
                         hooks.append((f"{at}.hook_out", _put(acts[f"{at}.hook_out"])))
                         places.append((stack, layer, row, at, f"{stack.prefix}.{layer}.{STREAMS[index]}"))
+        if not places:
+            return OracleResult("12 activation function", 0.0, TWO_BLOCKS, "no MLP")
         wanted = [f"{at}.hook_post" for _, _, _, at, _ in places]
         with lens.hooks(hooks):
             _, shifted = lens.run_with_cache(case.encoded, names_filter=wanted)
