@@ -36,6 +36,7 @@ ROOMS = (
     "explore",
     "hooks",
     "lab",
+    "lab.samformer",
     "lab.structured",
     "models",
     "pipeline",

@@ -1,5 +1,5 @@
 """Small trainable models and controlled experiments of the literature, one room each."""
 
-from tsfm_lens.lab import structured
+from tsfm_lens.lab import samformer, structured
 
-__all__ = ["structured"]
+__all__ = ["samformer", "structured"]
