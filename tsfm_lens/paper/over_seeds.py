@@ -1,0 +1,80 @@
+"""Comparing results that are printed as mean ± deviation over seeds, and results over many cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scipy import stats
+
+from tsfm_lens.errors import InputError
+
+CellName = TypeVar("CellName", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two means over seeds.
+
+    Attributes:
+        difference: the first mean less the second.
+        deviations: that in standard deviations of the second; NaN where it has none.
+        welch, pooled: two-sided p-values of the t-tests without and with equal variances assumed.
+    """
+
+    difference: float
+    deviations: float
+    welch: float
+    pooled: float
+
+
+def compare(
+    first: tuple[float, float], second: tuple[float, float], *, n: int = 5, n_second: int | None = None
+) -> Comparison:
+    """Two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test.
+
+    The paper does not say which of the two it took (S1-TT); its bold numbers are those of the pooled one. With both
+    deviations 0 there is no spread that a test could go by: p is then 0 if the means differ, and 1 if they do not.
+
+    Args:
+        first, second: mean and standard deviation.
+        n, n_second: seeds of each; the same number if the last is None.
+
+    Source:
+        SAMformer, appendix B.2, table 7.
+
+    Raises:
+        InputError: fewer than two seeds, or a deviation that is negative or missing.
+    """
+    other = n if n_second is None else n_second
+    if min(n, other) < 2 or not (first[1] >= 0 and second[1] >= 0):
+        raise InputError(
+            f"{n} and {other} seeds with deviations {first[1]} and {second[1]}; a test takes two seeds or more and "
+            "deviations of at least 0"
+        )
+    difference = first[0] - second[0]
+    deviations = difference / second[1] if second[1] > 0 else math.nan
+    if first[1] == second[1] == 0:
+        p = 0.0 if difference else 1.0
+        return Comparison(difference, deviations, p, p)
+    welch, pooled = (
+        float(stats.ttest_ind_from_stats(*first, n, *second, other, equal_var=equal).pvalue) for equal in (False, True)
+    )
+    return Comparison(difference, deviations, welch, pooled)
+
+
+def improvement(ours: Mapping[CellName, float], theirs: Mapping[CellName, float]) -> float:
+    """Overall improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have.
+
+    The paper does not define it; this is what gives its numbers (S1-IMP, E1-7).
+
+    Raises:
+        InputError: there is no common cell, or theirs sum to 0.
+    """
+    both = [cell for cell in ours if cell in theirs]
+    total = sum(theirs[cell] for cell in both)
+    if not both or total == 0:
+        raise InputError(f"{len(both)} common cells of {len(ours)} and {len(theirs)}, summing to {total} in the second")
+    return 100 * (1 - sum(ours[cell] for cell in both) / total)
