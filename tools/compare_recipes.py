@@ -15,11 +15,12 @@ import torch
 import typer
 
 from tsfm_lens.console import console
+from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.corpus import load_corpus
 from tsfm_lens.zoo.evaluate import validation
 from tsfm_lens.zoo.recipes import COPY_MIX, HOME_MIX, WIDE_MIX, Recipe, Stage
 from tsfm_lens.zoo.recipes import recipe as find_recipe
-from tsfm_lens.zoo.train import Trainer, run
+from tsfm_lens.zoo.train import Trainer
 
 Change = Callable[[Recipe], Recipe]
 
@@ -105,10 +106,11 @@ def main(
                 continue
             changed = {**COMMON, **TOKEN}[change](short(recipe, steps))
             corpus = load_corpus(changed.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real)
-            trainer = Trainer(changed, out / f"{name} {change} {steps}".replace(" ", "-"), corpus)
-            if (trainer.out / "state.pt").exists():
+            folder = out / f"{name} {change} {steps}".replace(" ", "-")
+            trainer = Trainer(changed, folder, corpus)
+            if (folder / STATE).exists():
                 trainer.resume()
-            if not run(trainer):
+            if not trainer.run():
                 return
             trainer.model.eval()
             row: dict[str, object] = {"recipe": name, "change": change, "steps": steps}

@@ -12,13 +12,14 @@ import xarray as xr
 from tsfm_lens.compress import sizes
 from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
+from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.arms import ATTENTION, DENSE, SEEDS, VOCABULARIES, Arm, arms
 from tsfm_lens.zoo.compared import attention_record, held_out
 from tsfm_lens.zoo.corpus import Corpus
 from tsfm_lens.zoo.history import untrained
 from tsfm_lens.zoo.lowrank import records, trained
 from tsfm_lens.zoo.recipes import AttentionRank, TrainingRecipe
-from tsfm_lens.zoo.train import STATE, Trainer, run
+from tsfm_lens.zoo.train import Trainer
 
 
 def test_arms_of_one_seed_come_first_and_differ_in_rank_alone() -> None:
@@ -79,7 +80,7 @@ def test_an_arm_that_has_ended_stays_and_one_that_was_stopped_goes_on(
     few: list[Arm], corpus: Corpus, tmp_path: Path
 ) -> None:
     stopped = Trainer(few[1].recipe, tmp_path / few[1].folder, corpus, device="cpu")
-    run(stopped, until=2, quiet=True)
+    stopped.run(until=2, quiet=True)
     assert trained(few[1], tmp_path, corpus, quiet=True)
     assert trained(few[1], tmp_path / "whole", corpus, quiet=True)
     ends = [torch.load(room / few[1].folder / STATE, weights_only=True) for room in (tmp_path, tmp_path / "whole")]

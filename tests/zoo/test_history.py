@@ -14,24 +14,25 @@ from typer.testing import CliRunner
 from tsfm_lens import probes, viz
 from tsfm_lens.catalogue import find
 from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.training.state import LOG
 from tsfm_lens.zoo.corpus import Corpus
 from tsfm_lens.zoo.history import TrainingHistory, main, untrained
 from tsfm_lens.zoo.recipes import TrainingRecipe
-from tsfm_lens.zoo.train import LOG, Trainer, run
+from tsfm_lens.zoo.train import Trainer
 
 SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
 
 
 @pytest.fixture
 def trained(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> TrainingHistory:
-    run(Trainer(token_recipe, tmp_path / "run", corpus), quiet=True)
+    Trainer(token_recipe, tmp_path / "run", corpus).run(quiet=True)
     return TrainingHistory(tmp_path / "run")
 
 
 def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corpus, tmp_path: Path) -> None:
     assert (min(trained), max(trained)) == (0, trained.recipe.steps)
     again = Trainer(trained.recipe, tmp_path / "again", corpus)
-    run(again, until=3, quiet=True)
+    again.run(until=3, quiet=True)
     kept = trained[3].adapter.model.state_dict()
     assert all(np.array_equal(kept[name], weight) for name, weight in again.model.state_dict().items())
     before = untrained(trained.recipe).adapter.model.state_dict()
@@ -56,7 +57,7 @@ def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> 
 def test_models_of_quantiles_are_scored_by_motifs_in_values(
     patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
-    run(Trainer(patch_recipe, tmp_path, corpus), quiet=True)
+    Trainer(patch_recipe, tmp_path, corpus).run(quiet=True)
     history = TrainingHistory(tmp_path)
     data = probes.training_history(history, motif=2, repeats=2, n_series=3)
     alone = probes.repeated_motif(history[8], motif=2, repeats=2, n_series=3)
@@ -123,7 +124,7 @@ def test_checkpoints_of_two_shapes_are_refused(token_recipe: TrainingRecipe) -> 
 
 
 def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    run(Trainer(patch_recipe, tmp_path / "run", corpus), until=1, quiet=True)
+    Trainer(patch_recipe, tmp_path / "run", corpus).run(until=1, quiet=True)
     app = typer.Typer()
     app.command()(main)
     done = CliRunner().invoke(

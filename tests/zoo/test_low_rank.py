@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tsfm_lens.zoo.export import as_pipeline, export
 from tsfm_lens.zoo.history import TrainingHistory
 from tsfm_lens.zoo.narrow import attention_ranks
 from tsfm_lens.zoo.recipes import AttentionRank, TrainingRecipe
-from tsfm_lens.zoo.train import Trainer, build_model, ordinal_embedding, run
+from tsfm_lens.zoo.train import Trainer, build_model, ordinal_embedding
 
 D, HEADS, D_HEAD = 16, 2, 4
 
@@ -137,7 +138,7 @@ def test_training_leaves_a_fixed_vocabulary_and_moves_all_else(
     recipe = with_rank(token_recipe, rank=1, growth=0.5).model_copy(update={"vocabulary_rank": 2, "weight_decay": 0.5})
     trainer = Trainer(recipe, tmp_path / "run", corpus, device="cpu")
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
-    assert run(trainer, quiet=True)
+    assert trainer.run(quiet=True)
     after = trainer.model.state_dict()
     same = {name for name, weight in before.items() if torch.equal(weight, after[name])}
     assert same == {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
@@ -150,12 +151,12 @@ def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
 ) -> None:
     recipe = with_rank(tiny, rank=2, sketch=sketch)
     whole = Trainer(recipe, tmp_path / "whole", corpus, device="cpu")
-    run(whole, quiet=True)
+    whole.run(quiet=True)
     stopped = Trainer(recipe, tmp_path / "stopped", corpus, device="cpu")
-    run(stopped, until=4, quiet=True)
+    stopped.run(until=4, quiet=True)
     resumed = Trainer(recipe, tmp_path / "stopped", corpus, device="cpu")
     resumed.resume()
-    run(resumed, quiet=True)
+    resumed.run(quiet=True)
     export(resumed.model, tmp_path / "kept")
     lens, last = load(tmp_path / "kept"), TrainingHistory(tmp_path / "whole")[recipe.steps]
     for name, weight in whole.model.state_dict().items():
@@ -165,19 +166,14 @@ def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
     assert sum(isinstance(module, LowRank) for module in lens.adapter.model.modules()) == len(matrices(lens))
 
 
-def test_a_state_from_before_an_option_came_is_gone_on_with(
+def test_a_new_option_leaves_the_identity_of_old_recipes_alone(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
-    trainer = Trainer(token_recipe, tmp_path, corpus, device="cpu")
-    run(trainer, until=2, quiet=True)
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    older = TrainingRecipe.model_validate_json(state["recipe"]).model_dump_json(
-        exclude={"attention_rank", "vocabulary_rank"}
-    )
-    torch.save({**state, "recipe": older}, tmp_path / "state.pt")
-    again = Trainer(token_recipe, tmp_path, corpus, device="cpu")
-    again.resume()
-    assert again.step == 2
+    identity = Trainer(token_recipe, tmp_path, corpus, device="cpu").task.identity
+    assert not {"attention_rank", "vocabulary_rank"} & set(json.loads(identity))
+    assert TrainingRecipe.model_validate_json(identity) == token_recipe
+    narrow = token_recipe.model_copy(update={"vocabulary_rank": 2})
+    assert Trainer(narrow, tmp_path, corpus, device="cpu").task.identity != identity
 
 
 @pytest.mark.parametrize(

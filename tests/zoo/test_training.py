@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import signal
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from safetensors.torch import load_file
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.testing import assert_close
+from tsfm_lens.training import read_log
+from tsfm_lens.training.state import HISTORY, LOG
 from tsfm_lens.zoo.corpus import Corpus
 from tsfm_lens.zoo.export import as_pipeline, export, native_model
 from tsfm_lens.zoo.objectives import (
@@ -27,7 +28,7 @@ from tsfm_lens.zoo.objectives import (
     token_step_losses,
 )
 from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Stage, TrainingRecipe, recipe
-from tsfm_lens.zoo.train import HISTORY, LOG, Trainer, build_model, ordinal_embedding, run
+from tsfm_lens.zoo.train import Trainer, build_model, ordinal_embedding
 
 
 def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
@@ -137,18 +138,17 @@ def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
     tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     whole = Trainer(tiny, tmp_path / "whole", corpus, device="cpu")
-    assert run(whole, quiet=True)
+    assert whole.run(quiet=True)
     stopped = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
-    run(stopped, until=4, quiet=True)
+    stopped.run(until=4, quiet=True)
     torch.manual_seed(99)
     resumed = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
     resumed.resume()
     assert resumed.step == 4
-    run(resumed, quiet=True)
+    resumed.run(quiet=True)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
-    with (tmp_path / "stopped" / LOG).open() as log:
-        assert [row[0] for row in csv.reader(log)] == ["4", "8"]
+    assert [line["step"] for line in read_log(tmp_path / "stopped" / LOG)] == [4, 8]
     histories = [sorted(path.name for path in (tmp_path / run / HISTORY).iterdir()) for run in ("whole", "stopped")]
     assert histories[0] == histories[1]
     kept = load_file(tmp_path / "stopped" / HISTORY / "step-000008.safetensors")
@@ -166,7 +166,7 @@ def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: TrainingRecipe, corpus
         return step()
 
     trainer.train_step = interrupted  # type: ignore[method-assign]
-    assert not run(trainer, quiet=True)
+    assert not trainer.run(quiet=True)
     again = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
     again.resume()
     assert again.step == trainer.step == 1
@@ -174,9 +174,9 @@ def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: TrainingRecipe, corpus
 
 
 def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    run(Trainer(tiny, tmp_path / "run", corpus, device="cpu"), until=1, quiet=True)
+    Trainer(tiny, tmp_path / "run", corpus, device="cpu").run(until=1, quiet=True)
     other = tiny.model_copy(update={"learning_rate": 1.0})
-    with pytest.raises(CheckpointError, match="another recipe"):
+    with pytest.raises(CheckpointError, match=r"learning_rate=.* then, 1.0 now"):
         Trainer(other, tmp_path / "run", corpus, device="cpu").resume()
 
 
@@ -186,11 +186,9 @@ def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: 
     trainer = Trainer(plan, tmp_path / "run", corpus, device="cpu")
 
     def loss_of_the_first_batches() -> float:
-        step, losses = trainer.step, []
+        losses = []
         for index in range(10):
-            trainer.step = index
-            losses.append(trainer.loss(stage).item())
-        trainer.step = step
+            losses.append(trainer.task.loss(index, stage).item())
         return float(np.mean(losses))
 
     before = loss_of_the_first_batches()

@@ -25,7 +25,7 @@ def test_the_zoo_is_watched_through_a_lens_and_trains_as_without(
         watch = None
         if watched:
             lens = load(as_pipeline(trainer.model), check=False)
-            fixed = partial(trainer.loss, patch_recipe.stage(0))
+            fixed = partial(trainer.task.loss, 0)
             watch = Watch(lens, series=series, loss=fixed, every=2, out=tmp_path, products=3)
         trainer.model.train()
         for _ in range(4):

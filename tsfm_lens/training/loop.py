@@ -122,7 +122,7 @@ class Training:
             if not self.step:
                 self._after()
             while self.step < last and not (self._stopped or self._patient_no_more):
-                self._train_step()
+                self.train_step()
                 self._after()
                 bar.update(shown, completed=self.step)
                 if progress is not None:
@@ -143,7 +143,8 @@ class Training:
     def _ending(self) -> bool:
         return self._stopped or self._patient_no_more
 
-    def _train_step(self) -> None:
+    def train_step(self) -> Tensor:
+        """Do one step of the optimiser; return its loss, still on the device."""
         began = time.perf_counter()
         if self.rate is not None:
             rate = self.rate(self.step)
@@ -164,6 +165,7 @@ class Training:
         self._losses.append(first[0])
         self.step += 1
         self.seconds += time.perf_counter() - began
+        return first[0]
 
     def _trained(self) -> list[Tensor]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]

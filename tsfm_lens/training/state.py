@@ -24,6 +24,20 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     part.replace(folder / STATE)
 
 
+def identity_of(folder: Path) -> str:
+    """The settings of the run in a folder, as its task gave them.
+
+    Raises:
+        CheckpointError: there is no run, or its state cannot be read.
+    """
+    path = folder / STATE
+    try:
+        identity: str = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["identity"]
+    except Exception as error:
+        raise CheckpointError(f"no training run in {folder}: {error}") from error
+    return identity
+
+
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
     """The last state of a run.
 

@@ -21,9 +21,15 @@ class Task(Protocol):
         identity: JSON of all settings that the weights depend on; a run is resumed only by a task of the same.
     """
 
-    name: str
     model: nn.Module
-    identity: str
+
+    @property
+    def name(self) -> str:
+        """In words."""
+
+    @property
+    def identity(self) -> str:
+        """JSON of all settings."""
 
     def loss(self, step: int) -> Tensor:
         """The scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""

@@ -146,7 +146,7 @@ def _times(arms: Mapping[str, Arm], corpus: Corpus) -> dict[str, Any]:
                 trainer.train_step()
                 middle = time.process_time()
                 with torch.no_grad():
-                    trainer.loss(trainer.recipe.stages[-1])
+                    trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
                 taken[:, row, at] = middle - began, time.process_time() - middle
     logs = np.log(taken) - np.log(taken[:, list(arms).index(DENSE)])[:, None]
     return {

@@ -6,7 +6,6 @@ checkpoints are shipped beside their weights.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +19,11 @@ from transformers import PreTrainedModel
 from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import Lens, load
+from tsfm_lens.training import read_log
+from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_files
 from tsfm_lens.zoo.export import as_pipeline
 from tsfm_lens.zoo.recipes import TrainingRecipe
-from tsfm_lens.zoo.train import HISTORY, LOG, STATE, build_model
+from tsfm_lens.zoo.train import build_model
 
 __all__ = ["TrainingHistory", "untrained"]
 
@@ -60,13 +61,11 @@ class TrainingHistory(Mapping[int, Lens]):
         state, log = self.folder / STATE, self.folder / LOG
         if not state.exists() or not log.exists():
             raise CheckpointError(f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.zoo.train`")
-        saved = torch.load(state, map_location="cpu", weights_only=True)
-        self.recipe = TrainingRecipe.model_validate_json(saved["recipe"])
-        self._files = {int(file.stem.split("-")[1]): file for file in sorted((self.folder / HISTORY).glob("step-*"))}
+        self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
+        self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
-        with log.open() as lines:
-            self.losses = {int(step): float(loss) for step, _, loss in csv.reader(lines)}
+        self.losses = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
 
     def __len__(self) -> int:
         return len(self._files)

@@ -13,10 +13,11 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
+from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.arms import ATTENTION, BASE, DENSE, SEEDS, VOCABULARIES, Arm, arms
 from tsfm_lens.zoo.compared import attention_record, spectra_record, vocabulary_record
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
-from tsfm_lens.zoo.train import STATE, Trainer, run
+from tsfm_lens.zoo.train import Trainer
 
 CORPUS_SEED = 0
 
@@ -24,9 +25,9 @@ CORPUS_SEED = 0
 def trained(arm: Arm, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
     """Train one arm to its end in its folder below `out`, from its last saved state if there is one."""
     trainer = Trainer(arm.recipe, out / arm.folder, corpus, device="cpu")
-    if (trainer.out / STATE).exists():
+    if (out / arm.folder / STATE).exists():
         trainer.resume()
-    return run(trainer, quiet=quiet)
+    return trainer.run(quiet=quiet)
 
 
 def records(chosen: list[Arm], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:

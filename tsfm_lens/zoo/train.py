@@ -6,13 +6,7 @@ CPU thread, ends with the weights of a run that was never stopped, because a bat
 
 from __future__ import annotations
 
-import csv
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import numpy as np
@@ -21,11 +15,10 @@ import typer
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
-from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from tsfm_lens.console import progress
-from tsfm_lens.errors import CheckpointError
+from tsfm_lens.training import Plan, Training
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export
@@ -35,9 +28,6 @@ from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
 from tsfm_lens.zoo.source import SeriesSource
 
-STATE = "state.pt"
-LOG = "loss.csv"
-HISTORY = "history"
 SAVE_EVERY = 200
 CHECKPOINTS = 20
 GRADIENT_NORM = 1.0
@@ -120,139 +110,90 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
     return model
 
 
-class Trainer:
-    """Model, optimiser and data of one run.
+class RecipeTask:
+    """A recipe as the training loop takes it.
 
     Args:
         recipe: what to train.
-        out: folder of the state, the loss log and the history.
         corpus: what to draw from.
-        device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
+        device: where to train.
     """
 
+    def __init__(self, recipe: TrainingRecipe, corpus: Corpus, device: str) -> None:
+        self.recipe, self.device = recipe, device
+        self.model = build_model(recipe).to(device)
+        self.source = SeriesSource(corpus, seed=recipe.seed, device=device)
+
+    @property
+    def name(self) -> str:
+        """The recipe's."""
+        return self.recipe.name
+
+    @property
+    def identity(self) -> str:
+        """The recipe, without what is as it is by default, so that a new option changes no old recipe."""
+        return self.recipe.model_dump_json(exclude_defaults=True)
+
+    def loss(self, step: int, stage: Stage | None = None) -> Tensor:
+        """Loss of the batch of a step; by another stage than the step's own if one is given."""
+        stage = stage or self.recipe.stage(step)
+        sizes = {"context": stage.context, "horizon": stage.horizon}
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
+            if self.recipe.kind == "group":
+                groups = covariate_batch(self.source, step, mix=stage.mix, groups=stage.rows, **sizes)
+                return group_loss(self.model, groups, stage)
+            past, future = self.source.batch(step, mix=stage.mix, rows=stage.rows, **sizes)
+            if self.recipe.kind == "token":
+                return token_loss(self.model, past, future, stage, seed=step)
+            return patch_loss(self.model, past, future, stage)
+
+    def evaluate(self) -> dict[str, float]:
+        """Nothing: skill is measured at the end, on series of their own."""
+        return {}
+
+
+def _plan(recipe: TrainingRecipe) -> Plan:
+    steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
+    kept = {0, *(round(step) for step in steps)}
+    return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(kept)), clip=GRADIENT_NORM)
+
+
+class Trainer(Training):
+    """The run of a recipe.
+
+    Args:
+        recipe: what to train.
+        out: folder of the state, the log and the history.
+        corpus: what to draw from.
+        device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
+
+    Attributes:
+        recipe: as given, or its last leg.
+
+    Raises:
+        InputError, UnknownNameError: as :func:`build_model` says, before anything is written.
+    """
+
+    task: RecipeTask
+
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
-        self.recipe = recipe
-        self.out = out
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        # before anything is written: a recipe may ask for what its model cannot have
-        self.model = build_model(recipe).to(self.device)
-        out.mkdir(parents=True, exist_ok=True)
-        free = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(
+        task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        free = [weight for weight in task.model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(
             free, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
         )
-        self.source = SeriesSource(corpus, seed=recipe.seed, device=self.device)
-        self.step = 0
-        self.seconds = 0.0
-        self.stopped = False
-        steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
-        self.kept = {0, *(round(step) for step in steps)}
+        super().__init__(task, optimizer, _plan(recipe), out, rate=recipe.rate)
 
-    def resume(self) -> None:
-        """Load the last saved state; raises `CheckpointError` where there is none, or it is of another recipe."""
-        path = self.out / STATE
-        if not path.exists():
-            raise CheckpointError(f"no {STATE} in {self.out}; start without --resume, or give the folder of a run")
-        state = torch.load(path, map_location=self.model.device, weights_only=True)
-        # compared as recipes: what is saved may be from before an option came
-        if TrainingRecipe.model_validate_json(state["recipe"]) != self.recipe:
-            raise CheckpointError(f"{path} was trained by another recipe; go on with that one, or give another folder")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
+    @property
+    def recipe(self) -> TrainingRecipe:
+        """What is trained."""
+        return self.task.recipe
 
     def end_within(self, steps: int, out: Path) -> None:
         """Turn this run into its own last leg of `steps` steps, kept in the folder `out`."""
         out.mkdir(parents=True, exist_ok=True)
-        self.recipe, self.out = self.recipe.ending(self.step, steps), out
-
-    def save(self) -> None:
-        """Write the state; the old one is replaced only once the new one is whole."""
-        temporary = self.out / f"{STATE}.part"
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        progress = {"step": self.step, "seconds": self.seconds, "recipe": self.recipe.model_dump_json()}
-        torch.save({**state, **progress}, temporary)
-        temporary.replace(self.out / STATE)
-
-    def keep(self) -> None:
-        """Write the weights of this step into the history, if it is one of its twenty steps."""
-        if self.step in self.kept:
-            folder = self.out / HISTORY
-            folder.mkdir(exist_ok=True)
-            # tied weights are stored once, as the native format does
-            shared = {tensor.data_ptr(): name for name, tensor in reversed(self.model.state_dict().items())}
-            state = self.model.state_dict()
-            weights = {name: state[name].detach().cpu().contiguous() for name in shared.values()}
-            part = folder / "next.part"
-            save_file(weights, part)
-            part.replace(folder / f"step-{self.step:06d}.safetensors")
-
-    def loss(self, stage: Stage) -> torch.Tensor:
-        """Loss of the batch of this step."""
-        sizes = {"context": stage.context, "horizon": stage.horizon}
-        if self.recipe.kind == "group":
-            groups = covariate_batch(self.source, self.step, mix=stage.mix, groups=stage.rows, **sizes)
-            return group_loss(self.model, groups, stage)
-        past, future = self.source.batch(self.step, mix=stage.mix, rows=stage.rows, **sizes)
-        if self.recipe.kind == "token":
-            return token_loss(self.model, past, future, stage, seed=self.step)
-        return patch_loss(self.model, past, future, stage)
-
-    def train_step(self) -> torch.Tensor:
-        """Do one optimiser step; return its loss, still on the device."""
-        began = time.perf_counter()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.step)
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
-            loss = self.loss(self.recipe.stage(self.step))
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
-        self.optimizer.step()
-        self.step += 1
-        self.seconds += time.perf_counter() - began
-        return loss.detach()
-
-
-@contextmanager
-def stopping(trainer: Trainer) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state saved."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        trainer.stopped = True
-
-    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
-def run(trainer: Trainer, *, until: int | None = None, quiet: bool = False) -> bool:
-    """Train to step `until` (default: the recipe's last) with a progress bar, saving state, losses and history.
-
-    Returns:
-        Whether the last step was reached; False if the run was stopped by a signal.
-    """
-    last = trainer.recipe.steps if until is None else until
-    losses: list[torch.Tensor] = []
-    trainer.model.train()
-    with stopping(trainer), progress(eta=True, hidden=quiet) as bar, (trainer.out / LOG).open("a") as log:
-        task = bar.add_task(trainer.recipe.name, total=last, completed=trainer.step)
-        trainer.keep()
-        while trainer.step < last and not trainer.stopped:
-            losses.append(trainer.train_step())
-            trainer.keep()
-            bar.update(task, completed=trainer.step)
-            if trainer.step % SAVE_EVERY == 0 or trainer.step == last or trainer.stopped:
-                mean = float(torch.stack(losses).mean())
-                csv.writer(log).writerow([trainer.step, round(trainer.seconds, 1), round(mean, 4)])
-                log.flush()
-                trainer.save()
-                bar.update(task, description=f"{trainer.recipe.name} loss {mean:.3f}")
-                losses.clear()
-    return trainer.step >= last
+        self.task.recipe, self.out = self.recipe.ending(self.step, steps), out
+        self.plan, self.rate = _plan(self.recipe), self.recipe.rate
 
 
 def main(
@@ -278,8 +219,8 @@ def main(
         trainer.resume()
     if end_within:
         trainer.end_within(end_within, out / "ended")
-    if run(trainer):
-        export(trainer.model, trainer.out / name)
+    if trainer.run():
+        export(trainer.model, (out / "ended" if end_within else out) / name)
 
 
 if __name__ == "__main__":
