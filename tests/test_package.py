@@ -74,6 +74,7 @@ MAY_IMPORT = {
             "doctor",
             "paper",
             "compress",
+            "lab",
         ),
         "sweep",
     },

@@ -1,5 +1,22 @@
-"""Small trainable models and controlled experiments of the literature, one room each."""
+"""Small trainable models and controlled experiments of the literature, one room each; runs, and grids of runs."""
 
 from tsfm_lens.lab import samformer, structured
+from tsfm_lens.lab.config import TrainConfig, read_train_config
+from tsfm_lens.lab.experiments import benchmark_arms, toy_arms
+from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
+from tsfm_lens.lab.running import prepare, train
 
-__all__ = ["samformer", "structured"]
+__all__ = [
+    "Arm",
+    "TrainConfig",
+    "benchmark_arms",
+    "gathered",
+    "of_seeds",
+    "prepare",
+    "read_train_config",
+    "run_arms",
+    "samformer",
+    "structured",
+    "toy_arms",
+    "train",
+]

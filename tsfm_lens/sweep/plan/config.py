@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.plan.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.sweep.plan.data_sources import SOURCES, Source
 
 Part = Literal["both", "heads", "mlp"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsfm_lens.sweep.plan.checked import Strict, Texts
+from tsfm_lens.data.checked import Strict, Texts
 
 
 def _spelled(value: Any) -> Any:

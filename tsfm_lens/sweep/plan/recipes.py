@@ -11,10 +11,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.plan.checked import Strict, complaints, read_fields
 from tsfm_lens.sweep.plan.heavy import random_entries, recipe_entry
 from tsfm_lens.sweep.plan.orders import FROM_WEIGHTS, parse_orders, rankings
 from tsfm_lens.sweep.plan.parts import kinds_of
