@@ -38,11 +38,11 @@ class HookRegistry:
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
         self.model = model
         self.wiring = wiring
+        self.modules = check_table(model, wiring)
         self.points: dict[str, Point] = hook_points(wiring)
         # order of execution among the points at one module
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
-        self.modules = check_table(model, wiring)
         # what targets of interventions were resolved to
         self.spots: dict[Hashable, list[tuple[str, int | None]]] = {}
         self._mixes = {name: mix for name, point in self.points.items() if (mix := self._mix(point))}

@@ -48,6 +48,10 @@ def check_table(model: nn.Module, wiring: Wiring) -> dict[str, nn.Module]:
         _check_stack(stack, modules, names)
         for layer in range(stack.n_layers):
             kinds = [row.kind for row in stack.rows(layer)]
+            if not kinds:
+                raise WiringError(
+                    f"{stack.prefix}.{layer} has no branch that writes to the stream, expected one or more"
+                )
             if len(set(kinds)) < len(kinds) or not all(kinds):
                 raise WiringError(f"{stack.prefix}.{layer} has branches of the kinds {kinds}; expected one name each")
             for row in stack.rows(layer):
@@ -90,6 +94,11 @@ def _row_paths(row: Writer) -> Iterator[tuple[str, str]]:
 def _check_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str]) -> None:
     n_blocks = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
     where = f"stack {stack.name!r}"
+    for name in ("n_heads", "d_model", "d_head"):
+        if getattr(stack, name) < 1:
+            raise WiringError(f"{where} has {name}={getattr(stack, name)}, expected at least 1")
+    if stack.d_mlp and not any(isinstance(row, Mlp) for layer in range(stack.n_layers) for row in stack.rows(layer)):
+        raise WiringError(f"{where} has d_mlp={stack.d_mlp}, but no branch is an MLP; expected 0")
     if n_blocks != stack.n_layers:
         raise WiringError(f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {n_blocks} blocks")
     for layer in stack.exceptions:

@@ -57,7 +57,8 @@ def _sizes(lens: Lens) -> Iterator[Shown]:
             for row in stack.rows(layer):
                 if isinstance(row, Attention):
                     keys = order.index(row.keys_from) if row.keys_from else -1
-                    yield "attention", (row.over, keys, row.n_kv_heads, row.row_axis, row.post_norm)
+                    kv_heads = row.heads_of("k", stack.n_heads)
+                    yield "attention", (row.over, keys, kv_heads, row.row_axis, row.post_norm)
                 else:
                     yield "mlp", (row.gate is None, row.post_norm)
 
