@@ -248,21 +248,22 @@ def _twice_differentiable() -> Iterator[None]:
         ) from error
 
 
-def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Orthonormal vectors (step, n), their images (step, n), and the tridiagonal matrix that the map is on them."""
+def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> tuple[Tensor, list[Tensor], np.ndarray]:
+    """Orthonormal vectors (step, n), their images, and the tridiagonal matrix that the map is on them."""
     steps = min(steps, len(start))
-    basis, images = (torch.empty(steps, len(start), dtype=start.dtype, device=start.device) for _ in range(2))
+    basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
+    images: list[Tensor] = []
     diagonal: list[float] = []
     beside: list[float] = []
     vector = start
     for step in range(steps):
-        basis[step], images[step] = vector, product(vector)
-        diagonal.append(_dot(vector, images[step]))
-        # twice is enough, whatever the condition (Parlett 1998, section 6.9)
-        rest, known = images[step].clone(), basis[: step + 1]
-        for _ in range(2):
-            rest.sub_(known.T @ (known @ rest))
-        length = _dot(rest, rest) ** 0.5
+        basis[step] = vector
+        images.append(product(vector))
+        diagonal.append(float(torch.dot(vector, images[step])))
+        rest = torch.sub(images[step], vector, alpha=diagonal[step])
+        if step:
+            rest.sub_(basis[step - 1], alpha=beside[-1])
+        length = _orthogonalise(rest, basis[: step + 1])
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
         size = float(np.abs(values).max())
         # the two ends' residuals, had they been made now
@@ -273,17 +274,31 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> t
         beside.append(length)
         vector = rest / length
     count = len(diagonal)
-    return basis[:count], images[:count], _tridiagonal(diagonal, beside)
+    return basis[:count], images, _tridiagonal(diagonal, beside)
+
+
+def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
+    """Take a vector's parts along a basis off it, in place; its length, 0 where nothing but rounding is left."""
+    before = first = float(rest.norm())
+    # again only where the first time took much away; twice is enough (Parlett 1998, section 6.9)
+    for _ in range(2):
+        rest.sub_(basis.T @ (basis @ rest))
+        after = float(rest.norm())
+        if after > 0.7 * before:
+            return after
+        before = after
+    return after if after > torch.finfo(rest.dtype).eps * first else 0.0
 
 
 def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
     return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
 
 
-def _rayleigh(basis: Tensor, images: Tensor, mixture: np.ndarray) -> tuple[float, float, Tensor]:
+def _rayleigh(basis: Tensor, images: list[Tensor], mixture: np.ndarray) -> tuple[float, float, Tensor]:
     """Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
-    weights = torch.from_numpy(mixture).to(basis.device, basis.dtype)
-    vector, image = weights @ basis, weights @ images
+    vector, image = torch.from_numpy(mixture).to(basis.device, basis.dtype) @ basis, torch.zeros_like(basis[0])
+    for weight, each in zip(mixture, images, strict=True):
+        image.add_(each, alpha=float(weight))
     length = _dot(vector, vector) ** 0.5
     vector, image = vector / length, image / length
     value = _dot(vector, image)
