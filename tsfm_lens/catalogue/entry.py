@@ -112,6 +112,7 @@ class Measurement:
         source: where the definition is from.
         paper: ids of the reported values that it measures, as ``tsfm-lens reproduce`` knows them.
         needs: what it asks of a model; None for every model.
+        maker: what makes the result if no run does, in words; that of its theme if "".
         subject: what the chapter is about; its model and series if None.
     """
 
@@ -128,6 +129,7 @@ class Measurement:
     paper: tuple[str, ...] = ()
     needs: Needs | None = None
     subject: Callable[[Any], str] | None = None
+    maker: str = ""
 
     @property
     def probes(self) -> tuple[str, ...]:
@@ -137,6 +139,8 @@ class Measurement:
     @property
     def elsewhere(self) -> str:
         """What makes the result if no run does, in words."""
+        if self.maker:
+            return self.maker
         if self.theme == "Training":
             return "made by training many models: `python -m tsfm_lens.zoo.lowrank` makes it, `tsfm_lens.zoo` ships one"
         if self.theme == "Theory":

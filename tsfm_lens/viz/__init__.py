@@ -6,6 +6,7 @@ Importing this package registers the plotly template "tsfm_lens" and leaves plot
 from tsfm_lens.viz.ablation import ablation_forecasts
 from tsfm_lens.viz.ablation_map import ablation_heatmap
 from tsfm_lens.viz.attention import attention_map
+from tsfm_lens.viz.attention_film import attention_film, attention_snapshots
 from tsfm_lens.viz.attention_heads import attention_grid, norm_weighted_map
 from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
 from tsfm_lens.viz.attribution_patching import attribution_patching_scatter
@@ -21,6 +22,7 @@ from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, ti
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.logits import lens_logit_map
+from tsfm_lens.viz.loss_landscape import loss_landscape
 from tsfm_lens.viz.low_rank import low_rank_skill, training_spectra, vocabulary_ranks
 from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
 from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
@@ -62,13 +64,16 @@ from tsfm_lens.viz.theory_bounds import (
 )
 from tsfm_lens.viz.thought import thought_counts, thought_lines
 from tsfm_lens.viz.training_history import training_history
+from tsfm_lens.viz.training_watch import nuclear_norms, training_measures
 
 __all__ = [
     "ablation_forecasts",
     "ablation_heatmap",
+    "attention_film",
     "attention_flow_map",
     "attention_grid",
     "attention_map",
+    "attention_snapshots",
     "attribution_bars",
     "attribution_heatmap",
     "attribution_patching_scatter",
@@ -108,9 +113,11 @@ __all__ = [
     "lens_forecast",
     "lens_logit_map",
     "logit_map",
+    "loss_landscape",
     "low_rank_skill",
     "model_rank_dots",
     "norm_weighted_map",
+    "nuclear_norms",
     "overlap_thresholds",
     "parroting_forecast",
     "patch_attention_grid",
@@ -146,6 +153,7 @@ __all__ = [
     "tilt_map",
     "token_angle_map",
     "training_history",
+    "training_measures",
     "training_spectra",
     "vocabulary_dots",
     "vocabulary_ranks",

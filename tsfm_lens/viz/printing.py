@@ -71,6 +71,7 @@ def _printed(fig: go.Figure, width_mm: float) -> go.Figure:
     factor = min(max(width / needs, smallest), largest)
     made = go.Figure(fig)
     _untitle(made, meta)
+    _still(made, meta)
     layout = made.layout.to_plotly_json()
     made = go.Figure(made.data, _scaled(layout, factor))
     made.update_layout(template=_print_template(layout, factor))
@@ -114,6 +115,14 @@ def _untitle(fig: go.Figure, meta: dict[str, Any]) -> None:
     kept = max(top - gone, _TOP)
     height = float(fig.layout.height or 500) - top + kept
     fig.update_layout(title={"text": ""}, margin_t=kept, height=height)
+
+
+def _still(fig: go.Figure, meta: dict[str, Any]) -> None:
+    """Take off what slides and plays, with its room under the panels."""
+    gone = float(meta.get("controls", 0))
+    fig.layout.sliders, fig.layout.updatemenus = (), ()
+    if gone:
+        fig.update_layout(margin_b=fig.layout.margin.b - gone, height=fig.layout.height - gone)
 
 
 def _scaled(part: Any, factor: float, key: str = "", inside: str = "") -> Any:

@@ -1,0 +1,175 @@
+"""Figures of watched trainings show the numbers of their results, and their chapters tabulate and read them."""
+
+from __future__ import annotations
+
+from functools import cache
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens import catalogue, viz
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.report.build import build_report, plates_of
+from tsfm_lens.training import Watch, attention_norms, loss_landscape, together
+from tsfm_lens.viz.printing import COLUMNS
+
+HEADS, TOKENS, STEPS = 2, 5, (0, 10, 20, 30)
+
+
+def patterns(step: int, sharp: float) -> dict[str, torch.Tensor]:
+    """Attention that comes nearer to the identity with the steps; the second head is even."""
+    share = sharp * step / STEPS[-1]
+    head = share * torch.eye(TOKENS) + (1 - share) / TOKENS
+    even = torch.full((TOKENS, TOKENS), 1 / TOKENS)
+    return {name: torch.stack([head, even]).expand(3, HEADS, TOKENS, TOKENS) for name in ("0.attn", "1.attn")}
+
+
+@cache
+def watched(sharp: float = 0.9, name: str = "toy") -> xr.Dataset:
+    model, at = torch.nn.Linear(3, 1), iter(STEPS)
+    loss = lambda: model(torch.eye(3)).square().mean()  # noqa: E731
+    looks = {"patterns": lambda: patterns(next(at), sharp), "snapshots": 10, "inputs": 2}
+    watch = Watch(model, every=10, loss=loss, name=name, **looks)  # type: ignore[arg-type]
+    for step in STEPS:
+        watch(step, loss=100.0 / (1 + step) ** 2)
+    return watch.dataset()
+
+
+@cache
+def result(which: str) -> xr.Dataset:
+    made: dict[str, Any] = {
+        "one": watched,
+        "several": lambda: together({"Adam": [watched(0.9), watched(0.8)], "SAM": watched(0.5)}),
+        "norms": lambda: attention_norms(patterns(20, 0.9), name="toy"),
+        "several norms": lambda: together({n: attention_norms(patterns(20, s)) for n, s in (("a", 0.1), ("b", 0.9))}),
+        "line": lambda: slices(1),
+        "contours": lambda: slices(2),
+        "several lines": lambda: together({"a": [slices(1), slices(1)], "b": slices(1)}),
+        "several contours": lambda: together({"a": slices(2), "b": slices(2)}),
+    }
+    found: xr.Dataset = made[which]()
+    return found
+
+
+def slices(axes: int) -> xr.Dataset:
+    weights = torch.ones(2, 3, requires_grad=True)
+    return loss_landscape(lambda: 0.1 + weights.square().sum(), [weights], axes=axes, points=5, name="bowl")
+
+
+WHICH = ("one", "several", "norms", "several norms", "line", "contours", "several lines", "several contours")
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(which: str, tmp_path: Path) -> None:
+    ds = result(which)
+    kind = ds.attrs["kind"]
+    plates = plates_of({kind: ds})[kind]
+    assert plates
+    for plate in plates:
+        assert len(plate.table)
+        assert plate.reading
+        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.reading)
+        assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
+    for figure in catalogue.find(kind).figures:
+        assert figure.draw(ds).data
+    build_report({kind: ds}, tmp_path, title=which, provenance={})
+    assert plates[0].reading[0] in unescape((tmp_path / "index.html").read_text())
+
+
+def test_the_kinds_of_trainings_are_those_that_trainings_give() -> None:
+    kinds = {kind for kind, each in catalogue.measurements().items() if each.theme == "Training"}
+    assert kinds == {result(which).attrs["kind"] for which in WHICH}
+    with pytest.raises(InputError, match="made while a model is trained"):
+        catalogue.find("training_watch").of(None)  # type: ignore[arg-type]
+
+
+def test_measures_are_drawn_as_they_are() -> None:
+    ds = result("one")
+    fig = viz.training_measures(ds)
+    titles = [axis.title.text for axis in fig.select_yaxes()]
+    assert [title.split("<br>")[0] for title in titles] == [
+        *("training loss", "sharpness", "entropy of", "nuclear norm", "diagonal mass", "numerical rank")
+    ]
+    lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
+    np.testing.assert_array_equal(lines[0].y, ds["loss"])
+    np.testing.assert_array_equal(lines[1].y, ds["sharpness"])
+    heads = [line.y for line in lines[2:6]]
+    np.testing.assert_array_equal(heads, ds["entropy"].transpose("layer", "head", "step").values.reshape(4, -1))
+    # a loss that falls by more than a factor of 30 has a logarithmic axis, and all layers have one log D
+    assert next(axis.type for axis in fig.select_yaxes()) == "log"
+    assert np.log(TOKENS) in [shape.y0 for shape in fig.layout.shapes]
+    assert {"log 5", "identity", "one row for all", "even"} <= {note.text for note in fig.layout.annotations}
+
+
+def test_the_band_of_a_sharpness_is_its_residual() -> None:
+    ds = result("one").copy(deep=True)
+    ds["sharpness_residual"][:] = 0.25
+    fig = viz.training_measures(ds)
+    low, high = (trace.y for trace in fig.data if trace.mode == "lines")
+    np.testing.assert_array_equal(high, ds["sharpness"] + 0.25)
+    np.testing.assert_array_equal(low, ds["sharpness"] - 0.25)
+
+
+def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:
+    ds = result("several")
+    fig = viz.training_measures(ds)
+    assert {trace.name for trace in fig.data if trace.showlegend} == {"Adam", "SAM"}
+    entropy = ds["entropy"].mean(["layer", "head"])
+    adam = [trace for trace in fig.data if trace.mode == "lines+markers" and trace.name == "Adam"]
+    ends = [trace for trace in fig.data if trace.mode == "lines" and (trace.name or "").startswith("Adam")]
+    np.testing.assert_array_equal(adam[2].y, entropy.sel(run="Adam").mean("seed"))
+    place = next(i for i, trace in enumerate(ends) if np.array_equal(trace.y, entropy.sel(run="Adam").min("seed")))
+    np.testing.assert_array_equal(ends[place + 1].y, entropy.sel(run="Adam").max("seed"))
+
+
+def test_a_film_has_a_frame_for_each_snapshot_and_prints_still() -> None:
+    ds = result("one")
+    fig = viz.attention_film(ds, layer="1.attn")
+    assert [frame.name for frame in fig.frames] == ["0", "10", "20", "30"]
+    assert [step.label for step in fig.layout.sliders[0].steps] == [frame.name for frame in fig.frames]
+    pattern = ds["pattern"].sel(layer="1.attn", input=0)
+    for place, frame in enumerate(fig.frames):
+        assert tuple(frame.traces) == (0, 1)
+        np.testing.assert_array_equal([map_.z for map_ in frame.data], pattern.isel(snapshot=place))
+    assert fig.layout.coloraxis.cmax == float(pattern.max())
+    assert len(viz.attention_film(ds).data) == 4
+    assert [note.text for note in viz.attention_film(result("several")).layout.annotations] == ["Adam", "SAM"]
+    printed = viz.for_print(fig)
+    assert not printed.layout.sliders
+    assert not printed.layout.updatemenus
+    with pytest.raises(InputError, match="row=2; the patterns of inputs 0 to 1"):
+        viz.attention_film(ds, row=2)
+    with pytest.raises(UnknownNameError, match=r"0\.attn"):
+        viz.attention_film(ds, layer="attn")
+
+
+def test_snapshots_stand_side_by_side() -> None:
+    ds = result("one")
+    fig = viz.attention_snapshots(ds, layer="0.attn", head=0, snapshots=[10, 30])
+    for trace, step in zip(fig.data, (10, 30), strict=True):
+        np.testing.assert_array_equal(trace.z, ds["pattern"].sel(snapshot=step, layer="0.attn", head=0, input=0))
+    inputs = viz.attention_snapshots(ds, layer="0.attn", across="input")
+    assert len(inputs.data) == HEADS * 2
+    np.testing.assert_array_equal(inputs.data[1].z, ds["pattern"].isel(snapshot=-1, layer=0, head=0, input=1))
+    with pytest.raises(InputError, match="across='rows'"):
+        viz.attention_snapshots(ds, across="rows")
+    with pytest.raises(UnknownNameError, match="snapshot"):
+        viz.attention_snapshots(ds, snapshots=[11])
+
+
+def test_histograms_and_slices_hold_their_numbers() -> None:
+    fig = viz.nuclear_norms(result("several norms"))
+    assert all(sum(trace.y) == pytest.approx(1) for trace in fig.data)
+    assert [trace.name.split(":")[0] for trace in fig.data] == ["a", "b"]
+    line = viz.loss_landscape(result("line"))
+    np.testing.assert_array_equal(line.data[0].y, result("line")["loss"])
+    contours = viz.loss_landscape(result("contours")).data[0]
+    loss = result("contours")["loss"].transpose("second", "first")
+    np.testing.assert_array_equal(contours.customdata, loss)
+    steep = float(loss.max() / loss.min()) > 30
+    np.testing.assert_array_equal(contours.z, np.log10(loss) if steep else loss)

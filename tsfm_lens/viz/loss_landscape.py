@@ -1,0 +1,93 @@
+"""Slices through a loss around the weights: lines, or contours."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.select import array, draws, model_of, names
+from tsfm_lens.viz.sheet import Look, sheet
+from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed, plain
+
+__all__ = ["loss_landscape"]
+
+_STEEP = 30  # times the smallest loss from which on a scale is logarithmic
+_SIDE = 280  # pixels
+
+
+@draws("loss_landscape", needs=("loss",))
+def loss_landscape(ds: xr.Dataset) -> go.Figure:
+    """The loss along one direction as a line, or over two as contours; several runs over or beside each other.
+
+    Args:
+        ds: of kind "loss_landscape", of one run, or of several of ``training.together``.
+
+    Returns:
+        Along one direction a line for each run, with a band over seeds. Over two a panel for each run, of the first
+        seed, on one scale of colours, with the weights themselves in the middle.
+
+    Example:
+        >>> w = torch.ones(2, 2, requires_grad=True)
+        >>> found = training.loss_landscape(lambda: (w**2).sum(), [w], axes=1, points=5, name="bowl")
+        >>> viz.loss_landscape(found).layout.meta["title"]
+        'Loss around the weights of bowl'
+    """
+    data = ds if "run" in ds.dims else ds.expand_dims(run=[""])
+    runs = names(data, "run")
+    known = data["loss"].values[np.isfinite(data["loss"].values)]
+    steep = bool(len(known)) and known.min() > 0 and known.max() > _STEEP * known.min()
+    return _contours(ds, data, runs, steep) if "second" in ds.dims else _slices(ds, data, runs, steep)
+
+
+def _slices(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> go.Figure:
+    made = sheet([_SIDE], min_width=360)
+    panel = next(iter(made))
+    at = array(data, "first", "first")
+    for place, run in enumerate(runs):
+        one, colour = data["loss"].isel(run=place), CATEGORICAL[place % len(CATEGORICAL)]
+        if "seed" in one.dims:
+            panel.band(at, one.min("seed").values, one.max("seed").values, mixed(colour, 0.25), run)
+            one = one.mean("seed")
+        hover = f"{plain(run)}{'<br>' * bool(run)}%{{x:.3g}} along: loss %{{y:.4g}}"
+        panel.line(at, one.values, run, hover, colour=colour, dots=3)
+    panel.x("along the direction (1: as long as the weights)")
+    panel.y("loss", **(log_axis(data["loss"].values) if steep else {}))
+    return made.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
+
+
+def _contours(ds: xr.Dataset, data: xr.Dataset, runs: list[str], steep: bool) -> go.Figure:
+    made = sheet(
+        [_SIDE],
+        [1] * len(runs),
+        titles=runs if any(runs) else None,
+        column_gap=0.06,
+        min_width=max(360, 110 + 250 * len(runs)),
+        shared_yaxes=True,
+    )
+    heights = [data["loss"].isel(run=place) for place in range(len(runs))]
+    heights = [one.isel(seed=0) if "seed" in one.dims else one for one in heights]
+    losses = [np.asarray(one.transpose("second", "first").values, dtype=float) for one in heights]
+    drawn = [np.log10(np.where(loss > 0, loss, np.nan)) if steep else loss for loss in losses]
+    drawn = [np.where(np.isfinite(one), one, np.nan) for one in drawn]
+    for panel, z, loss in zip(made, drawn, losses, strict=True):
+        look: Look = {
+            "coloraxis": "coloraxis",
+            "ncontours": 24,
+            "line": {"width": 0.6, "color": INK},
+            "customdata": loss,
+        }
+        hover = "%{x:.3g} and %{y:.3g} along<br>loss %{customdata:.4g}"
+        panel.add(go.Contour, "", hover, z=z, x=data["first"].values, y=data["second"].values, **look)
+        panel.dots([0], [0], "", "the weights", colour="#FFFFFF", size=8, edge=INK)
+        panel.x("along the first direction")
+    made.panel(*made.places[0]).y("along the second direction")
+    made.colours(colour_scale("loss, power of ten" if steep else "loss", np.concatenate([z.ravel() for z in drawn])))
+    return made.dress(f"Loss around the weights of {model_of(ds)}", _directions(ds))
+
+
+def _directions(ds: xr.Dataset) -> str:
+    chosen = str(ds.attrs.get("directions", "random"))
+    return f"directions: {chosen}; each filter as long as that of the weights at 1"
