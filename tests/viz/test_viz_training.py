@@ -82,7 +82,7 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(which: str, tmp
 
 
 def test_the_kinds_of_trainings_are_those_that_trainings_give() -> None:
-    kinds = {kind for kind, each in catalogue.measurements().items() if each.theme == "Training"}
+    kinds = {kind for kind, each in catalogue.measurements().items() if "`tsfm_lens.training`" in each.maker}
     assert kinds == {result(which).attrs["kind"] for which in WHICH}
     with pytest.raises(InputError, match="made while a model is trained"):
         catalogue.find("training_watch").of(None)  # type: ignore[arg-type]
