@@ -15,6 +15,7 @@ import torch
 from nbclient import NotebookClient
 
 import tsfm_lens
+from tsfm_lens import lab
 from tsfm_lens.testing import ORACLES, last_digit
 from tsfm_lens.zoo import checkpoint_names, training_record
 
@@ -365,3 +366,19 @@ def test_heads_are_born_in_training_and_not_found_before() -> None:
         assert [int(count) for count in found.groups()] == [matching[0], matching[half - 1], matching[-1]]
     trained, before = numbers(text, r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones")
     assert trained > before == 0
+
+
+def test_sharp_minima_are_cured_by_sam() -> None:
+    """The printed findings are of the shipped runs, counted here again."""
+    notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
+    assert figures(notebook) == 3
+    runs, said = lab.record("toy"), printed(notebook)
+    errors = runs["validation_mse"].sel(arm=["transformer", "transformer + SAM"]).values
+    oracle = lab.samformer.oracle_loss(512, 70_000)
+    above = 100 * (errors / oracle - 1)
+    assert f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds" in said
+    assert f"with SAM: at most {above[1].max():.1f} % above it" in said
+    # the sharper minimum is the transformer's with every seed
+    times = re.search(r"is (\d+) to (\d+) times as sharp", said)
+    assert times is not None
+    assert int(times[1]) > 1

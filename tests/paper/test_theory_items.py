@@ -31,7 +31,7 @@ SMALL: dict[str, Callable[[Asked], Found]] = {
     "S0-J3": partial(measures_theory.head_spectra, width=64, n_tokens=96, heads=(1, 2, 4)),
     "S0-F14": partial(measures_theory.chebyshev, dimension=40, n_points=200),
 }
-IDS = [item.id for item in ITEMS if item.theory]
+IDS = [item.id for item in ITEMS if item.theory and item.source == said.SOURCE]
 
 
 @pytest.fixture

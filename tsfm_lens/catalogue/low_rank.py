@@ -131,7 +131,7 @@ MEASUREMENTS = (
         "A W_Q of random entries has nearly full rank, so what training added to it is shown beside it.",
         "Ranks of W_Q over the rank of a fixed vocabulary.",
         "figure 4c, appendix I",
-        ("S0-F4C", "S0-I"),
+        ("S0-F4C",),
     ),
     _entry(
         "training_spectra",

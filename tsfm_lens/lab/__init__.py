@@ -4,6 +4,7 @@ from tsfm_lens.lab import samformer, structured
 from tsfm_lens.lab.config import TrainConfig, read_train_config
 from tsfm_lens.lab.experiments import benchmark_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
+from tsfm_lens.lab.records import record, record_names
 from tsfm_lens.lab.running import prepare, train
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "of_seeds",
     "prepare",
     "read_train_config",
+    "record",
+    "record_names",
     "run_arms",
     "samformer",
     "structured",

@@ -67,6 +67,10 @@ def toy_arms(
         learning_rate: of Adam, falling by a half cosine; the paper does not say.
         watch: whether sharpness and attention are looked at, at every third epoch.
         sizes: of the problem, where they are not the paper's.
+
+    Example:
+        >>> {name: config.optimizer.rho for name, config in lab.toy_arms().items()}["transformer + SAM"]
+        0.5
     """
     made = {}
     for name, fields in arms.items():
@@ -97,6 +101,10 @@ def benchmark_arms(
 
     Raises:
         UnknownNameError: other data, or a horizon without a ρ.
+
+    Example:
+        >>> lab.benchmark_arms("ETTh1.csv", "ETTh1", 96)["ETTh1 96 SAMformer"].optimizer.rho
+        0.5
     """
     if data not in RHO:
         raise unknown_name("benchmark", data, RHO)

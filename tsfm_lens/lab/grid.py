@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,13 @@ class Arm:
 
 
 def of_seeds(arms: Mapping[str, TrainConfig], seeds: Iterable[int]) -> Iterator[Arm]:
-    """Every arm under every seed, seed by seed, so that a grid that was stopped compares as many as there are."""
+    """Every arm under every seed, seed by seed, so that a grid that was stopped compares as many as there are.
+
+    Example:
+        >>> runs = list(lab.of_seeds(lab.toy_arms(), range(2)))
+        >>> len(runs), runs[0].folder
+        (8, 'transformer-0')
+    """
     for seed in seeds:
         for name, config in arms.items():
             yield Arm(name, config.model_copy(update={"seed": seed}))
@@ -76,6 +83,12 @@ def run_arms(
 
     Raises:
         CheckpointError, InputError: as :func:`tsfm_lens.lab.train` says; what has ended is kept.
+
+    Example:
+        >>> sizes = {"length": 8, "horizon": 2, "channels": 2, "training": 32, "validation": 32}
+        >>> runs = list(lab.of_seeds(lab.toy_arms(epochs=1, **sizes), range(1)))
+        >>> lab.run_arms(runs, folder / "grid", quiet=True)
+        True
     """
     for place, arm in enumerate(arms):
         folder = Path(out) / arm.folder
@@ -84,7 +97,10 @@ def run_arms(
             continue
         if progress is not None:
             progress(arm.folder, place, len(arms))
-        if not train(arm.config, folder, resume=(folder / STATE).exists(), quiet=quiet)["ended"]:
+        ended = train(arm.config, folder, resume=(folder / STATE).exists(), quiet=quiet)["ended"]
+        # a run holds its data through circles of references
+        gc.collect()
+        if not ended:
             return False
     return True
 
@@ -113,6 +129,13 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
     Raises:
         InputError: no run has ended.
+
+    Example:
+        >>> sizes = {"length": 8, "horizon": 2, "channels": 2, "training": 32, "validation": 32}
+        >>> runs = list(lab.of_seeds(lab.toy_arms(epochs=1, **sizes), range(1)))
+        >>> _ = lab.run_arms(runs, folder / "gathered", quiet=True)
+        >>> dict(lab.gathered(runs, folder / "gathered")["curve"].sizes)
+        {'arm': 4, 'seed': 1, 'epoch': 2}
     """
     known = [(arm, Path(out) / arm.folder) for arm in arms]
     done = [(arm, *_result(folder)) for arm, folder in known if (folder / RESULT).exists()]

@@ -221,7 +221,6 @@ MEASURES_OF_LOW_RANK: dict[str, Callable[[Asked], Found]] = {
     "S0-F11": leading,
     "S0-F4C": vocabularies,
     "S0-F7": schedules,
-    "S0-I": vocabularies,
     "S0-LR": sketches,
     "S0-T2": cut_off,
     "S0-T3": scheduled_bolt,

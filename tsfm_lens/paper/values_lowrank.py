@@ -172,6 +172,7 @@ _ITEMS = (
         note="its parts are of W_Q as it is and of what training added to it: entries that are drawn have nearly full "
         "rank, which so short a training leaves in W_Q; neither the size of the paper's first weights nor its ε is "
         "given",
+        also=("S0-I",),
     ),
     Item(
         "S0-F11",
@@ -181,9 +182,6 @@ _ITEMS = (
         {"layers": "6"},
     ),
 )
-ITEMS_OF_LOW_RANK = (
-    *(replace(item, source=SOURCE) for item in _ITEMS),
-    replace(next(item for item in _ITEMS if item.id == "S0-F4C"), id="S0-I", source=SOURCE),
-)
+ITEMS_OF_LOW_RANK = tuple(replace(item, source=SOURCE) for item in _ITEMS)
 SHIPPED = tuple(item.id for item in ITEMS_OF_LOW_RANK if not item.model)
 """Measured on models that were trained for it, of which the results are shipped."""

@@ -19,6 +19,7 @@ from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_thresholds
 from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
+from tsfm_lens.viz.lab_runs import run_curves
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.logits import lens_logit_map
@@ -136,6 +137,7 @@ __all__ = [
     "repeated_motif_map",
     "rollout_panels",
     "row_angle_map",
+    "run_curves",
     "save",
     "season_amplitudes",
     "selected_patch",

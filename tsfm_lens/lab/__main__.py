@@ -1,0 +1,91 @@
+"""``python -m tsfm_lens.lab toy --out DIR``: train a grid of the paper on SAMformer, and write what it came to.
+
+Runs that have ended are left as they are, so that a grid that was stopped goes on with the same command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+import xarray as xr
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import InputError
+from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, toy_arms
+from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
+from tsfm_lens.lab.samformer import oracle_loss
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+Out = Annotated[Path, typer.Option(help="folder of the runs")]
+Seeds = Annotated[int, typer.Option(min=1, help="seeds of each arm")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads")]
+
+
+_TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear in the window"}
+
+
+@app.command()
+def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
+    """The toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
+    made = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
+    _train(list(of_seeds(made, range(seeds))), out, "toy", threads, epochs=epochs, **_TOY)
+
+
+@app.command()
+def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
+    """The toy problem by other optimisers (figure 15)."""
+    made = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
+    _train(list(of_seeds(made, range(seeds))), out, "optimizers", threads, epochs=epochs, **_TOY)
+
+
+@app.command()
+def benchmarks(
+    out: Out,
+    *,
+    data: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange; repeatable")],
+    horizon: Annotated[list[int], typer.Option(help="96, 192, 336 or 720; repeatable")],
+    arm: Annotated[list[str], typer.Option(help="SAMformer, Transformer, …; repeatable")],
+    seeds: Seeds = 5,
+    threads: Threads = 1,
+) -> None:
+    """Benchmarks of tables 1, 6, 9 and 10, from files of your own."""
+    runs: list[Arm] = []
+    for entry in data:
+        name, _, file = entry.partition("=")
+        if not file:
+            raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
+        for steps in horizon:
+            made = benchmark_arms(file, name, steps)
+            chosen = {title: config for title, config in made.items() if title.split(" ", 2)[2] in arm}
+            if len(chosen) < len(set(arm)):
+                known = ", ".join(title.split(" ", 2)[2] for title in made)
+                raise InputError(f"arms {', '.join(arm)}; there are {known}")
+            runs += of_seeds(chosen, range(seeds))
+    _train(runs, out, "benchmarks", threads, names=", ".join(RHO))
+
+
+def _train(runs: list[Arm], out: Path, name: str, threads: int, **facts: object) -> None:
+    torch.set_num_threads(threads)
+
+    def tell(what: str, done: int, of: int) -> None:
+        console(stderr=True).print(f"{what}: {done} of {of} done")
+
+    if not run_arms(runs, out, progress=tell):
+        console().print("stopped; the same command goes on")
+        raise typer.Exit(130)
+    record = gathered(runs, out).assign_attrs({key: value for key, value in facts.items() if value})
+    _write(record, out / f"{name}.nc")
+
+
+def _write(record: xr.Dataset, file: Path) -> None:
+    part = file.with_name(f"{file.name}.part")
+    record.to_netcdf(part, engine="scipy")
+    part.replace(file)
+    console().print(str(file))
+
+
+if __name__ == "__main__":
+    app()

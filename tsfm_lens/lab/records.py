@@ -1,0 +1,43 @@
+"""Results that ship: what grids of runs came to, as ``python -m tsfm_lens.lab`` wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xarray as xr
+
+from tsfm_lens.errors import unknown_name
+
+__all__ = ["record", "record_names"]
+
+_ROOM = Path(__file__).parent / "results"
+
+
+def record_names() -> tuple[str, ...]:
+    """Names of the results that ship, sorted; ``lab/results/README.md`` is their card.
+
+    Example:
+        >>> "toy" in lab.record_names()
+        True
+    """
+    return tuple(sorted(file.stem for file in _ROOM.glob("*.nc")))
+
+
+def record(name: str) -> xr.Dataset:
+    """Results of a grid, see :func:`tsfm_lens.lab.gathered`.
+
+    Args:
+        name: "toy", the toy problem of SAMformer; "optimizers", the same by other optimisers; "benchmarks", rows of
+            tables 1, 6, 9 and 10.
+
+    Raises:
+        UnknownNameError: no such record.
+
+    Example:
+        >>> lab.record("toy")["curve"].dims
+        ('arm', 'seed', 'epoch')
+    """
+    if name not in record_names():
+        raise unknown_name("record of the lab", name, record_names())
+    with xr.open_dataset(_ROOM / f"{name}.nc", engine="scipy") as data:
+        return data.load()
