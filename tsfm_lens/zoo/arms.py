@@ -22,14 +22,14 @@ BASE = CHRONOS_NANO.model_copy(
         "config": CHRONOS_NANO.config
         | {"vocab_size": TOKENS, "num_decoder_layers": 1, "chronos_config": _CHRONOS | _SIZES},
         "stages": (Stage(start=0, context=48, horizon=8, rows=16, mix=COPY_MIX, smoothing=1.0),),
-        "steps": 240,
+        "steps": 480,
         "warmup": 40,
-        "decay": 60,
+        "decay": 120,
         "corpus": dict.fromkeys(COPY_MIX, 300),
         "finest": 6.0,
     }
 )
-"""chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 240 steps of 16 rows, no real series."""
+"""chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps of 16 rows, no real series."""
 
 ATTENTION: dict[str, AttentionRank | None] = {
     DENSE: None,
