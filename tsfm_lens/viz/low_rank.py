@@ -27,14 +27,11 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
 
     Args:
         ds: of kind "low_rank_training".
-        score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats).
+        score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats); an unknown one is an UnknownNameError.
 
     Returns:
         A dot per arm with 95 % intervals: upwards over seeds, at the right along the time over rounds taken in turn.
         The dense arm is at 0.
-
-    Raises:
-        UnknownNameError: no such score.
 
     Example:
         >>> viz.low_rank_skill(zoo.low_rank_record("attention")).layout.meta["title"]
