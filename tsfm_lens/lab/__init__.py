@@ -4,14 +4,19 @@ from tsfm_lens.lab import samformer, structured
 from tsfm_lens.lab.config import TrainConfig, read_train_config
 from tsfm_lens.lab.experiments import benchmark_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
+from tsfm_lens.lab.in_context import IN_CONTEXT_ARMS, WIDTH_ARMS, in_context_arms, in_context_results
 from tsfm_lens.lab.records import record, record_names
 from tsfm_lens.lab.running import prepare, train
 
 __all__ = [
+    "IN_CONTEXT_ARMS",
     "Arm",
+    "WIDTH_ARMS",
     "TrainConfig",
     "benchmark_arms",
     "gathered",
+    "in_context_arms",
+    "in_context_results",
     "of_seeds",
     "prepare",
     "read_train_config",

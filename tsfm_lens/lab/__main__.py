@@ -1,10 +1,11 @@
-"""``python -m tsfm_lens.lab toy --out DIR``: train a grid of the paper on SAMformer, and write what it came to.
+"""``python -m tsfm_lens.lab toy --out DIR``: train a grid of a paper's experiment, and write what it came to.
 
 Runs that have ended are left as they are, so that a grid that was stopped goes on with the same command.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from tsfm_lens.console import console
 from tsfm_lens.errors import InputError
 from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
+from tsfm_lens.lab.in_context import in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
@@ -31,14 +33,14 @@ _TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear 
 def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
     """The toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
     made = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
-    _train(list(of_seeds(made, range(seeds))), out, "toy", threads, epochs=epochs, **_TOY)
+    _train(list(of_seeds(made, range(seeds))), out, "toy", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
 def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
     """The toy problem by other optimisers (figure 15)."""
     made = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
-    _train(list(of_seeds(made, range(seeds))), out, "optimizers", threads, epochs=epochs, **_TOY)
+    _train(list(of_seeds(made, range(seeds))), out, "optimizers", threads, {"epochs": epochs, **_TOY})
 
 
 @app.command()
@@ -64,10 +66,24 @@ def benchmarks(
                 known = ", ".join(title.split(" ", 2)[2] for title in made)
                 raise InputError(f"arms {', '.join(arm)}; there are {known}")
             runs += of_seeds(chosen, range(seeds))
-    _train(runs, out, "benchmarks", threads, names=", ".join(RHO))
+    _train(runs, out, "benchmarks", threads, {"names": ", ".join(RHO)})
 
 
-def _train(runs: list[Arm], out: Path, name: str, threads: int, **facts: object) -> None:
+@app.command()
+def in_context(out: Out, *, seeds: Seeds = 7, epochs: int = 5, threads: Threads = 1) -> None:
+    """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
+    runs = list(of_seeds(in_context_arms(epochs=epochs), range(seeds)))
+    _train(runs, out, "in_context", threads, {}, in_context_results)
+
+
+def _train(
+    runs: list[Arm],
+    out: Path,
+    name: str,
+    threads: int,
+    facts: Mapping[str, object],
+    gather: Callable[[list[Arm], Path], xr.Dataset] = gathered,
+) -> None:
     torch.set_num_threads(threads)
 
     def tell(what: str, done: int, of: int) -> None:
@@ -76,7 +92,7 @@ def _train(runs: list[Arm], out: Path, name: str, threads: int, **facts: object)
     if not run_arms(runs, out, progress=tell):
         console().print("stopped; the same command goes on")
         raise typer.Exit(130)
-    record = gathered(runs, out).assign_attrs({key: value for key, value in facts.items() if value})
+    record = gather(runs, out).assign_attrs({key: value for key, value in facts.items() if value})
     _write(record, out / f"{name}.nc")
 
 

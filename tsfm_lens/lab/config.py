@@ -10,15 +10,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError
 from tsfm_lens.lab.samformer import MODELS, SPLITS
+from tsfm_lens.lab.structured import REGRESSORS
 
 __all__ = ["TrainConfig", "read_train_config"]
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelFields(Strict):
     """What is trained.
 
     Attributes:
-        name: of ``lab.samformer.MODELS``, such as "samformer".
+        name: of ``lab.samformer.MODELS``, such as "samformer", or for prompts of ``lab.structured.REGRESSORS``.
         options: further arguments of its class, such as ``width``.
     """
 
@@ -28,8 +31,8 @@ class ModelFields(Strict):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in MODELS:
-            raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+        if name not in (*MODELS, *REGRESSORS):
+            raise ValueError(f"there is no model {name!r}; there are {', '.join((*MODELS, *REGRESSORS))}")
         return name
 
 
@@ -74,6 +77,23 @@ class FileData(Strict):
         return split
 
 
+class InContextData(Strict):
+    """Prompts of linear regression in context, drawn anew for every step.
+
+    Attributes:
+        inputs, points, curriculum: as in ``lab.structured.Prompts``.
+        epoch: steps between two evaluations.
+        held_out: prompts that they are on.
+    """
+
+    kind: Literal["in-context"]
+    inputs: int = Field(default=16, ge=1)
+    points: int | None = Field(default=None, ge=1)
+    curriculum: int = Field(default=0, ge=0)
+    epoch: int = Field(default=500, ge=1)
+    held_out: int = Field(default=2048, ge=1)
+
+
 class OptimizerFields(Strict):
     """The optimiser.
 
@@ -84,6 +104,8 @@ class OptimizerFields(Strict):
         rho: radius of sharpness-aware minimisation; 0 for none.
         schedule: "cosine", falling by epoch to 1e-6 at the last one, or "constant".
         clip: largest norm of a gradient; None for any.
+        betas: of adam and adamw; torch's own if None.
+        warm_up: steps over which the rate rises from 0.
     """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
@@ -93,11 +115,15 @@ class OptimizerFields(Strict):
     rho: float = Field(default=0.0, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
     clip: float | None = Field(default=None, gt=0)
+    betas: tuple[Beta, Beta] | None = None
+    warm_up: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _momentum_of_sgd(self) -> OptimizerFields:
+    def _arguments_of_it(self) -> OptimizerFields:
         if self.momentum and self.name != "sgd":
             raise ValueError(f"momentum is an argument of sgd, not of {self.name}")
+        if self.betas and self.name == "sgd":
+            raise ValueError("betas are arguments of adam and adamw, not of sgd")
         return self
 
 
@@ -145,12 +171,23 @@ class TrainConfig(Strict):
     """
 
     model: ModelFields
-    data: Annotated[ToyData | FileData, Field(discriminator="kind")]
+    data: Annotated[ToyData | FileData | InContextData, Field(discriminator="kind")]
     optimizer: OptimizerFields = OptimizerFields()
     plan: PlanFields = PlanFields()
     watch: WatchFields | None = None
     seed: int = Field(default=0, ge=0)
     device: str = "auto"
+
+    @model_validator(mode="after")
+    def _model_of_the_data(self) -> TrainConfig:
+        prompts = isinstance(self.data, InContextData)
+        fitting = REGRESSORS if prompts else MODELS
+        if self.model.name not in fitting:
+            kind = "prompts in context" if prompts else "series"
+            raise ValueError(f"model {self.model.name!r} is not for {kind}; there are {', '.join(fitting)}")
+        if prompts and self.watch is not None:
+            raise ValueError("watch looks at models of series alone; leave it out for prompts in context")
+        return self
 
 
 def read_train_config(path: str | Path) -> TrainConfig:
@@ -184,6 +221,7 @@ _PARTS: dict[str, type[Strict]] = {
     "watch": WatchFields,
     "toy": ToyData,
     "file": FileData,
+    "in-context": InContextData,
 }
 
 

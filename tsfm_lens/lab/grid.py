@@ -125,7 +125,8 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         ``parameters``; and ``curve`` (arm, seed, epoch), the validation error after every epoch from 0 on. Of runs that
         were watched also what was seen, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
         residual, and ``entropy``, ``nuclear_norm``, ``diagonal_mass``, ``numerical_rank`` of the attention,
-        means over heads; and ``pattern`` (arm, look, query, key) of the first input and seed where it was kept.
+        means over heads; and ``pattern`` (arm, look, query, key) of the first input and seed where it was kept. Of
+        prompts ``validation_last`` and, over ``pairs``, ``by_pairs``, the error after so many pairs.
 
     Raises:
         InputError: no run has ended.
@@ -158,13 +159,30 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         coords={"arm": names, "seed": seeds, "epoch": np.arange(longest)},
         attrs={"kind": "lab_runs", "title": "Runs of the lab"},
     )
-    data = data.assign(curve=(("arm", "seed", "epoch"), curves))
+    data = data.assign(curve=(("arm", "seed", "epoch"), curves), **_by_pairs(done, Path(out), names, seeds))
     seen = {
         (names.index(arm.name), seeds.index(arm.config.seed)): (read_watch(folder), arm.config)
         for arm, folder in known
         if (folder / RESULT).exists() and (folder / WATCH).exists()
     }
     return data.assign(_seen(seen, shape)) if seen else data
+
+
+def _by_pairs(done: Sequence[tuple[Arm, Any, Any]], out: Path, names: list[str], seeds: list[int]) -> dict[str, Any]:
+    """Errors of prompts by the number of pairs; {} of other runs."""
+    found = {
+        (names.index(arm.name), seeds.index(arm.config.seed)): json.loads(
+            (out / arm.folder / RESULT).read_text(encoding="utf-8")
+        ).get("by_pairs", [])
+        for arm, _, _ in done
+    }
+    longest = max(map(len, found.values()))
+    if not longest:
+        return {}
+    values = np.full((len(names), len(seeds), longest), np.nan)
+    for at, errors in found.items():
+        values[at][: len(errors)] = errors
+    return {"by_pairs": (("arm", "seed", "pairs"), values)}
 
 
 def _seen(seen: Mapping[tuple[int, int], tuple[xr.Dataset, TrainConfig]], shape: tuple[int, int]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def record(name: str) -> xr.Dataset:
 
     Args:
         name: "toy", the toy problem of SAMformer; "optimizers", the same by other optimisers; "benchmarks", rows of
-            tables 1, 6, 9 and 10.
+            tables 1, 6, 9 and 10; "in_context", regression in context by the rank of the scores, see
+            :func:`tsfm_lens.lab.in_context_results`.
 
     Raises:
         UnknownNameError: no such record.

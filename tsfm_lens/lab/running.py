@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.lab.config import FileData, OptimizerFields, TrainConfig
+from tsfm_lens.lab.config import FileData, InContextData, OptimizerFields, TrainConfig
 from tsfm_lens.lab.samformer import (
     BenchmarkTask,
     ForecastTask,
@@ -21,9 +21,9 @@ from tsfm_lens.lab.samformer import (
     ToyTask,
     benchmark,
     cosine_by_epoch,
-    errors_of,
     make_model,
 )
+from tsfm_lens.lab.structured import InContextTask, Prompts, make_regressor
 from tsfm_lens.models import load
 from tsfm_lens.training import SAM, Plan, Training, Watch
 from tsfm_lens.training.state import STATE
@@ -35,7 +35,7 @@ CONFIG = "config.json"
 WEIGHTS = "best.safetensors"
 
 
-def task_of(config: TrainConfig) -> ForecastTask:
+def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
     """The model, drawn, and its data.
 
     Raises:
@@ -43,21 +43,30 @@ def task_of(config: TrainConfig) -> ForecastTask:
     """
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
-    settings = {"optimizer": config.optimizer.model_dump(), "plan": config.plan.model_dump(), "seed": config.seed}
+    settings = {"optimizer": _settings(config.optimizer), "plan": config.plan.model_dump(), "seed": config.seed}
+    if isinstance(data, InContextData):
+        prompts = Prompts(data.inputs, data.points, data.curriculum)
+        regressor = _model(config, make_regressor, prompts)
+        return InContextTask(regressor, prompts, epoch=data.epoch, held_out=data.held_out, **options, settings=settings)
     if isinstance(data, FileData):
         made = benchmark(
             data.file, length=data.length, horizon=data.horizon, split=data.split, channels=data.channels or None
         )
-        model = _model(config, data.length, data.horizon, len(made.channels))
+        model = _model(config, make_model, data.length, data.horizon, len(made.channels))
         return BenchmarkTask(model, made, **options, settings=settings)
     fields = data.model_dump(exclude={"kind", "problem_seed"})
-    model = _model(config, data.length, data.horizon, data.channels)
+    model = _model(config, make_model, data.length, data.horizon, data.channels)
     return ToyTask(model, LinearToy(**fields, seed=data.problem_seed), **options, settings=settings)
 
 
-def _model(config: TrainConfig, length: int, horizon: int, channels: int) -> torch.nn.Module:
+def _settings(fields: OptimizerFields) -> dict[str, Any]:
+    """What a run's identity says of the optimiser; later fields only where they are set, so that older runs go on."""
+    return {key: value for key, value in fields.model_dump().items() if value or key not in ("betas", "warm_up")}
+
+
+def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     try:
-        model = make_model(config.model.name, length, horizon, channels, seed=config.seed, **config.model.options)
+        model = make(config.model.name, *sizes, seed=config.seed, **config.model.options)
     except TypeError as error:
         raise InputError(f"model.options {config.model.options}: {error}") from error
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -72,12 +81,35 @@ def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim
         "adamw": torch.optim.AdamW,
         "sgd": torch.optim.SGD,
     }
-    extra = {"momentum": fields.momentum} if fields.momentum else {}
+    extra: dict[str, Any] = {"momentum": fields.momentum} if fields.momentum else {}
+    if fields.betas:
+        extra["betas"] = fields.betas
     base = kinds[fields.name](trained, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
     return SAM(base, fields.rho) if fields.rho else base
 
 
-def prepare(config: TrainConfig, out: str | Path | None = None) -> tuple[Training, ForecastTask, Watch | None]:
+def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
+    """Learning rate of each step; None where it stays what it is.
+
+    Args:
+        config: of the run.
+        epoch: steps of an epoch.
+    """
+    fields = config.optimizer
+    falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
+    if not fields.warm_up:
+        return falling if fields.schedule == "cosine" else None
+
+    def rate(step: int) -> float:
+        full = falling(step) if fields.schedule == "cosine" else fields.learning_rate
+        return full * min(1.0, (step + 1) / fields.warm_up)
+
+    return rate
+
+
+def prepare(
+    config: TrainConfig, out: str | Path | None = None
+) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
     """A run that has not begun, its task, and what watches it.
 
     Args:
@@ -102,11 +134,8 @@ def prepare(config: TrainConfig, out: str | Path | None = None) -> tuple[Trainin
         patience=config.plan.patience,
         clip=fields.clip,
     )
-    rate = None
-    if fields.schedule == "cosine":
-        rate = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
-    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate)
-    watch = _watch(config, task, run.out)
+    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch))
+    watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
     if watch is not None:
         run.callbacks.append(watch)
     return run, task, watch
@@ -164,7 +193,8 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     Returns:
         ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the weights of the lowest
         validation error where there is patience, else the last ones ("test" for files alone); ``epochs``,
-        ``best_epoch``, ``seconds`` and ``parameters``.
+        ``best_epoch``, ``seconds`` and ``parameters``. Of prompts ``validation`` has "mse" over all points and "last",
+        and ``by_pairs`` the error after 0, 1, … pairs.
 
     Raises:
         CheckpointError: the folder holds a run and it is not to be resumed, or one of another configuration.
@@ -188,9 +218,11 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
     _write(known, config.model_dump_json(indent=1))
     if not run.run(quiet=quiet):
         return {"ended": False, "step": run.step}
-    found: dict[str, Any] = {"ended": True, "validation": errors_of(task.model, task.validation)}
+    found: dict[str, Any] = {"ended": True, "validation": task.evaluate()}
     if isinstance(task, BenchmarkTask):
         found["test"] = task.test()
+    if isinstance(task, InContextTask):
+        found["by_pairs"] = task.by_pairs()
     epoch = task.batches_per_epoch
     found |= {
         "epochs": run.step // epoch,

@@ -24,6 +24,15 @@ from tsfm_lens.lab.structured.forms import (
     mixed,
     token_blocks,
 )
+from tsfm_lens.lab.structured.icl import (
+    REGRESSORS,
+    InContextTask,
+    Prompts,
+    errors_by_pairs,
+    least_squares_in_context,
+    make_regressor,
+    oracle_errors,
+)
 from tsfm_lens.lab.structured.matrices import (
     BlockTensorTrain,
     LowRank,
@@ -47,6 +56,7 @@ from tsfm_lens.lab.structured.tiles import Reach, block_depth, reaching_attentio
 from tsfm_lens.lab.structured.wiring import ForecasterAdapter, as_lens
 
 __all__ = [
+    "REGRESSORS",
     "BilinearLevels",
     "BilinearTrain",
     "BlockTensorTrain",
@@ -55,6 +65,7 @@ __all__ = [
     "ForecasterAdapter",
     "Form",
     "InContextRegressor",
+    "InContextTask",
     "KeyCache",
     "LevelFactor",
     "LevelMap",
@@ -63,6 +74,7 @@ __all__ = [
     "MultiLevelBlockTensorContraction",
     "MultiLevelLowRank",
     "PatchForecaster",
+    "Prompts",
     "Reach",
     "ScoredAttention",
     "Standard",
@@ -79,15 +91,19 @@ __all__ = [
     "bilinear_train_operations",
     "block_depth",
     "cheapest_order",
+    "errors_by_pairs",
     "fan_in_of",
     "first_deviation",
     "key_cache_entries",
     "kronecker",
+    "least_squares_in_context",
     "left_permutation",
     "level_attention_operations",
     "level_blocks",
+    "make_regressor",
     "mixed",
     "nearest_tensor_train",
+    "oracle_errors",
     "parameter_groups",
     "reaching_attention",
     "reaching_scores",
