@@ -28,6 +28,7 @@ from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
 from tsfm_lens.probes.repeated_motif import repeated_motif
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.row_angles import row_angles
+from tsfm_lens.probes.scoring_structure import scoring_structure
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
@@ -83,6 +84,7 @@ __all__ = [
     "rollout_maps",
     "row_angles",
     "row_entropy",
+    "scoring_structure",
     "seasonality_bias",
     "sharp_heads",
     "signal_families",

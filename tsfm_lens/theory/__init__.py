@@ -67,6 +67,16 @@ from tsfm_lens.theory.ranks import (
     relative_spectrum,
 )
 from tsfm_lens.theory.sketches import HeadSketch, effective_index, head_sketch, sketching_distance, sparse_sketch
+from tsfm_lens.theory.structure import (
+    StructureSizes,
+    block_diagonal_error,
+    block_share,
+    fit_levels,
+    levels_error,
+    low_rank_error,
+    structure_sizes,
+    tensor_train_error,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -79,9 +89,12 @@ __all__ = [
     "QuantisedEmbedding",
     "ResidualMlpEmbedding",
     "SCALINGS",
+    "StructureSizes",
     "analytic_bound",
     "angles",
     "attention",
+    "block_diagonal_error",
+    "block_share",
     "channel_attention",
     "chebyshev_bound",
     "chebyshev_curves",
@@ -100,6 +113,7 @@ __all__ = [
     "effective_rank",
     "embedding_bounds",
     "epsilon_rank",
+    "fit_levels",
     "flow_bound",
     "flow_floor",
     "gated_bound",
@@ -108,7 +122,9 @@ __all__ = [
     "head_sketch",
     "incompressible",
     "least_value_error",
+    "levels_error",
     "logits",
+    "low_rank_error",
     "measured_bound",
     "mlp_count",
     "nuclear_norm",
@@ -130,5 +146,7 @@ __all__ = [
     "sketching_distance",
     "sparse_sketch",
     "spectra_by_heads",
+    "structure_sizes",
+    "tensor_train_error",
     "trace_bounds",
 ]

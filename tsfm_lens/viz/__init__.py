@@ -38,6 +38,7 @@ from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
 from tsfm_lens.viz.scheme import stream_scheme
+from tsfm_lens.viz.scoring_structure import scoring_errors
 from tsfm_lens.viz.seasonality import season_amplitudes
 from tsfm_lens.viz.structure import (
     entropic_rank_line,
@@ -139,6 +140,7 @@ __all__ = [
     "row_angle_map",
     "run_curves",
     "save",
+    "scoring_errors",
     "season_amplitudes",
     "selected_patch",
     "selection_comparison",
