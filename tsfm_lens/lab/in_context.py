@@ -20,7 +20,6 @@ IN_CONTEXT_ARMS: dict[str, dict[str, Any]] = {
     "1 head, rank 1": {"name": "mlr-attention", "heads": 1, "ranks": [1]},
     "1 head, rank 2": {"name": "mlr-attention", "heads": 1, "ranks": [2]},
     "1 head, rank 4": {"name": "mlr-attention", "heads": 1, "ranks": [4]},
-    "1 head, rank 8": {"name": "mlr-attention", "heads": 1, "ranks": [8]},
     "8 heads, rank 2": {"name": "attention", "heads": 8},
     "1 head, MLR 1+1": {"name": "bilinear-mlr", "heads": 1, "ranks": [1, 1]},
     "1 head, BTT": {"name": "bilinear-btt", "heads": 1},

@@ -17,6 +17,7 @@ from tsfm_lens.paper.measures_definitions import MEASURES_OF_DEFINITIONS
 from tsfm_lens.paper.measures_lowrank import MEASURES_OF_LOW_RANK
 from tsfm_lens.paper.measures_ranks import MEASURES_OF_RANKS
 from tsfm_lens.paper.measures_samformer import MEASURES_OF_SAMFORMER
+from tsfm_lens.paper.measures_structured import MEASURES_OF_STRUCTURED
 from tsfm_lens.paper.measures_theory import MEASURES_OF_THEORY
 from tsfm_lens.paper.measuring import Asked, Found, Sheet
 from tsfm_lens.paper.values import (
@@ -307,6 +308,7 @@ MEASURES: dict[str, Callable[[Asked], Found]] = {
     **MEASURES_OF_DEFINITIONS,
     **MEASURES_OF_LOW_RANK,
     **MEASURES_OF_SAMFORMER,
+    **MEASURES_OF_STRUCTURED,
 }
 # of several models, each in turn
 MEASURES_OF_MODELS: dict[str, Callable[[Iterator[Asked]], Found]] = {**MEASURES_OF_RANKS}

@@ -16,6 +16,7 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.paper.items import Item
 from tsfm_lens.paper.items_samformer import SHIPPED_RUNS
+from tsfm_lens.paper.items_structured import SHIPPED_IN_CONTEXT
 from tsfm_lens.paper.measures import MEASURES, MEASURES_OF_MODELS
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.sweeps import Where, sweep_item
@@ -29,7 +30,7 @@ from tsfm_lens.zoo.chaos import WARM_UP, Flow, lorenz, rk4, roessler
 LIST_HINT = "`tsfm-lens reproduce --list` shows all."
 EMBEDDED = checkpoint_names()
 WINDOWS = 16
-NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15", *SHIPPED, *SHIPPED_RUNS)
+NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15", *SHIPPED, *SHIPPED_RUNS, *SHIPPED_IN_CONTEXT)
 # Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
 _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tsfm_lens.paper.items import BOLT, BOLT_SMALL, CHRONOS, FIVE, HOLDS, TIMESFM, TOTO, Item, Value
 from tsfm_lens.paper.items_samformer import ITEMS_OF_SAMFORMER
+from tsfm_lens.paper.items_structured import ITEMS_OF_STRUCTURED
 from tsfm_lens.paper.values_lowrank import ITEMS_OF_LOW_RANK
 from tsfm_lens.paper.values_ranks import ITEMS_OF_RANKS
 from tsfm_lens.paper.values_sweeps import BENCHMARK, LAYERS_BY_DATASET
@@ -248,4 +249,5 @@ ITEMS: tuple[Item, ...] = (
     *ITEMS_OF_RANKS,
     *ITEMS_OF_LOW_RANK,
     *ITEMS_OF_SAMFORMER,
+    *ITEMS_OF_STRUCTURED,
 )

@@ -17,6 +17,7 @@ from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
+from tsfm_lens.viz.in_context import in_context_errors
 from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_thresholds
 from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
 from tsfm_lens.viz.lab_runs import run_curves
@@ -105,6 +106,7 @@ __all__ = [
     "head_similarity_map",
     "head_spectra_lines",
     "heads_at_layers",
+    "in_context_errors",
     "induction_corner",
     "induction_maps",
     "kernel_bandwidths",
