@@ -111,7 +111,7 @@ SWAPPED = "(d_head head)"
     ("oracle", "change"),
     [
         (oracles.accounting, with_attention(write=Site("layer.1"))),
-        (oracles.accounting, lambda stack: replace(stack, writers=stack.writers[:-1])),
+        (oracles.accounting, lambda stack: replace(stack, writers=stack.writers[:-1], d_mlp=0)),
         (oracles.zero_ablation, with_attention(z_layout="batch pos (d_head head)")),
         (
             oracles_attention.head_order,

@@ -106,6 +106,10 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
     Raises:
         InputError: no run has ended.
+
+    Example:
+        >>> lab.record("in_context").attrs["kind"]
+        'in_context_runs'
     """
     data = gathered(arms, out)
     configs = {arm.name: arm.config for arm in arms}

@@ -183,6 +183,12 @@ def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: in
         model: x (prompt, point, d) and y (prompt, point) to predictions (prompt, point).
         x, y: prompts.
         at_once: prompts in a forward.
+
+    Example:
+        >>> prompts = lab.structured.Prompts(4)
+        >>> model = lab.structured.make_regressor("attention", prompts, width=16, layers=1)
+        >>> lab.structured.errors_by_pairs(model, *prompts.draw(3, seed=0)).shape
+        torch.Size([8])
     """
     trained, device = model.training, next(model.parameters()).device
     model.eval()
