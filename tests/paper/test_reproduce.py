@@ -118,11 +118,11 @@ def test_every_number_can_be_measured(name: str) -> None:
             assert ours == pytest.approx(
                 {"holds": 1.0, "does not hold": 0.0}.get(str(one["verdict"].values), np.nan), nan_ok=True
             )
-            # two windows decide nothing, and what is undecided says why; shares of no induction head are not defined
+            # two windows decide nothing, and what is undecided says why; shares of no induction head are not defined;
+            # results that ship have seeds enough for intervals
             why = str(one["why"].values)
-            assert (str(one["verdict"].values) == "undecided") == (
-                "too few" in why or "not defined here" in why or name in ON_BOLT
-            ), name
+            undecided = "too few" in why or "not defined here" in why or (not item.model and "holds 0" in why)
+            assert (str(one["verdict"].values) == "undecided") == (undecided or name in ON_BOLT), name
     if item.model:
         assert "mechanics only" in found.attrs["note"]
         assert item.model in found.attrs["note"]

@@ -43,7 +43,7 @@ MEASUREMENTS = (
         plates=_plates,
         figures=(Figure("in_context_errors", "Error of regression in context by rank and by pairs."),),
         source="after structured attention, figures 2, 3 and 6 (S2-F2)",
-        paper=("S2-F2", "S2-F3", "S2-F6"),
+        paper=("S2-F2", "S2-F3"),
         maker="made by grids of trainings: `python -m tsfm_lens.lab` makes it, `tsfm_lens.lab` ships one",
         subject=lambda ds: f"d = {ds.attrs.get('inputs', '?')}",
     ),

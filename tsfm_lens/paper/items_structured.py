@@ -147,3 +147,5 @@ ITEMS_OF_STRUCTURED = (
 )
 SHIPPED_IN_CONTEXT = tuple(item.id for item in ITEMS_OF_STRUCTURED if not item.theory)
 """Measured on runs of the lab, whose results ship."""
+FORMULAS = tuple(item.id for item in ITEMS_OF_STRUCTURED if item.theory)
+"""Measured by counts and draws alone."""
