@@ -14,7 +14,7 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import in_context_arms, in_context_results
@@ -104,4 +104,8 @@ def _write(record: xr.Dataset, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except LensError as error:
+        console(stderr=True).print(f"error: {error}")
+        raise SystemExit(1) from None

@@ -10,7 +10,6 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
@@ -96,15 +95,15 @@ def flow_of_ranks(
     series: list[str] = []
     ranks: list[np.ndarray] = []
     for group in item_groups(run.in_one_pass(), batch_size):
-        acts, shown = (
-            _recorded(group, points, whole=len(group.batch) == len(run.batch)),
-            group.encoded.shown(column.name),
-        )
+        shown = group.encoded.shown(column.name)
+        # the run itself keeps the streams for other probes, a part of it does not
+        kept = len(group.batch) == len(run.batch)
+        with torch.no_grad():
+            held = lens.run_with_cache(group.encoded, names_filter=around if kept else [*points, *around])[1]
+        acts = group.record(points) if kept else held
         streams = [acts[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
             spectrum.add(stream[shown])
-        with torch.no_grad():
-            held = lens.run_with_cache(group.encoded, names_filter=around)[1]
         for growth in growths:
             growth.add(held, shown)
         for row, name in enumerate(group.encoded.rows):
@@ -119,14 +118,6 @@ def flow_of_ranks(
     title, source = "Flow of ranks", "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)"
     data.attrs |= run.describe("flow_of_ranks", title, source, **facts)
     return data
-
-
-def _recorded(group: Run, points: list[str], *, whole: bool) -> Activations:
-    """Streams of a group; the run itself keeps them for other probes, a part of it does not."""
-    if whole:
-        return group.record(points)
-    with torch.no_grad():
-        return group.lens.run_with_cache(group.encoded, names_filter=points)[1]
 
 
 def _ranks(streams: list[Tensor], levels: list[float], *, known: bool) -> np.ndarray:
