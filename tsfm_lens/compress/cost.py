@@ -14,7 +14,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import measured
-from tsfm_lens.models.timing import ratios, seconds
+from tsfm_lens.models.timing import in_turn
 
 __all__ = ["cost"]
 
@@ -69,7 +69,8 @@ def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: in
     future = np.zeros((batch, _HORIZON)) if whole.adapter.readout == "token" else None
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [_forward(lens, inputs) for lens in (whole, other)]
-    median, low, high = ratios([forwards[1]], forwards[0], rounds=rounds)[0]
+    times = np.array(in_turn(forwards, rounds=rounds))
+    over = times[1] / times[0]
     operations, peaks = [], []
     for lens, forward in zip((whole, other), forwards, strict=True):
         with FlopCounterMode(display=False) as counter:
@@ -77,11 +78,11 @@ def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: in
         operations.append(int(counter.get_total_flops()))
         peaks.append(measured(forward, lens.device)[1] + _weight_bytes(lens))
     return {
-        "time_ratio": median,
-        "time_ratio_low": low,
-        "time_ratio_high": high,
+        "time_ratio": float(np.median(over)),
+        "time_ratio_low": float(over.min()),
+        "time_ratio_high": float(over.max()),
         "operation_ratio": operations[1] / operations[0],
-        "seconds": [float(np.median([seconds(forward) for _ in range(rounds)])) for forward in forwards],
+        "seconds": np.median(times, axis=1).tolist(),
         "operations": operations,
         "weight_bytes": [_weight_bytes(lens) for lens in (whole, other)],
         "peak_bytes": peaks,

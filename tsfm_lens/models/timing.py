@@ -27,18 +27,25 @@ def ratios(
     Returns:
         For each of ``ours`` the median, smallest and largest ratio to the baseline run of the same round.
     """
-    ratios_of: list[list[float]] = [[] for _ in ours]
+    times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up)
+    of_base = times[-1]
+    rows = [[one / other for one, other in zip(row, of_base, strict=True)] for row in times[:-1]]
+    return [(statistics.median(row), min(row), max(row)) for row in rows]
+
+
+def in_turn(works: Sequence[Callable[[], object]], *, rounds: int, warm_up: int = 1) -> list[list[float]]:
+    """Seconds of each of several things by round, taken in turn.
+
+    Args:
+        works: what is timed.
+        rounds: times each is run, after ``warm_up`` uncounted ones.
+    """
+    times: list[list[float]] = [[] for _ in works]
     for turn in range(rounds + warm_up):
         # the order alternates, so that neither side always runs on a warmer cache
-        order = list(range(len(ours)))
-        if turn % 2:
-            order.reverse()
-            times = {index: seconds(ours[index]) for index in order}
-            reference = seconds(base)
-        else:
-            reference = seconds(base)
-            times = {index: seconds(ours[index]) for index in order}
-        if turn >= warm_up:
-            for index, value in times.items():
-                ratios_of[index].append(value / reference)
-    return [(statistics.median(row), min(row), max(row)) for row in ratios_of]
+        order = list(range(len(works)))
+        for index in reversed(order) if turn % 2 else order:
+            taken = seconds(works[index])
+            if turn >= warm_up:
+                times[index].append(taken)
+    return times
