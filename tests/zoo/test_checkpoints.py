@@ -7,18 +7,20 @@ import json
 import numpy as np
 import pytest
 import torch
-from chronos import BaseChronosPipeline, ChronosBoltPipeline, ChronosPipeline
+from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosPipeline
 
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.zoo import checkpoint_names, checkpoint_path
-from tsfm_lens.zoo.evaluate import real_cases
+from tsfm_lens.zoo.evaluate import covariate_gain, real_cases
 from tsfm_lens.zoo.recipes import RECIPES
 from tsfm_lens.zoo.skill import geometric_mean, measure
 from tsfm_lens.zoo.train import build_model
 
+KINDS = {"bolt-nano": ChronosBoltPipeline, "chronos-nano": ChronosPipeline, "chronos2-nano": Chronos2Pipeline}
 
-def test_two_checkpoints_ship() -> None:
-    assert checkpoint_names() == ("bolt-nano", "chronos-nano")
+
+def test_three_checkpoints_ship() -> None:
+    assert checkpoint_names() == tuple(KINDS)
 
 
 def test_an_unknown_checkpoint_is_answered_with_its_neighbour() -> None:
@@ -32,11 +34,12 @@ def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> No
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
     stored = json.loads((folder / "config.json").read_text())
     assert stored["chronos_config"] == RECIPES[name].config["chronos_config"]
-    kind = {"chronos-nano": ChronosPipeline, "bolt-nano": ChronosBoltPipeline}[name]
     pipeline = BaseChronosPipeline.from_pretrained(str(folder))
-    assert isinstance(pipeline, kind)
+    assert isinstance(pipeline, KINDS[name])
     shapes = {key: value.shape for key, value in build_model(RECIPES[name]).state_dict().items()}
-    assert {key: value.shape for key, value in pipeline.inner_model.state_dict().items()} == shapes
+    assert {
+        key: value.shape for key, value in getattr(pipeline, "inner_model", pipeline.model).state_dict().items()
+    } == shapes
 
 
 def test_chronos_nano_copies_a_motif_it_never_saw() -> None:
@@ -54,3 +57,9 @@ def test_bolt_nano_beats_the_seasonal_naive_forecast_on_real_series() -> None:
     pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("bolt-nano")))
     skills = measure(pipeline, real_cases(), horizon=24)
     assert geometric_mean([one.ratio for one in skills]) < 0.95
+
+
+def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
+    pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("chronos2-nano")))
+    gain = covariate_gain(pipeline.model, count=12)
+    assert gain["ratio"] < 0.7

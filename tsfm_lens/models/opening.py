@@ -173,7 +173,8 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
         raise CheckpointError(
             f"{model_id} is not in the local hub cache and the hub cannot be reached. On a machine with network: "
             f"`hf download {model_id}`, then copy that folder here and load(folder); or set HF_HOME to a cache "
-            "that holds it. Without network, load('chronos-nano') and load('bolt-nano') always work."
+            "that holds it. Without network, load('chronos-nano'), load('bolt-nano') and load('chronos2-nano') always "
+            "work."
         ) from error
     return folder, model_id, folder.name
 

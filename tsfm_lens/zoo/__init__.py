@@ -25,7 +25,7 @@ def checkpoint_names() -> tuple[str, ...]:
 
     Example:
         >>> zoo.checkpoint_names()
-        ('bolt-nano', 'chronos-nano')
+        ('bolt-nano', 'chronos-nano', 'chronos2-nano')
     """
     return tuple(sorted(path.parent.name for path in _ROOM.glob("*/model.safetensors")))
 

@@ -7,7 +7,7 @@ nor test reads); the test sets (synthetic seasons of another seed, the bundled r
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -107,9 +107,9 @@ def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
     return summaries
 
 
-def covariate_gain(model: PreTrainedModel, *, seed: int = TEST_SEED) -> dict[str, object]:
+def covariate_gain(model: PreTrainedModel, *, count: int = 48, seed: int = TEST_SEED) -> dict[str, Any]:
     """MASE with known covariates over MASE without, geometric mean over :func:`covariate_cases` with its interval."""
-    pipeline, cases = as_pipeline(model), covariate_cases(seed=seed)
+    pipeline, cases = as_pipeline(model), covariate_cases(count=count, seed=seed)
     with_them, without = (measure(pipeline, cases, covariates=shown) for shown in (True, False))
     ratios = [one.model / other.model for one, other in zip(with_them, without, strict=True)]
     return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
