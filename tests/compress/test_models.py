@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRank
+from tsfm_lens.compress.stored import folded
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks.calls import recorded_calls
 from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.checkpoint import read_checkpoint
+from tsfm_lens.models.memory import LiveBytes
 from tsfm_lens.testing import ORACLES, assert_close, example_case, oracles, oracles_attention, oracles_weights
 
 ARCHITECTURES = sorted(architectures())
@@ -40,6 +47,23 @@ def forward(lens: Lens) -> Tensor:
         return lens.forward(example_case(lens).encoded)
 
 
+class Made(LiveBytes):
+    """Also notes the shapes of all that takes memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        self.shapes |= {tuple(x.shape) for x in tree_leaves(output) if isinstance(x, Tensor) and not x.is_meta}
+        return output
+
+
+def is_held(lens: Lens, matrix: compress.Matrix) -> bool:
+    return isinstance(lens.adapter.model.get_submodule(matrix.path), LowRank)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
     opened: Callable[[str], Lens], name: str, tmp_path: Path
@@ -54,17 +78,36 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
         record = json.loads((folder / "compression.json").read_text())
         assert record["ranks"] == ranks
         assert record["ratio"]["ranks"] == pytest.approx(0.3, abs=1 / 8)
-        again = load(folder)
+        with Made() as made:
+            again = load(folder, check=False)
+        # neither products nor what a library first puts into a matrix takes memory
+        whole = {matrix.shape for key, matrix in compress.matrices(lens, mlps=True).items() if is_held(again, matrix)}
+        assert not made.shapes & (whole - {tuple(held.shape) for held in again.adapter.model.state_dict().values()})
         assert torch.equal(forward(again), forward(smaller))
     assert not torch.equal(forward(again), before)
     assert list(again.registry.points) == list(lens.registry.points)
     for key, matrix in compress.matrices(again, mlps=True).items():
         layer = again.adapter.model.get_submodule(matrix.path)
-        assert isinstance(layer, LowRank) == (matrix.form().factors(ranks[key]) < matrix.form().numbers), key
+        assert is_held(again, matrix) == (matrix.form().factors(ranks[key]) < matrix.form().numbers), key
         assert torch.linalg.matrix_rank(layer.weight.detach()) == ranks[key]
     for oracle in CHECKED.get(name, (oracles_weights.weights,)):
         result = oracle(example_case(again))
         assert result.passed, result
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "moirai-1.1", "timesfm-3"])
+def test_opening_takes_the_memory_of_the_factors(opened: Callable, name: str, tmp_path: Path) -> None:
+    """Of a library that maps files into memory, and of one that makes its model before it reads them."""
+    lens = opened(name)
+    smaller = compress.factorised(lens, dict.fromkeys(compress.matrices(lens, mlps=True), 1))
+    folder = compress.save_compressed(smaller, tmp_path / "smaller")
+    with LiveBytes() as live:
+        again = load(folder, check=False)
+    dense, factors = (
+        sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+        for model in (each.adapter.model for each in (lens, again))
+    )
+    assert live.peak <= 1.1 * factors < dense / 2
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
@@ -212,6 +255,45 @@ def test_nothing_is_written_over_and_nothing_half(
     with pytest.raises(CheckpointError, match="no space left"):
         compress.save_compressed(smaller, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_what_another_thread_builds_meanwhile_is_a_whole_model(opened: Callable, tmp_path: Path) -> None:
+    lens = opened("chronos-bolt")
+    files = read_checkpoint(compress.save_compressed(small(lens), tmp_path / "small"))
+    kind, config, built = type(lens.adapter.model), lens.adapter.model.config, {}
+    # the library builds another class than its own: that is seen, and not taken for the model of the files
+    with folded(files).building(kind, {}):
+        worker = threading.Thread(target=lambda: built.update(other=kind(config)))
+        worker.start()
+        worker.join()
+        built["own"] = kind(config)
+        built["sub"] = type("Sub", (kind,), {})(config)
+    built["after"] = kind(config)
+    path = compress.matrices(lens)["encoder_blocks.0.self_attn.q"].path
+    assert [name for name, model in built.items() if isinstance(model.get_submodule(path), LowRank)] == ["own"]
+    folded(files).finish(built["own"], {})
+    with pytest.raises(CheckpointError, match="as a Linear"):
+        folded(files).finish(built["sub"], {})
+
+
+def test_factors_of_a_layer_that_the_model_does_not_have_are_refused(opened: Callable, tmp_path: Path) -> None:
+    folder = compress.save_compressed(small(opened("chronos-bolt")), tmp_path / "small")
+    record, weights = folder / "compression.json", folder / "model.safetensors"
+    said, tensors = json.loads(record.read_text()), load_file(weights)
+    (layer,) = said["layers"]
+    wide = torch.ones(2, 99)
+    for name, down, words in (
+        ("encoder.block.9.q", tensors[f"{layer}.down"], r"block\.9.*it has none"),
+        (layer, wide, r"\[32, 99\].*it has Linear"),
+        ("encoder.final_layer_norm", tensors[f"{layer}.down"], "it has T5LayerNorm"),
+    ):
+        rest = {key: value for key, value in tensors.items() if not key.startswith((f"{layer}.", f"{name}."))}
+        save_file(
+            {**rest, f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}, weights, metadata={"format": "pt"}
+        )
+        record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
+        with pytest.raises(CheckpointError, match=words):
+            load(folder)
 
 
 def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.models.checkpoint import COMPRESSION, WEIGHTS, in_our_words, read_checkpoint
-from tsfm_lens.models.completeness import module_of
+from tsfm_lens.models.completeness import module_of, name_in_model
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 
@@ -126,10 +126,7 @@ def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:
     for name in files.tensors:
         ending = next((ending for ending in (DOWN, REST) if name.endswith(ending)), None)
         if ending is not None:
-            own = name
-            for old, new in entry.renamed.items():
-                own = own.replace(old, new)
-            layer: Any = module.get_submodule(own.removesuffix(ending))
+            layer: Any = module.get_submodule(name_in_model(name, entry.renamed).removesuffix(ending))
             layers[name.removesuffix(ending)] = _said(layer)
     return layers
 

@@ -24,6 +24,8 @@ class _Made(Tensor):
     """
 
     make: Callable[[], Tensor]
+    # transformers initialises what has no such mark, also inside of modules that it has loaded
+    _is_hf_initialized = True
 
     @staticmethod
     def __new__(cls, make: Callable[[], Tensor], shape: tuple[int, int], like: Tensor) -> _Made:
@@ -191,10 +193,10 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
     return out.reshape(*x.shape[:-1], -1)
 
 
-def replace_layer(model: nn.Module, path: str, layer: nn.Module) -> None:
-    """Put another layer in the place of one, with its mode, in its type and on its device."""
+def replace_layer(model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None) -> None:
+    """Put another layer in the place of one, with its mode, in its type, on its device or on the one given."""
     parent, _, last = path.rpartition(".")
     owner = model.get_submodule(parent)
     old = owner.get_submodule(last)
     weight: Any = old.weight
-    setattr(owner, last, layer.to(device=weight.device, dtype=weight.dtype).train(old.training))
+    setattr(owner, last, layer.to(device=device or weight.device, dtype=weight.dtype).train(old.training))

@@ -1,33 +1,32 @@
-"""Opening a compressed checkpoint: shown to the native library as the whole model, then given its own layers.
+"""Opening a compressed checkpoint: the native library builds its model with the layers of the files, and fills them.
 
-No library reads factors. So the products are written into a temporary file, which the library loads and which is
-compared with what it loaded like any other; then the layers are put in place. For that moment there must be room for
-the whole model, in memory and among temporary files.
+No library knows layers of factors. But each builds a model of its own class and then gives every parameter the tensor
+of its name; so while it opens a checkpoint, what it builds gets the layers of the files before they are read. No
+product is ever made, nor is memory taken for one.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from tsfm_lens.compress.factors import Factors, product
-from tsfm_lens.compress.layers import Compressed, LowRank, Part, replace_layer, widened
+from tsfm_lens.compress.factors import Factors
+from tsfm_lens.compress.layers import Compressed, LowRank, Part, replace_layer
 from tsfm_lens.errors import CheckpointError
-from tsfm_lens.models.checkpoint import COMPRESSION, WEIGHTS, Checkpoint, Stored, read_settings, shortened
-from tsfm_lens.models.completeness import model_names
+from tsfm_lens.models.checkpoint import COMPRESSION, Checkpoint, Stored, read_settings, shortened
+from tsfm_lens.models.completeness import name_in_model
 
-__all__ = ["Compression", "Kept", "Layer", "unfolded"]
+__all__ = ["Compression", "Folded", "Kept", "Layer", "folded"]
 
 DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
 
@@ -108,92 +107,139 @@ class Compression(_Strict):
 
 
 @dataclass(frozen=True)
-class Unfolded(Checkpoint):
-    """A compressed checkpoint as if it held the whole model.
+class Folded(Checkpoint):
+    """A checkpoint some of whose layers hold less than their matrices.
 
     Attributes:
-        compressed: the files as they are.
         record: what compression.json says.
+        shapes: (out, in) of the matrices, by the name that the files give to the layer.
     """
 
-    compressed: Checkpoint
     record: Compression
+    shapes: Mapping[str, tuple[int, int]]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the whole model's tensors."""
+        endings = tuple(layer + ending for layer in self.record.layers for ending in (DOWN, UP, REST))
+        return frozenset({*self.tensors, *(layer + WEIGHT for layer in self.record.layers)} - set(endings))
+
+    def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Put layers that hold what the files hold, but nothing yet, in the place of a model's own.
+
+        Raises:
+            CheckpointError: the model has no such layer, or one of another shape.
+        """
+        for layer, said in self.record.layers.items():
+            path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
+            try:
+                old = module.get_submodule(path)
+            except AttributeError:
+                old = None
+            if getattr(old, "weight", None) is None or tuple(old.weight.shape) != self.shapes[layer]:
+                has = "it has none" if old is None else f"it has {type(old).__name__}"
+                raise CheckpointError(
+                    f"{self.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected one of shape "
+                    f"{list(self.shapes[layer])} in the model that the configuration describes, and {has}"
+                )
+            replace_layer(module, path, self._empty(layer, said, old), torch.get_default_device())
+
+    def _empty(self, layer: str, said: Layer | Kept, old: Any) -> Compressed:
+        def room(ending: str) -> Tensor:
+            return torch.empty(self.tensors[layer + ending].shape)
+
+        if isinstance(said, Kept):
+            return Part(room(REST), said.places, said.size, said.of, old.bias, said.gain)
+        return LowRank(Factors(room(DOWN), room(UP)), old.bias, said.gain)
 
     @contextmanager
-    def staged(self) -> Iterator[Path]:
-        """Multiply the factors, then as for any checkpoint."""
-        tensors = dict(_read(self.compressed))
-        for layer, said in self.record.layers.items():
-            shape = self.tensors[layer + WEIGHT].shape
-            if isinstance(said, Kept):
-                whole = widened(tensors.pop(layer + REST), said.places, (shape[0], shape[1]), said.of)
+    def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Iterator[None]:
+        """While the block runs, a model of a class that this thread builds has the layers of the files."""
+        plain, own, thread = kind.__init__, "__init__" in vars(kind), threading.get_ident()
+
+        @functools.wraps(plain)
+        def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if type(model) is not kind or threading.get_ident() != thread:
+                plain(model, *args, **kwargs)
+                return
+            with _Unmade(self.shapes.values()):
+                plain(model, *args, **kwargs)
+            self.fit(model, renamed)
+            _make_room(model)
+
+        kind.__init__ = init  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            if own:
+                kind.__init__ = plain  # type: ignore[method-assign]
             else:
-                pair = Factors(tensors.pop(layer + DOWN), tensors.pop(layer + UP))
-                whole = product(Factors(*(part.double() for part in pair))).to(pair.up.dtype)
-            tensors[layer + WEIGHT] = whole.contiguous()
-        # loaders ask what library the file is of
-        save_file(tensors, self.files[WEIGHTS], metadata={"format": "pt"})
-        del tensors
-        with super().staged() as folder:
-            yield folder
+                del kind.__init__
 
-    def refit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Put layers of factors in the place of those that hold their products."""
-        names = model_names(self, renamed)
-        tensors = dict(_read(self.compressed, (DOWN, UP, REST)))
+    def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Say again which rows or columns are left; they are in no file, and libraries build models without values.
+
+        Raises:
+            CheckpointError: the library has built its model in another way than :meth:`building` knows.
+        """
         for layer, said in self.record.layers.items():
-            path = names[layer + WEIGHT].removesuffix(WEIGHT)
-            bias = module.get_submodule(path).bias
-            made: Compressed
-            if isinstance(said, Kept):
-                made = Part(tensors[layer + REST], said.places, said.size, said.of, bias, said.gain)
-            else:
-                made = LowRank(Factors(tensors[layer + DOWN], tensors[layer + UP]), bias, said.gain)
-            replace_layer(module, path, made)
+            held = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
+            if not isinstance(held, Compressed):
+                raise CheckpointError(
+                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(held).__name__}, expected "
+                    "the layer that the files hold"
+                )
+            if isinstance(held, Part) and isinstance(said, Kept):
+                held.kept = said.places.to(held.rest.device)
 
 
-def _read(files: Checkpoint, endings: tuple[str, ...] = ("",)) -> Iterator[tuple[str, Tensor]]:
-    with ExitStack() as stack:
-        opened = {
-            name: stack.enter_context(safe_open(files.files[name], framework="pt"))
-            for name in {tensor.file for tensor in files.tensors.values()}
-        }
-        for name, tensor in files.tensors.items():
-            if name.endswith(endings):
-                yield name, opened[tensor.file].get_tensor(name)
+class _Unmade(TorchFunctionMode):
+    """Matrices of some shapes take no memory; what a library first puts into them is lost."""
+
+    def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
+        super().__init__()
+        self._shapes = set(shapes)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if tuple(size) in self._shapes:
+                kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
 
 
-@contextmanager
-def unfolded(files: Checkpoint) -> Iterator[Unfolded]:
-    """A compressed checkpoint as the model that its configuration describes; nothing is multiplied before it is opened.
+def _make_room(model: nn.Module) -> None:
+    """Memory for matrices that have a shape of some layer of the files, but are whole; the files fill them."""
+    device = torch.get_default_device()
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, held in module.named_parameters(recurse=False):
+            if held.is_meta and device.type != "meta":
+                room = made.setdefault(id(held), nn.Parameter(torch.empty_like(held, device=device)))
+                setattr(module, name, room)
+
+
+def folded(files: Checkpoint) -> Folded:
+    """A compressed checkpoint with its record.
 
     Raises:
         CheckpointError: compression.json is no such record, or does not fit the tensors of the files.
     """
-    record = _record(files)
-    tensors = dict(files.tensors)
+    record, shapes = _record(files), {}
     for layer, said in record.layers.items():
         endings = (REST,) if isinstance(said, Kept) else (DOWN, UP)
-        held = [tensor for ending in endings if (tensor := tensors.pop(layer + ending, None)) is not None]
-        if len(held) < len(endings) or layer + WEIGHT in tensors:
+        held = [files.tensors[layer + ending] for ending in endings if layer + ending in files.tensors]
+        if len(held) < len(endings) or layer + WEIGHT in files.tensors:
             raise CheckpointError(
                 f"{files.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected its "
                 f"{' and '.join(endings)} in the files, and no {WEIGHT}"
             )
         shape = _widened(files, layer, said, *held) if isinstance(said, Kept) else _shape(files, layer, said, *held)
-        tensors[layer + WEIGHT] = Stored(WEIGHTS, held[-1].dtype, shape)
-    kept = {name: path for name, path in files.files.items() if not name.endswith((".safetensors", ".index.json"))}
-    with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
-        every = {name: tensor._replace(file=WEIGHTS) for name, tensor in tensors.items()}
-        yield Unfolded(
-            files.folder,
-            {**kept, WEIGHTS: Path(folder, WEIGHTS)},
-            files.config,
-            files.generation,
-            every,
-            compressed=files,
-            record=record,
-        )
+        shapes[layer] = shape
+    return Folded(
+        files.folder, files.files, files.config, files.generation, files.tensors, record=record, shapes=shapes
+    )
 
 
 def _record(files: Checkpoint) -> Compression:

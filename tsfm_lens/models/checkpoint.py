@@ -79,8 +79,21 @@ class Checkpoint:
                     shutil.copyfile(path, Path(name, file))
             yield Path(name)
 
-    def refit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an opened model the layers that a compressed checkpoint has in the place of its own; here none."""
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tensors of the whole model."""
+        return frozenset(self.tensors)
+
+    def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Give an empty model the layers that a compressed checkpoint has in the place of its own; here none."""
+
+    @contextmanager
+    def building(self, kind: type, renamed: Mapping[str, str]) -> Iterator[None]:
+        """While the block runs, the library builds models of a class with those layers."""
+        yield
+
+    def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
+        """Give an opened model what those layers need beside the files."""
 
 
 @contextmanager

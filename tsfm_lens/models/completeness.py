@@ -90,6 +90,13 @@ def expected_of(blank: nn.Module) -> Expected:
     )
 
 
+def name_in_model(stored: str, renamed: Mapping[str, str]) -> str:
+    """The name in the model of what a file names so, by the parts of names that a library renames."""
+    for old, new in renamed.items():
+        stored = stored.replace(old, new)
+    return stored
+
+
 def model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
     """Name in the files -> name in the model, by the parts of names that a library renames.
 
@@ -99,9 +106,7 @@ def model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str,
     names: dict[str, str] = {}
     seen: dict[str, str] = {}
     for stored in checkpoint.tensors:
-        name = stored
-        for old, new in renamed.items():
-            name = name.replace(old, new)
+        name = name_in_model(stored, renamed)
         if name in seen:
             raise CheckpointError(f"{checkpoint.folder} holds {seen[name]!r} and {stored!r}, which are the same tensor")
         names[stored], seen[name] = name, stored

@@ -63,10 +63,12 @@ class LiveBytes(TorchDispatchMode):
         """Run ``func`` and note what it made."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        # views, and what is written in place, hold no memory of their own
+        # views, and what is written in place, hold no memory of their own, and the meta device has none
         entered = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in entered | self._known:
+            if not isinstance(leaf, Tensor) or leaf.is_meta:
+                continue
+            if leaf.untyped_storage()._cdata not in entered | self._known:
                 self._note(leaf.untyped_storage())
         return output
 

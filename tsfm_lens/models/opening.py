@@ -86,15 +86,14 @@ def _from_object(native: object) -> Lens:
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
     files = checkpoint.read_checkpoint(folder)
     if os.path.lexists(folder / checkpoint.COMPRESSION):
-        from tsfm_lens.compress.stored import unfolded
+        from tsfm_lens.compress.stored import folded
 
-        with unfolded(files) as whole:
-            return _opened(whole, model_id, commit, dtype, device)
+        files = folded(files)
     return _opened(files, model_id, commit, dtype, device)
 
 
 def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
-    entry = architecture_of(files.config, model_id, frozenset(files.tensors))
+    entry = architecture_of(files.config, model_id, files.names)
     entry.check(files.config, model_id)
     refuse_unknown(files.generation, model_id, GENERATION, inside=checkpoint.GENERATION)
     completeness.refuse_size(files)
@@ -104,12 +103,14 @@ def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dty
         with checkpoint.in_our_words(f"{model_id}: no {entry.title} can be built from its configuration"):
             with torch.device("meta"):
                 blank = entry.blank(files.config)
+                files.fit(blank, entry.renamed)
             completeness.refuse_misfit(files, blank, entry.renamed, entry.computed)
         with checkpoint.in_our_words(f"{model_id}: the library cannot load it"), files.staged() as staged:
-            native = entry.open(staged, dtype, device)
+            with files.building(type(blank), entry.renamed):
+                native = entry.open(staged, dtype, device)
             module = completeness.module_of(native)
+            files.finish(module, entry.renamed)
             completeness.refuse_difference(files, module, entry.renamed, entry.computed)
-            files.refit(module, entry.renamed)
             _call_it(module, str(files.folder))
             return Lens(entry.adapt(native), model_id, commit)
 
