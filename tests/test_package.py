@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -125,18 +126,21 @@ def imports(file: Path) -> Iterator[tuple[str, bool]]:
                 yield name, id(node) in inside
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_rooms_import_only_what_is_below_them(file: Path) -> None:
-    room = room_of(file)
-    assert room in MAY_IMPORT, f"{file} is in no known room"
-    for name, deferred in imports(file):
-        parts = name.split(".")
-        if parts[0] != "tsfm_lens" or len(parts) < 2:
-            continue
-        other = parts[1]
-        if other not in MAY_IMPORT or other == room or (deferred and (room, other) in DEFERRED):
-            continue
-        assert other in MAY_IMPORT[room], f"{file.relative_to(ROOT)} imports {name}"
+def test_rooms_import_only_what_is_below_them() -> None:
+    assert {room_of(file) for file in MODULES} <= set(MAY_IMPORT)
+    above = []
+    for file in MODULES:
+        room = room_of(file)
+        for name, deferred in imports(file):
+            parts = name.split(".")
+            if parts[0] != "tsfm_lens" or len(parts) < 2:
+                continue
+            other = parts[1]
+            if other not in MAY_IMPORT or other == room or (deferred and (room, other) in DEFERRED):
+                continue
+            if other not in MAY_IMPORT[room]:
+                above.append(f"{file.relative_to(ROOT)} imports {name}")
+    assert not above
 
 
 @pytest.mark.parametrize("room", FOLLOWING)
@@ -231,11 +235,10 @@ def test_every_room_is_found_from_the_package() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_files_stay_short_and_say_what_they_are(file: Path) -> None:
-    text = file.read_text()
-    assert len(text.splitlines()) <= MOST_LINES
-    assert ast.get_docstring(ast.parse(text)), f"{file} has no docstring"
+def test_files_stay_short_and_say_what_they_are() -> None:
+    texts = {str(file.relative_to(ROOT)): file.read_text() for file in MODULES}
+    assert not {name: count for name, text in texts.items() if (count := len(text.splitlines())) > MOST_LINES}
+    assert not [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))]
 
 
 def test_files_of_tests_stay_short() -> None:
@@ -270,13 +273,30 @@ def test_the_readme_code_runs() -> None:
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_functions_stay_short(file: Path) -> None:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
-            assert lines <= MOST_LINES_OF_A_FUNCTION, f"{node.name} has {lines} lines"
+def test_functions_stay_short() -> None:
+    long = {}
+    for file in MODULES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+                if lines > MOST_LINES_OF_A_FUNCTION:
+                    long[f"{file.relative_to(ROOT)}: {node.name}"] = lines
+    assert not long
+
+
+def test_no_file_holds_what_a_merge_left() -> None:
+    """Of the files that git keeps; of all where there is no git, as in an unpacked source distribution."""
+    folder = ROOT.parent
+    if (folder / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, capture_output=True, text=True, check=True)
+        files = [folder / name for name in listed.stdout.split("\0") if name]
+    else:
+        files = [file for file in folder.rglob("*") if file.is_file()]
+    contents = {file: file.read_bytes() for file in files if file.is_file()}
+    marks = re.compile(rb"^(?:<{7}|>{7}|\|{7})(?: |$)", re.MULTILINE)
+    assert ROOT / "__init__.py" in contents
+    assert not [str(file) for file, content in contents.items() if b"\0" not in content and marks.search(content)]
 
 
 @pytest.mark.parametrize(

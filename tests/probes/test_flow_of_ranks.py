@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -188,6 +189,28 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str, lens_
     before = np.linalg.norm(after - results.sum(1), 2)
     heads = sum(np.linalg.norm(results[:, head], 2) for head in range(results.shape[1]))
     assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)
+
+
+def test_what_an_attention_does_is_compared_once_however_many_groups(
+    lens_of: Callable[[str], Lens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens = lens_of("chronos-bolt")
+    mixed, whole = [], torch.einsum
+
+    def counted(equation: str, *parts: torch.Tensor) -> torch.Tensor:
+        mixed.append(equation) if equation == "bhqk,bkhd->bqhd" else None
+        return whole(equation, *parts)
+
+    monkeypatch.setattr(torch, "einsum", counted)
+    run = run_of(lens, ("co2", "elnino", "nile"))
+    apart = flow_of_ranks(run, batch_size=1)
+    assert len(mixed) == lens.wiring.stacks[0].n_layers
+    assert np.isfinite(apart["attention_bound"]).all()
+    # one that does more than weigh values is found out, and nothing is said of it
+    lens = copy.deepcopy(lens)
+    lens.model.encoder.block[0].layer[0].SelfAttention.o.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    doubled = flow_of_ranks(run_of(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1)
+    assert np.isnan(doubled["attention_bound"].values[0]).all()
 
 
 def test_an_attention_without_values_allows_the_stream_alone() -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,6 +138,12 @@ class Measurement:
         return (self.compute.name, *self.helpers) if self.compute is not None and self.compute.name else self.helpers
 
     @property
+    def across(self) -> str:
+        """The function of :mod:`tsfm_lens.probes` that makes it of several models; "" for what is made otherwise."""
+        others = self.compute is not None or self.maker or self.theme in ("Training", "Theory")
+        return self.helpers[0] if self.helpers and not others else ""
+
+    @property
     def elsewhere(self) -> str:
         """What makes the result if no run does, in words."""
         if self.maker:
@@ -145,8 +152,8 @@ class Measurement:
             return "made by training many models: `python -m tsfm_lens.zoo.lowrank` makes it, `tsfm_lens.zoo` ships one"
         if self.theme == "Theory":
             return "made of no model: `tsfm_lens.theory` makes it"
-        if self.helpers:
-            return f"made of several models: `probes.{self.helpers[0]}` makes it"
+        if self.across:
+            return f"made of several models: `probes.{self.across}` makes it, `tsfm-lens figure` draws it"
         return "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
 
     def check(self, lens: Lens) -> None:
@@ -176,3 +183,44 @@ class Measurement:
     def in_report(self, lens: Lens) -> Mapping[str, Options]:
         """The results that a report on a model shows of it: options of the probe by name of the result."""
         return {self.kind: {}} if self.compute is None or self.compute.each is None else self.compute.each(lens)
+
+
+def shown_alone(
+    kind: str,
+    renderer: Callable[[xr.Dataset], go.Figure],
+    reading: Callable[[xr.Dataset], list[str]],
+    variables: tuple[str, ...],
+    about: str,
+    heading: str,
+    guide: str,
+    where: str,
+    shows: str,
+    paper: tuple[str, ...],
+    *,
+    theme: str,
+    source: str,
+    subject: Callable[[xr.Dataset], str],
+) -> Measurement:
+    """A result of no run with one figure and one table, of some of its variables.
+
+    Args:
+        renderer, shows: the figure, and what it shows; reading: what it shows in words.
+        source, where: the paper, and the place in it.
+    """
+
+    def plates(ds: xr.Dataset) -> Iterator[Plate]:
+        yield Plate(renderer(ds), frame(ds, *variables), reading(ds))
+
+    return Measurement(
+        kind=kind,
+        theme=theme,
+        about=about,
+        heading=heading,
+        guide=guide,
+        compute=None,
+        plates=plates,
+        figures=(Figure(renderer.__name__, shows),),
+        source=f"{source}, {where}",
+        paper=paper,
+        subject=subject,
+    )

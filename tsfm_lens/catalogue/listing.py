@@ -29,6 +29,8 @@ def facts() -> list[dict[str, Any]]:
 
 def _models(each: Measurement) -> str:
     """Which models it is of, in words."""
+    if each.across:
+        return "several models"
     if each.compute is None:
         return {"Theory": "no model", "Training": "models trained for it"}.get(each.theme, "sweeps")
     return each.needs.models if each.needs is not None else EVERY

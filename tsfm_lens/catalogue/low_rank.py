@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.entry import shown_alone
 from tsfm_lens.catalogue.words import listed, num, signed
 from tsfm_lens.viz import low_rank_skill, training_spectra, vocabulary_ranks
 from tsfm_lens.viz.noise import finding
@@ -76,36 +74,12 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     ]
 
 
-def _entry(
-    kind: str,
-    renderer: Callable[[xr.Dataset], go.Figure],
-    reading: Callable[[xr.Dataset], list[str]],
-    table: tuple[str, ...],
-    about: str,
-    heading: str,
-    guide: str,
-    shows: str,
-    where: str,
-    paper: tuple[str, ...],
-) -> Measurement:
-    def plates(ds: xr.Dataset) -> Iterator[Plate]:
-        yield Plate(renderer(ds), frame(ds, *table), reading(ds))
-
-    return Measurement(
-        kind=kind,
-        theme="Training",
-        about=about,
-        heading=heading,
-        guide=guide,
-        compute=None,
-        plates=plates,
-        figures=(Figure(renderer.__name__, shows),),
-        source=f"after Flow of ranks, {where}",
-        paper=paper,
-        subject=lambda ds: f"{ds.attrs['model']}, {ds.attrs['steps']} steps of {ds.attrs['rows']} rows",
-    )
-
-
+_entry = partial(
+    shown_alone,
+    theme="Training",
+    source="after Flow of ranks",
+    subject=lambda ds: f"{ds.attrs['model']}, {ds.attrs['steps']} steps of {ds.attrs['rows']} rows",
+)
 MEASUREMENTS = (
     _entry(
         "low_rank_training",
@@ -116,8 +90,8 @@ MEASUREMENTS = (
         "Training at low rank",
         "Matrices of attention are products of two factors from the first step on. Arms of one seed begin with "
         "the same weights elsewhere and see the same series, so their errors are compared seed by seed.",
-        "Skill of models trained at low rank over their size and time.",
         "section 5, figure 7, tables 3 and 4",
+        "Skill of models trained at low rank over their size and time.",
         ("S0-F7", "S0-LR", "S0-T3", "S0-T4"),
     ),
     _entry(
@@ -129,8 +103,8 @@ MEASUREMENTS = (
         "Ranks that a vocabulary brings about",
         "The embedding of the tokens is fixed, made of as many polynomials as its rank is to be; all else is trained. "
         "A W_Q of random entries has nearly full rank, so what training added to it is shown beside it.",
-        "Ranks of W_Q over the rank of a fixed vocabulary.",
         "figure 4c, appendix I",
+        "Ranks of W_Q over the rank of a fixed vocabulary.",
         ("S0-F4C",),
     ),
     _entry(
@@ -141,8 +115,8 @@ MEASUREMENTS = (
         "singular values of W_Q over training",
         "Spectra over training",
         "Absolute singular values: a few directions grow large while the others stay near what they began as.",
-        "Singular values of W_Q at several steps of training.",
         "appendix G, figure 11",
+        "Singular values of W_Q at several steps of training.",
         ("S0-F11",),
     ),
 )

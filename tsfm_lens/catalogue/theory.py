@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
-from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.entry import shown_alone
 from tsfm_lens.catalogue.words import listed, num
 from tsfm_lens.viz import (
     chebyshev_curves,
@@ -127,42 +125,16 @@ def read_sketch_bounds(ds: xr.Dataset) -> list[str]:
     ]
 
 
-def _entry(
-    kind: str,
-    renderer: Callable[[xr.Dataset], go.Figure],
-    reading: Callable[[xr.Dataset], list[str]],
-    variables: tuple[str, ...],
-    about: str,
-    heading: str,
-    guide: str,
-    where: str,
-    shows: str,
-    paper: tuple[str, ...],
-) -> Measurement:
-    """An experiment with one figure and one table."""
-
-    def plates(ds: xr.Dataset) -> Iterator[Plate]:
-        yield Plate(renderer(ds), frame(ds, *variables), reading(ds))
-
-    return Measurement(
-        kind=f"theory_{kind}",
-        theme="Theory",
-        about=about,
-        heading=heading,
-        guide=guide,
-        compute=None,
-        plates=plates,
-        figures=(Figure(renderer.__name__, shows),),
-        source=f"Flow of ranks, {where}",
-        paper=paper,
-        subject=lambda ds: ", ".join(f"{key} {value}" for key, value in ds.attrs.items() if key not in _WORDS),
-    )
-
-
 _WORDS = ("kind", "title", "source")
+_entry = partial(
+    shown_alone,
+    theme="Theory",
+    source="Flow of ranks",
+    subject=lambda ds: ", ".join(f"{key} {value}" for key, value in ds.attrs.items() if key not in _WORDS),
+)
 MEASUREMENTS = (
     _entry(
-        "compression_rank",
+        "theory_compression_rank",
         compression_rank_lines,
         read_compression_rank,
         ("error", "bound"),
@@ -175,7 +147,7 @@ MEASUREMENTS = (
         ("S0-J1A",),
     ),
     _entry(
-        "compression_width",
+        "theory_compression_width",
         compression_width_lines,
         read_compression_width,
         ("error",),
@@ -187,7 +159,7 @@ MEASUREMENTS = (
         ("S0-J1B",),
     ),
     _entry(
-        "sketching",
+        "theory_sketching",
         sketching_lines,
         read_sketching,
         ("distance", "effective_index"),
@@ -199,7 +171,7 @@ MEASUREMENTS = (
         ("S0-J2", "S0-SKETCH"),
     ),
     _entry(
-        "head_spectra",
+        "theory_head_spectra",
         head_spectra_lines,
         read_head_spectra,
         ("rank", "logit_deviation"),
@@ -212,7 +184,7 @@ MEASUREMENTS = (
         ("S0-J3",),
     ),
     _entry(
-        "chebyshev",
+        "theory_chebyshev",
         chebyshev_curves,
         read_chebyshev,
         ("found_rank",),
@@ -224,7 +196,7 @@ MEASUREMENTS = (
         ("S0-F14",),
     ),
     _entry(
-        "embedding_bounds",
+        "theory_embedding_bounds",
         embedding_bound_lines,
         read_embedding_bounds,
         ("singular_value", "bound"),
@@ -237,7 +209,7 @@ MEASUREMENTS = (
         ("S0-TH1", "S0-TH2", "S0-C2", "S0-PATCH", "S0-QEMB", "S0-CEMB"),
     ),
     _entry(
-        "compression_bounds",
+        "theory_compression_bounds",
         compression_bound_lines,
         read_compression_bounds,
         ("error", "bound", "rate"),
@@ -250,7 +222,7 @@ MEASUREMENTS = (
         ("S0-TH3", "S0-TH5", "S0-ATT", "S0-MHA"),
     ),
     _entry(
-        "growth_bounds",
+        "theory_growth_bounds",
         growth_bound_lines,
         read_growth_bounds,
         ("grown", "lower", "upper"),
@@ -263,7 +235,7 @@ MEASUREMENTS = (
         ("S0-TH4", "S0-C1"),
     ),
     _entry(
-        "sketch_bounds",
+        "theory_sketch_bounds",
         sketch_bound_dots,
         read_sketch_bounds,
         ("shared_error", "own_error"),

@@ -17,7 +17,9 @@ COLUMNS = ("single", "double")
 @reads_files
 def figure(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Such as 1C, 20 or logit_map; see --list.")] = None,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL…", help=f"{MODEL_HELP} Several for a figure that compares.")
+    ] = None,
     data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
     horizon: Annotated[
         int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
@@ -40,7 +42,7 @@ def figure(
     if list_all:
         _list()
         return
-    if name is None or model is None or not data:
+    if name is None or not models or not data:
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
     if column is not None and column not in COLUMNS:
         raise typer.BadParameter(f"{column!r} is not {' or '.join(COLUMNS)}", param_hint="--column")
@@ -48,17 +50,19 @@ def figure(
     if not wanted:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
     # what can be wrong in the words is said before a model is opened
-    from tsfm_lens.paper.figures import checked_formats, find_figure, make_figure, write_figure
+    from tsfm_lens.paper.figures import checked_formats, find_figure, make_figure, refuse_several, write_figure
 
-    find_figure(name)
+    refuse_several(find_figure(name), len(models))
     checked_formats(wanted)
     series = read_data(data, reading)
     with progress_display() as bar:
-        opening = bar.add_task("open the model", total=1)
-        lens = open_lens(model)
-        bar.update(opening, completed=1)
+        opening = bar.add_task("open the model", total=len(models))
+        lenses = []
+        for model in models:
+            lenses.append(open_lens(model))
+            bar.update(opening, advance=1)
         computing = bar.add_task(f"compute figure {name}", total=1)
-        made = make_figure(name, lens.run(series, horizon, holdout=holdout, seed=seed))
+        made = make_figure(name, lenses[0].run(series, horizon, holdout=holdout, seed=seed), lenses[1:])
         bar.update(computing, completed=1)
         writing = bar.add_task("draw", total=len(made.plates) * len(wanted))
         paths = write_figure(
@@ -66,7 +70,7 @@ def figure(
             out,
             formats=wanted,
             column=column,
-            model=model,
+            model=models[0],
             sources=data,
             progress=lambda file: bar.update(writing, advance=1, description=f"draw {file}"),
         )

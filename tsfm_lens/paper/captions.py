@@ -8,6 +8,7 @@ from textwrap import fill
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.paper.registry import Entry, Plate
 
@@ -16,7 +17,9 @@ _PROVENANCE = ("model", "revision", "architecture", "versions")
 _TOLD = {"kind", "title", "source", *_PROVENANCE}
 
 
-def caption(entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[str] = ()) -> str:
+def caption(
+    entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
+) -> str:
     """The text that stands beside a figure's files.
 
     Args:
@@ -24,6 +27,7 @@ def caption(entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[s
         plates: its files.
         run: what they were made of.
         sources: where the series come from, as the caller named them.
+        others: models beside that of the run.
 
     Returns:
         Plain text: title, what each file shows, what the paper drew, parameters, sources, provenance and data.
@@ -41,7 +45,8 @@ def caption(entry: Entry, plates: Sequence[Plate], run: Run, sources: Sequence[s
         lines += ["", "Ablated", *dict.fromkeys(recipes)]
     cited = list(dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source")))
     lines += ["", "Definitions", *(f"  {source}" for source in cited)]
-    lines += ["", "Provenance", *_provenance(run)]
+    lines += ["", "Provenance", *(line for lens in (run.lens, *others) for line in _provenance(lens))]
+    lines += [f"  seed: {run.seed}."]
     lines += ["", "Data", *_data(run, sources)]
     return "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
 
@@ -77,10 +82,9 @@ def _recipes(result: xr.Dataset) -> list[str]:
     return [f"  {name} ({100 * share:.3g} % of heads): {what}." for name, what, share in rows if str(what)]
 
 
-def _provenance(run: Run) -> list[str]:
-    facts = run.lens.provenance()
-    lines = [f"  {key}: {facts[key]}." for key in _PROVENANCE if facts.get(key)]
-    return [*lines, f"  seed: {run.seed}."]
+def _provenance(lens: Lens) -> list[str]:
+    facts = lens.provenance()
+    return [f"  {key}: {facts[key]}." for key in _PROVENANCE if facts.get(key)]
 
 
 def _data(run: Run, sources: Sequence[str]) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from tsfm_lens import viz
-from tsfm_lens.errors import UnknownNameError, unknown_name
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.paper import depth, heads, heavy
 from tsfm_lens.paper.captions import caption
@@ -66,32 +67,50 @@ class Made:
         entry: which one.
         plates: its parts, one file each.
         run: what it was made of.
+        others: models beside that of the run.
     """
 
     entry: Entry
     plates: tuple[Plate, ...]
     run: Run
+    others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Title, what is shown, all parameters and provenance; ``sources`` is where the series come from."""
-        return caption(self.entry, self.plates, self.run, sources)
+        return caption(self.entry, self.plates, self.run, sources, self.others)
 
 
-def make_figure(name: str, run: Run) -> Made:
+def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
     """Compute a figure.
 
     Args:
         name: as in :func:`figures`.
         run: what it shows; figures of a single series take the first. Unless its horizon was chosen, those that roll
             out take the paper's, as far as model and series allow, and all others at most one pass.
+        others: models beside the run's, for a figure that shows several.
 
     Raises:
-        InputError: the figure's definition forbids this model, or series and horizon do not fit it.
+        InputError: the figure's definition forbids this model, or series and horizon do not fit it; it shows one model
+            and is given several.
         UnknownNameError: no such figure.
     """
     entry = find_figure(name)
-    shown = run if run.chosen else within_pass(run)
-    return Made(entry, tuple(entry.draw(shown)), run)
+    if not others:
+        return Made(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
+    refuse_several(entry, 1 + len(others))
+    assert entry.compare is not None
+    return Made(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
+
+
+def refuse_several(entry: Entry, count: int) -> None:
+    """Refuse several models for a figure that shows one.
+
+    Raises:
+        InputError: it does; the message names the figures that show several.
+    """
+    if count > 1 and entry.compare is None:
+        known = ", ".join(name for name, each in figures().items() if each.compare is not None)
+        raise InputError(f"figure {entry.name} shows one model and {count} are named; {known} shows several")
 
 
 def write_figure(
@@ -125,6 +144,8 @@ def write_figure(
     """
     wanted = checked_formats(formats)
     slug = file_word(model or made.run.lens.model_id)
+    if made.others:
+        slug += f"-and-{len(made.others)}-more"
     printed = {plate.suffix: viz.for_print(plate.figure, column) for plate in made.plates if set(wanted) & set(STATIC)}
     contents: dict[Path, bytes] = {}
     for plate in made.plates:

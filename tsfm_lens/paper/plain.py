@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
+from tsfm_lens import probes
 from tsfm_lens.catalogue import Figure, Measurement, figures, find, work_on
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.paper.registry import Entry, Plate
 
 
 def entries() -> list[Entry]:
-    """One entry per renderer that draws the result of a run; what several measurements have is drawn of the first."""
+    """One entry per renderer that draws the result of a run, or of several models.
+
+    What several measurements have is drawn of the first.
+    """
     by_name: dict[str, Entry] = {}
     for measurement, figure in figures():
-        if measurement.compute is not None and figure.name not in by_name:
+        if figure.name in by_name:
+            continue
+        if measurement.compute is not None:
             by_name[figure.name] = _entry(measurement, figure)
+        elif measurement.across:
+            by_name[figure.name] = _comparison(measurement, figure)
     return list(by_name.values())
 
 
@@ -25,6 +35,15 @@ def _entry(measurement: Measurement, figure: Figure) -> Entry:
         if computing
     ]
     return Entry(figure.name, figure.title, "; ".join(words), (figure.name,), partial(_draw, measurement, figure))
+
+
+def _comparison(measurement: Measurement, figure: Figure) -> Entry:
+    def compare(lenses: Sequence[Lens]) -> list[Plate]:
+        result = getattr(probes, measurement.across)(lenses)
+        return [Plate("", figure.draw(result), (result,))]
+
+    words = f"{measurement.across} of the models that are named"
+    return Entry(figure.name, figure.title, words, (figure.name,), lambda run: compare([run.lens]), compare=compare)
 
 
 def _draw(measurement: Measurement, figure: Figure, run: Run) -> list[Plate]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
 
@@ -63,6 +64,7 @@ class Entry:
         renderers: names in ``tsfm_lens.viz``.
         draw: makes its plates.
         paper: with what the paper drew it, "" for a figure that is not the paper's.
+        compare: makes its plates of several models, for a figure that shows such beside each other.
     """
 
     name: str
@@ -71,3 +73,4 @@ class Entry:
     renderers: tuple[str, ...]
     draw: Callable[[Run], list[Plate]]
     paper: str = field(default="")
+    compare: Callable[[Sequence[Lens]], list[Plate]] | None = None
