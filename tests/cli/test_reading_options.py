@@ -47,8 +47,8 @@ def german(tmp_path: Path) -> Path:
 def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, ...], german: Path) -> None:
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
     flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--delimiter", "--decimal")
-    assert [flag for flag in (*flags, "--encoding", "--header") if flag not in help_text] == []
-    assert len(OPTIONS) == len(flags) + 2
+    assert [flag for flag in (*flags, "--known", "--past", "--encoding", "--header") if flag not in help_text] == []
+    assert len(OPTIONS) == len(flags) + 4
     found = run(*command, "--data", str(german))
     assert (found.exit_code, "give its encoding, as in --encoding cp1252" in words(found)) == (1, True)
     found = run(*command, "--data", str(german), "--encoding", "cp1252", "--decimal", ",", "--freq", "0D")

@@ -17,6 +17,7 @@ from tsfm_lens.ablation.engine import Variant, on_block
 from tsfm_lens.ablation.sharing import SharedSource
 from tsfm_lens.ablation.skipping import skipped
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.names import Point
@@ -324,15 +325,8 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
     def named(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)
 
-    columns = {name: getattr(batch, name) * copies for name in ("values", "starts", "units", "freqs")}
-    return replace(
-        batch,
-        **columns,
-        ids=named(batch.ids),
-        groups=named(batch.groups),
-        seasonalities=batch.seasonalities * copies,
-        variates=batch.variates * copies,
-    )
+    columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
+    return replace(batch, **{**columns, "ids": named(batch.ids), "groups": named(batch.groups)})
 
 
 def _forecast(request: Request, predicted: Prediction, block: int) -> Forecast:

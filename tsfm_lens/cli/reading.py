@@ -35,6 +35,24 @@ OPTIONS: dict[str, Any] = {
             "--variate", metavar="NAME", rich_help_panel=PANEL, help="Column that is a variate of one item; repeatable."
         ),
     ],
+    "known": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--known",
+            metavar="NAME[,NAME…]",
+            rich_help_panel=PANEL,
+            help="Column of a covariate whose future is known; repeatable.",
+        ),
+    ],
+    "past": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--past",
+            metavar="NAME[,NAME…]",
+            rich_help_panel=PANEL,
+            help="Column of a covariate that is seen up to the forecast; repeatable.",
+        ),
+    ],
     "freq": Annotated[
         str | None,
         typer.Option(
@@ -70,6 +88,8 @@ class Reading:
     time_column: str | None = None
     targets: list[str] | None = None
     variates: list[str] | None = None
+    known: list[str] | None = None
+    past: list[str] | None = None
     freq: str | None = None
     delimiter: str | None = None
     decimal: str | None = None
@@ -79,7 +99,11 @@ class Reading:
     @property
     def given(self) -> dict[str, Any]:
         """What is not None, as keyword arguments of ``read_series``."""
-        return {name: value for name, value in asdict(self).items() if value is not None and value != []}
+        given = {name: value for name, value in asdict(self).items() if value is not None and value != []}
+        for name in ("known", "past"):
+            if name in given:
+                given[name] = [part.strip() for text in given[name] for part in text.split(",") if part.strip()]
+        return given
 
 
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.data.covariates import check_roles, checked_future, known_future, later
+from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
 _EPOCH = pd.Timestamp("2000-01-01")
-COLUMNS = ("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates")
+COLUMNS = (
+    "ids",
+    "starts",
+    "units",
+    "freqs",
+    "seasonalities",
+    "groups",
+    "variates",
+    "roles",
+    "futures",
+    "categories",
+    "static",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +49,16 @@ class SeriesBatch:
         groups: the item that each series belongs to; series of one group share their time axis and stand one
             after the other. Each series is a group of its own, named like it, if none are given.
         variates: name of each series within its group, "" if there is none.
+        roles: "target" of what is forecast; in the same group, after the targets, covariates: "past", seen up to the
+            end of the context, and then "known", whose future is known.
+        futures: of each known covariate its values (time,) after the context, possibly none; None of all others.
+        categories: of each covariate of categories their names; its values are their numbers from 0. None of others.
+        static: of each series what does not change with time, by name. No model reads it; it goes into tables.
 
     Raises:
         InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, the
-            lists differ in length, or the series of a group are apart, alike in name or unlike in time.
+            lists differ in length, the series of a group are apart, alike in name or unlike in time, or covariates
+            have no target, no future, or one with gaps.
     """
 
     values: tuple[np.ndarray, ...]
@@ -53,6 +72,10 @@ class SeriesBatch:
     seasonalities: tuple[int, ...] = ()
     groups: tuple[str, ...] = ()
     variates: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    futures: tuple[np.ndarray | None, ...] = ()
+    categories: tuple[tuple[str, ...] | None, ...] = ()
+    static: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.values):
@@ -69,6 +92,10 @@ class SeriesBatch:
         fill(self, "seasonalities", tuple(self.seasonalities) or seasons)
         fill(self, "groups", tuple(map(str, self.groups)) or self.ids)
         fill(self, "variates", tuple(map(str, self.variates)) or ("",) * count)
+        fill(self, "roles", tuple(self.roles) or ("target",) * count)
+        fill(self, "futures", tuple(self.futures) or (None,) * count)
+        fill(self, "categories", tuple(self.categories) or (None,) * count)
+        fill(self, "static", tuple(self.static) or ({},) * count)
         for name in COLUMNS:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
@@ -78,6 +105,8 @@ class SeriesBatch:
         fill(self, "freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill(self, "seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
+        fill(self, "futures", tuple(checked_future(*each) for each in zip(self.futures, self.ids, strict=True)))
+        check_roles(self)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -101,6 +130,28 @@ class SeriesBatch:
     def multivariate(self) -> bool:
         """Whether any group has more than one series."""
         return len(set(self.groups)) < len(self)
+
+    @property
+    def is_target(self) -> np.ndarray:
+        """(series,) whether a series is forecast; the others are covariates."""
+        return np.array([role == "target" for role in self.roles])
+
+    @property
+    def has_covariates(self) -> bool:
+        """Whether any series is a covariate."""
+        return any(role != "target" for role in self.roles)
+
+    def targets(self) -> SeriesBatch:
+        """The batch without its covariates."""
+        return self.select(np.flatnonzero(self.is_target).tolist()) if self.has_covariates else self
+
+    def known_future(self, horizon: int) -> np.ndarray:
+        """(series, step) what is known of the future: of known covariates all, NaN of all others.
+
+        Raises:
+            InputError: a known covariate ends before the horizon.
+        """
+        return known_future(self, horizon)
 
     @property
     def group_index(self) -> np.ndarray:
@@ -175,7 +226,10 @@ class SeriesBatch:
                     "Give a longer series or a horizon from 1 to its length minus 1."
                 )
         future = np.stack([series[-horizon:] for series in self.values])
-        return self._cut([0] * len(self), [length - horizon for length in self.lengths]), future
+        futures = tuple(later(old, new) for old, new in zip(self.futures, future, strict=True))
+        return replace(self, futures=futures)._cut(
+            [0] * len(self), [length - horizon for length in self.lengths]
+        ), future
 
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
@@ -225,8 +279,11 @@ class SeriesBatch:
         return pd.concat(frames, ignore_index=True)
 
     def labels(self, index: int) -> dict[str, str]:
-        """Group and variate of one series, as columns of a frame; none if the batch is not multivariate."""
-        return {"group": self.groups[index], "variate": self.variates[index]} if self.multivariate else {}
+        """Group, variate and, with covariates, role of one series, as columns of a frame; none if all are alone."""
+        if not self.multivariate:
+            return {}
+        role = {"role": self.roles[index]} if self.has_covariates else {}
+        return {"group": self.groups[index], "variate": self.variates[index], **role}
 
     @classmethod
     def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
@@ -333,51 +390,3 @@ def _checked(values: object, name: str) -> np.ndarray:
         )
     array.flags.writeable = False
     return array
-
-
-def to_floats(values: Any, what: str) -> np.ndarray:
-    """A fresh float64 array of anything numeric; masked values become NaN.
-
-    Raises:
-        InputError: a value is no real number; the message has its position.
-    """
-    if hasattr(values, "detach"):
-        values = _from_tensor(values, what)
-    missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{what} is not a regular array of numbers: {error}") from error
-    if np.iscomplexobj(array) or array.dtype.kind in "mMV":
-        raise InputError(f"{what} holds {array.dtype}, expected real numbers")
-    if missing is not None:
-        array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
-    if array.dtype.kind in "OUS":
-        floats = [_number(item, position, what) for position, item in enumerate(array.reshape(-1))]
-        array = np.array(floats).reshape(array.shape)
-    return np.array(array, dtype=np.float64)
-
-
-def _from_tensor(tensor: Any, what: str) -> np.ndarray:
-    """A tensor's values.
-
-    Raises:
-        InputError: it is no dense tensor with values of its own.
-    """
-    try:
-        plain = tensor.detach().cpu()
-        # numpy has not all of torch's floats
-        return (plain.double() if plain.is_floating_point() else plain).numpy()
-    except (AttributeError, TypeError, RuntimeError) as error:
-        raise InputError(f"{what} is not a dense tensor of numbers: {error}") from error
-
-
-def _number(item: object, position: int, what: str) -> float:
-    if item is None or item is pd.NA:
-        return np.nan
-    try:
-        if isinstance(item, int | float | np.integer | np.floating | Decimal):
-            return float(item)
-    except OverflowError as error:
-        raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
-    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number")

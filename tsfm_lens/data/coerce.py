@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency, to_floats
+from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
+from tsfm_lens.data.entries import from_entries, is_entry
+from tsfm_lens.data.floats import to_floats
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.errors import InputError
 
@@ -33,6 +35,9 @@ def as_series(
     decimal: str | None = None,
     encoding: str | None = None,
     header: bool | None = None,
+    known: Sequence[str] | None = None,
+    past: Sequence[str] | None = None,
+    future: pd.DataFrame | None = None,
     min_length: int = 1,
 ) -> SeriesBatch:
     """Make a batch of series, univariate or multivariate.
@@ -40,7 +45,8 @@ def as_series(
     Args:
         data: a SeriesBatch; an array or tensor (time,), (series, time) or (series, variate, time); a list of
             arrays (time,) and (variate, time) of any lengths, or a dict of them by name; a pandas Series; a long
-            pandas frame (id, timestamp, target); or the path of a CSV or Parquet file. NaN is a missing value.
+            pandas frame (id, timestamp, target); entries as gluonts and Chronos-2 write them, dicts with a ``target``;
+            or the path of a CSV or Parquet file. NaN is a missing value.
         ids: one name per item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
         start: timestamp of the first value (of all series).
@@ -52,6 +58,9 @@ def as_series(
         time_column: column of a frame with its timestamps; found by its name if None.
         delimiter, decimal, encoding, header: how a file of text is written, where that is not to be found by rule;
             see :func:`tsfm_lens.data.read_series`.
+        known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
+        past: columns of covariates that are seen up to the end of the context.
+        future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends.
         min_length: shortest series to accept.
 
     Raises:
@@ -72,7 +81,11 @@ def as_series(
         "decimal": decimal,
         "encoding": encoding,
         "header": header,
+        "known": None if known is None else _texts(known, "known"),
+        "past": None if past is None else _texts(past, "past"),
     }
+    if future is not None:
+        data = continued(data, future)
     batch = _renamed(_coerced(data, names, freq, columns), names)
     changes: dict[str, Any] = {}
     if freq is not None:
@@ -111,6 +124,10 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
         return from_frame(data, freq=freq, **named)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq)
+    if is_entry(data):
+        return from_entries([data], freq)
+    if isinstance(data, list | tuple) and data and all(map(is_entry, data)):
+        return from_entries(data, freq)
     if isinstance(data, dict) and any(_has_times(item) for item in data.values()):
         named_series = [item.rename(str(name)) for name, item in data.items() if isinstance(item, pd.Series)]
         if len(named_series) < len(data):
@@ -137,6 +154,18 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
         f"{type(data).__name__} is no series: expected arrays, tensors, a pandas Series or long frame, or the path "
         "of a CSV or Parquet file"
     )
+
+
+def continued(data: Any, future: pd.DataFrame) -> pd.DataFrame:
+    """A frame with the frame that goes on where it ends.
+
+    Raises:
+        InputError: one of them is no frame.
+    """
+    for given, name in ((data, "the data"), (future, "future")):
+        if not isinstance(given, pd.DataFrame):
+            raise InputError(f"{name} is {type(given).__name__}; future=… goes on with a frame, in a frame")
+    return pd.concat([data, future]) if data.index.nlevels > 1 else pd.concat([data, future], ignore_index=True)
 
 
 def _items(items: Sequence[Any], names: tuple[str, ...]) -> SeriesBatch:

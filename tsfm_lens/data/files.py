@@ -36,6 +36,8 @@ def read_series(
     decimal: str | None = None,
     encoding: str | None = None,
     header: bool | None = None,
+    known: Sequence[str] | None = None,
+    past: Sequence[str] | None = None,
 ) -> SeriesBatch:
     """Series of a file, with the columns that :func:`tsfm_lens.data.frames.from_frame` reads.
 
@@ -54,6 +56,8 @@ def read_series(
         decimal: "." or ",".
         encoding: of text; UTF-8, or what its byte order mark says, if None.
         header: whether the first line has names; by rule if None.
+        known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
+        past: columns of covariates that are seen up to the end of the context.
 
     Raises:
         InputError: the file is missing, empty or unreadable; the message names row and column.
@@ -72,6 +76,8 @@ def read_series(
         "variates": variates,
         "id_column": id_column,
         "time_column": time_column,
+        "known": known,
+        "past": past,
     }
     try:
         if file.suffix.lower() in (".parquet", ".pq"):
@@ -105,16 +111,21 @@ def _frame(
     variates: Sequence[str] | None,
     id_column: str | None,
     time_column: str | None,
+    known: Sequence[str] | None,
+    past: Sequence[str] | None,
 ) -> pd.DataFrame:
     """Text with its columns of numbers as numbers, but for ids and timestamps, which stay as they are written."""
     key, time = key_and_time(table.columns, id_column, time_column)
-    wanted = value_columns(table.columns, targets if variates is None else variates, {key, time})
+    beside = {name for name in (*(known or ()), *(past or ())) if name in table.columns}
+    wanted = value_columns(table.columns, targets if variates is None else variates, {key, time, *beside})
     free = {name: column for name, column in table.columns.items() if name not in (key, time)}
     # a column without a name may number the rows
     asked = set(free if wanted is None else wanted) | ({"Unnamed: 0"} & set(free))
+    # a covariate may be text; one that is all numbers is read as such
+    asked = (asked - beside) | set(numeric_columns({name: free[name] for name in beside if name in free}))
     read = {name: column for name, column in free.items() if name in asked}
     numbers = Numerals(read, table.first_row, decimal=decimal, doubtful_point=table.delimiter != ",").values
-    others = numeric_columns({name: column for name, column in free.items() if name not in asked})
+    others = numeric_columns({name: column for name, column in free.items() if name not in asked | beside})
     plain = {
         name: numbers[name] if name in numbers else _text(column, is_id=name == key, number=name in others)
         for name, column in table.columns.items()

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, known_frequency, to_floats
+from tsfm_lens.data.batch import SeriesBatch, known_frequency
+from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.frame_covariates import chosen_covariates, columns_of_covariates, with_covariates
 from tsfm_lens.data.grid import Grid, grid_of
 from tsfm_lens.data.headers import TARGET_COLUMNS, kind_of
 from tsfm_lens.data.instants import Times, looks_like_dates, times_of
@@ -26,6 +28,8 @@ def from_frame(
     variates: Sequence[str] | None = None,
     id_column: str | None = None,
     time_column: str | None = None,
+    known: Sequence[str] | None = None,
+    past: Sequence[str] | None = None,
 ) -> SeriesBatch:
     """Series of a long frame.
 
@@ -37,6 +41,10 @@ def from_frame(
     where steps are of a day or longer, and on the other where only that is regular. Gaps in regular timestamps
     become NaN. The batch's notes say all this, as they name columns that are not read.
 
+    Covariates stand in columns of their own, numbers or text; each target gets its own group with copies of them, and
+    all variates of an item are one group. With known covariates the context ends with the last value of the targets,
+    and what the known ones have beyond is their future.
+
     Args:
         frame: it is not changed.
         freq: pandas frequency alias; inferred if None.
@@ -45,10 +53,13 @@ def from_frame(
             ``id/column``.
         id_column: whose values tell the series apart; found by its name if None.
         time_column: of the timestamps; found by its name if None.
+        known: columns of covariates whose future is known.
+        past: columns of covariates that are seen up to the end of the context.
 
     Raises:
         InputError: the frame is empty, values are not numbers, timestamps repeat or are irregular, targets and
-            variates are both given, or text that looks like ids or dates would not be read.
+            variates are both given, a covariate is a target too or has gaps in its future, or text that looks like
+            ids or dates would not be read.
         UnknownNameError: a column that is named does not exist.
 
     Example:
@@ -65,21 +76,26 @@ def from_frame(
     if time is None:
         time = dated_column(frame, {key})
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
-    columns = _values(frame, variates if together else targets, {time, key})
+    beside = chosen_covariates(frame.columns, known, past, {time, key})
+    columns = _values(frame, variates if together else targets, {time, key, *beside})
     times = None if time is None else times_of(frame[time], str(time))
     ids = None if key is None else id_texts(frame[key], str(key))
-    read = {key, time, *columns}
+    read = {key, time, *columns, *beside}
     unread = [column for column in frame.columns if column not in read]
     _check_unread(frame, unread, ids, times)
     # who names columns has chosen
     notes += _note_unread(frame, unread) if targets is None and variates is None else []
-    groups = [("series-0" if together else "", np.arange(len(frame)))] if ids is None else _groups(ids)
+    groups = [("series-0" if together or beside else "", np.arange(len(frame)))] if ids is None else _groups(ids)
     grids: list[Grid] | None = None
     if times is not None:
         named = [(group or str(columns[0]), rows) for group, rows in groups]
         grids, more = _on_grids(times, named, frame.index, freq)
         notes += more
     numbers = _all_numbers(frame, columns)
+    if beside:
+        targets_of = [tuple(columns)] if together else [(column,) for column in columns]
+        covariates = columns_of_covariates(frame, beside, _numbers)
+        return with_covariates(groups, grids, targets_of, numbers, covariates, notes)
     values: list[np.ndarray] = []
     names: list[str] = []
     for place, (group, rows) in enumerate(groups):

@@ -40,6 +40,8 @@ class PatchAdapter(ABC):
     rollout: Literal["tokens", "cache", "refeed", "single"] = "single"
     multivariate: bool = False
     packed: bool = False
+    # kinds of covariates that the library takes: "past", "known", "categories"
+    covariates: tuple[str, ...] = ()
     joint_rollout: bool = True
     # the one number of variates that an item must have; None for any
     n_variates: int | None = None
@@ -195,6 +197,39 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     out = (x - x.mean(-1, keepdim=True)) / deviation
     out = out if norm.weight is None else out * norm.weight
     return out if norm.bias is None else out + norm.bias
+
+
+def refuse_covariates(adapter: Adapter, batch: SeriesBatch) -> None:
+    """Refuse covariates that a model does not take.
+
+    Raises:
+        InputError: names the first, and the models that take it.
+    """
+    taken = getattr(adapter, "covariates", ())
+    for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
+        for kind in (role, *(("categories",) if categories else ())):
+            if kind != "target" and kind not in taken:
+                what = {"past": "past covariates", "known": "known covariates", "categories": "covariates of text"}
+                raise InputError(
+                    f"{adapter.architecture} takes no {what[kind]}, such as {name!r}; batch.targets() leaves them out, "
+                    "and `tsfm-lens models` says which models take them"
+                )
+
+
+def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
+    """The model's own prediction length, or as far as all known covariates reach where that is less."""
+    ends = [len(future) for future in batch.futures if future is not None]
+    return max(1, min([adapter.prediction_length, *ends]))
+
+
+def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
+    """The horizon of a forward: of covariates as far as they are known, if none is given.
+
+    Raises:
+        InputError: the model does not take the covariates.
+    """
+    refuse_covariates(adapter, batch)
+    return default_horizon(adapter, batch) if horizon is None and batch.has_covariates else horizon
 
 
 def refuse_tails(known: Sequence[float], wanted: Sequence[float]) -> None:

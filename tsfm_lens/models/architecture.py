@@ -187,6 +187,7 @@ class Adapter(Protocol):
             "refeed" encodes the extended context anew, "single" never does.
         multivariate: whether series of one group see each other.
         packed: whether they do so in one token sequence.
+        covariates: kinds that the library takes, of "past", "known" and "categories".
         joint_rollout: whether forecasts beyond one pass take several variates.
         context_length, prediction_length: steps; the latter is the default horizon.
         longest_pass: longest horizon of a single forward.
@@ -203,6 +204,7 @@ class Adapter(Protocol):
     rollout: Literal["tokens", "cache", "refeed", "single"]
     multivariate: bool
     packed: bool
+    covariates: tuple[str, ...]
     joint_rollout: bool
     context_length: int
     prediction_length: int

@@ -23,7 +23,7 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.adapter import default_levels
+from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates
 from tsfm_lens.models.architecture import Adapter, rows_of
 from tsfm_lens.models.draws import BlockwiseDraws, Piece, block_seed
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
@@ -113,7 +113,8 @@ def request_of(
 ) -> Request:
     """The arguments of ``lens.forecast``, checked; errors as there."""
     batch = as_series(series)
-    wanted = lens.adapter.prediction_length if horizon is None else horizon
+    refuse_covariates(lens.adapter, batch)
+    wanted = default_horizon(lens.adapter, batch) if horizon is None else horizon
     asked = default_levels(lens.adapter) if quantiles is None else quantiles
     steps, levels = checked_request(wanted, asked, num_samples, seed)
     if batch_size is not None and not is_count(batch_size):

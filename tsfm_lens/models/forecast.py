@@ -13,7 +13,7 @@ import xarray as xr
 from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch, by_variate
-from tsfm_lens.data.batch import to_floats
+from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.architecture import Encoded
 
@@ -193,6 +193,8 @@ def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.Date
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
     """The part that all results share: the context, the truth, their times, units, groups and variates.
 
+    With covariates also their ``role``, and ``known_future`` (series, step).
+
     Args:
         batch: the context.
         horizon: forecast steps.
@@ -216,6 +218,9 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
     )
     if batch.multivariate:
         data = data.assign_coords(group=("series", list(batch.groups)), variate=("series", list(batch.variates)))
+    if batch.has_covariates:
+        data = data.assign_coords(role=("series", list(batch.roles)))
+        data["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
         known = to_floats(truth, "the truth")
         if known.shape != (len(batch), horizon):

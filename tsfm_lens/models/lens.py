@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 
 from tsfm_lens.data import as_series
-from tsfm_lens.data.batch import to_floats
+from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
@@ -25,7 +25,7 @@ from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.ablating import knock_outs
-from tsfm_lens.models.adapter import refuse_dtype, versions
+from tsfm_lens.models.adapter import covered, refuse_dtype, versions
 from tsfm_lens.models.architecture import Adapter, Encoded
 from tsfm_lens.models.batching import forecast_part, plan, request_of
 from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
@@ -153,7 +153,7 @@ class Lens(Facts, HookedRootModule):
         Raises:
             InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
         """
-        batch = as_series(series)
+        horizon = covered(self.adapter, batch := as_series(series), horizon)
         known = None if future is None else torch.as_tensor(to_floats(future, "the future"))
         ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
         for given in (known, ids):

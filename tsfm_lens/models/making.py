@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tsfm_lens.data import as_series
-from tsfm_lens.data.batch import to_floats
+from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.forecast import checked_request, is_count
 from tsfm_lens.models.run import Run, hooks_in_force
 
@@ -51,7 +52,8 @@ def make_run(
     """
     batch = as_series(series)
     adapter = lens.adapter
-    steps = adapter.prediction_length if horizon is None else horizon
+    own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
+    steps = own if horizon is None else horizon
     if not is_count(steps):
         raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer of 1 or more")
     steps, _ = checked_request(steps, (0.5,), num_samples, seed)

@@ -17,7 +17,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.batch import to_floats
+from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.spans import TokenSpans

@@ -38,6 +38,14 @@ def run_dataset(run: Run) -> xr.Dataset:
         "group": list(batch.groups),
         "variate": list(batch.variates),
     }
+    if batch.has_covariates:
+        longest = max((0 if future is None else len(future)) for future in batch.futures)
+        futures = np.full((len(batch), longest), np.nan)
+        for row, future in zip(futures, batch.futures, strict=True):
+            if future is not None:
+                row[: len(future)] = future
+        data["future"] = (("series", "future_step"), futures)
+        rows["categories"] = [json.dumps(names) for names in batch.categories]
     data = data.assign_coords({name: ("series", values) for name, values in rows.items()})
     cost = {f"seconds_{part}": round(seconds, 3) for part, seconds in run.cost.items()}
     settings = {
@@ -122,4 +130,16 @@ def _batch_of(data: xr.Dataset) -> SeriesBatch:
         seasonalities=tuple(int(np.asarray(season)) for season in data["seasonality"].values),
         groups=tuple(texts["group"]),
         variates=tuple(texts["variate"]),
+        **(_covariates_of(data) if "role" in data.coords else {}),
     )
+
+
+def _covariates_of(data: xr.Dataset) -> dict[str, Any]:
+    roles = tuple(str(role) for role in data["role"].values)
+    futures = [row[np.isfinite(row)] for row in data["future"].values]
+    names = [json.loads(str(text)) for text in data["categories"].values]
+    return {
+        "roles": roles,
+        "futures": tuple(row if role == "known" else None for row, role in zip(futures, roles, strict=True)),
+        "categories": tuple(None if each is None else tuple(each) for each in names),
+    }

@@ -30,13 +30,13 @@ def judge(
 ) -> xr.Dataset:
     """Add to an effect what is needed to know whether it is one.
 
-    Of at least three series the effect is estimated by its mean over them; they are a sample, so that what is found
-    would be found on others like them. Fewer are spoken of as they are. Members are what the effect is told of beside
-    series: components, or components at positions. One stands out if its effect is above the noise floor, and leads
-    its group if it is also larger than that of every other member: one-sided t tests over series (paired between
-    members), after Holm over the members of a group; of fewer than three series the effect, or the difference, must
-    exceed the floor in each. To stand out is to be more than rounding or draws, and not to be large: where every head
-    writes a little, every head stands out.
+    Covariates are left out. Of at least three series the effect is estimated by its mean over them; they are a sample,
+    so that what is found would be found on others like them. Fewer are spoken of as they are. Members are what the
+    effect is told of beside series: components, or components at positions. One stands out if its effect is above the
+    noise floor, and leads its group if it is also larger than that of every other member: one-sided t tests over series
+    (paired between members), after Holm over the members of a group; of fewer than three series the effect, or the
+    difference, must exceed the floor in each. To stand out is to be more than rounding or draws, and not to be large:
+    where every head writes a little, every head stands out.
 
     Args:
         data: result with ``name`` over (…, series).
@@ -66,6 +66,10 @@ def judge(
     flat = effect.values.astype(float).reshape(-1, sizes[over])
     beneath = floors.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
     labels = _labels(data, groups, {dim: sizes[dim] for dim in dims})
+    if over == "series" and "role" in data.coords:
+        # what a model emits for a covariate is no forecast
+        forecast = data["role"].values == "target"
+        flat, beneath = flat[:, forecast], beneath[:, forecast]
     estimate, low, high = interval_over_series(flat)
     stands_out, leads = np.zeros(len(flat), dtype=bool), np.zeros(len(flat), dtype=bool)
     for label in np.unique(labels):
@@ -77,7 +81,7 @@ def judge(
     data = data.assign({**judged, f"{name}_floor": floors})
     plural = over if over == "series" else f"{over}s"
     data.attrs["test"] = (
-        f"t tests over {plural} after Holm, {100 * CONFIDENCE:g} % intervals" if sizes[over] >= FEWEST else "none"
+        f"t tests over {plural} after Holm, {100 * CONFIDENCE:g} % intervals" if flat.shape[1] >= FEWEST else "none"
     )
     if not stands_out.any():
         above = np.nan_to_num(np.abs(estimate), nan=0.0) <= beneath.mean(-1)

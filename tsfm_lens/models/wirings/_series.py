@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
 
 
 def contexts(values: Iterable[Any]) -> list[Tensor]:
@@ -42,3 +43,32 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
         InputError: the items have different numbers of variates.
     """
     return padded(batch, length).unflatten(0, (-1, batch.n_variates))
+
+
+def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
+    """(item, variate, time), float32, of each role that occurs; known covariates go on over the horizon.
+
+    Raises:
+        InputError: the items have different numbers of variates of one role, or a covariate ends before the horizon.
+    """
+    shapes = {
+        group: tuple(role for role, other in zip(batch.roles, batch.groups, strict=True) if other == group)
+        for group in dict.fromkeys(batch.groups)
+    }
+    first = batch.groups[0]
+    for group, roles in shapes.items():
+        if roles != shapes[first]:
+            raise InputError(
+                f"{group!r} has {_counted(roles)} and {first!r} {_counted(shapes[first])}; this model takes items alike"
+            )
+    whole = by_item(batch, length)
+    ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, batch.n_variates))
+    parts = {}
+    for role in dict.fromkeys(shapes[first]):
+        rows = torch.tensor([each == role for each in shapes[first]])
+        parts[role] = torch.cat([whole[:, rows], ahead[:, rows]], -1) if role == "known" else whole[:, rows]
+    return parts
+
+
+def _counted(roles: tuple[str, ...]) -> str:
+    return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))

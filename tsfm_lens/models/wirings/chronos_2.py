@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
@@ -85,6 +88,7 @@ class Chronos2Adapter(PatchAdapter):
     architecture = "chronos-2"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
     multivariate = True
+    covariates: tuple[str, ...] = ("past", "known", "categories")
     package = "chronos-forecasting"
     unrolled = DECILES
 
@@ -105,9 +109,10 @@ class Chronos2Adapter(PatchAdapter):
         tokens: Tensor | None = None,
         horizon: int | None = None,
     ) -> Encoded:
-        """Left-padded contexts with their group ids, and the patches to forecast."""
+        """Left-padded contexts with their group ids, and the patches to forecast with what is known of them."""
         self.no_teacher(future, tokens)
-        context = _series.padded(batch, self.longest(batch)).to(self.device)
+        numbered = with_numbers(batch)
+        context = _series.padded(numbered, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
         width = int(self.settings.input_patch_size)
@@ -121,6 +126,8 @@ class Chronos2Adapter(PatchAdapter):
             "group_ids": torch.as_tensor(batch.group_index, device=self.device),
             "num_output_patches": n_future,
         }
+        if batch.has_covariates:
+            inputs["future_covariates"] = torch.tensor(numbered.known_future(steps)).float().to(self.device)
         ids = ("group_ids",)
         return Encoded(inputs, {"": spans}, loc[:, 0], scale[:, 0], batch, horizon=n_future * self.patch, ids=ids)
 
@@ -135,8 +142,9 @@ class Chronos2Adapter(PatchAdapter):
         """The pipeline's own quantiles, all items in one native batch."""
         self.no_samples(num_samples)
         rows = max(256, len(batch))
-        contexts = self.lengthened(_series.items(batch))
-        items = self.native.predict(contexts, prediction_length=horizon, batch_size=rows)
+        contexts = self.lengthened(_series.items(with_numbers(batch)))
+        shown: Any = contexts if not batch.has_covariates else prepared(with_numbers(batch), contexts, horizon)
+        items = self.native.predict(shown, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)
@@ -148,6 +156,57 @@ class Chronos2Adapter(PatchAdapter):
         raw = rearrange(flat, "... n (q p) -> ... q (n p)", q=len(self.levels))
         scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
         return (torch.sinh(raw) if self.settings.use_arcsinh else raw) * scale + loc
+
+
+def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[dict[str, Any]]:
+    """Items as the library prepares them, (row, time) and (row, step), but that all rows are forecast."""
+    sizes = np.bincount(batch.group_index).tolist()
+    futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
+    made = []
+    for context, future in zip(contexts, futures, strict=True):
+        rows = context.float().reshape(-1, context.shape[-1])
+        counts = {"n_targets": len(rows), "n_covariates": 0, "n_future_covariates": 0}
+        made.append({"context": rows, "future_covariates": future, **counts})
+    return made
+
+
+def with_numbers(batch: SeriesBatch) -> SeriesBatch:
+    """The batch with the library's numbers for categories: means of the one target, or the categories' own numbers.
+
+    Raises:
+        InputError: the future has a category that the past does not know.
+    """
+    if not any(batch.categories):
+        return batch
+    values, futures = list(batch.values), list(batch.futures)
+    for group in np.unique(batch.group_index):
+        rows = np.flatnonzero(batch.group_index == group)
+        for row in rows[[batch.categories[row] is not None for row in rows]]:
+            target = np.stack([batch.values[one] for one in rows if batch.roles[one] == "target"])
+            values[row], futures[row] = _numbers_of(batch, int(row), target)
+    return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
+
+
+def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Past and future of one covariate of categories, as the library's own preparation gives them."""
+    from chronos.chronos2.preprocess import from_list_of_dicts
+
+    names = np.array([*(batch.categories[row] or ()), None], dtype=object)
+    past = names[np.nan_to_num(batch.values[row], nan=-1).astype(int)]
+    item: dict[str, Any] = {"target": target, "past_covariates": {"it": past}}
+    future = batch.futures[row]
+    if future is None or not len(future):
+        made = from_list_of_dicts([item], prediction_length=1)[0]
+        return made["context"][-1].double().numpy(), future
+    ahead = names[future.astype(int)]
+    unseen = [name for name in ahead if name not in set(past)]
+    if unseen:
+        raise InputError(
+            f"the future of known covariate {batch.ids[row]!r} has the category {unseen[0]!r}, which does not occur in "
+            f"its context ({', '.join(sorted({name for name in past if name is not None}))})"
+        )
+    made = from_list_of_dicts([item | {"future_covariates": {"it": ahead}}], prediction_length=len(ahead))[0]
+    return made["context"][-1].double().numpy(), made["future_covariates"][-1].double().numpy()
 
 
 def _adapt(native: Any) -> Chronos2Adapter:

@@ -23,6 +23,11 @@ from tsfm_lens.models.wirings import _checks, _series, _timesfm
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-3"
+NAMES = {
+    "target": ("target", "target_mask"),
+    "past": ("past_only_covariates", "past_only_mask"),
+    "known": ("past_future_covariates", "past_future_mask"),
+}
 STREAM = "series variate pos d_model"
 LAYER = _checks.settings(
     size="hidden_dims max_variates model_dims num_heads",
@@ -100,6 +105,7 @@ class TimesFm3Adapter(PatchAdapter):
 
     architecture = NAME
     multivariate = True
+    covariates: tuple[str, ...] = ("past", "known")
     package = "timesfm"
     dtypes = ("float32",)
     context_length = 16384
@@ -132,9 +138,12 @@ class TimesFm3Adapter(PatchAdapter):
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
         length = -(-self.longest(batch) // self.patch) * self.patch
-        values = _series.by_item(batch, length).to(self.device)
-        missing = torch.isnan(values)
-        return {"target": torch.where(missing, 0.0, values), "target_mask": missing, "horizon": horizon}
+        inputs: dict[str, Any] = {"horizon": horizon}
+        for role, values in _series.by_role(batch, length, horizon).items():
+            missing = torch.isnan(values).to(self.device)
+            name, mask = NAMES[role]
+            inputs |= {name: torch.where(missing, 0.0, values.to(self.device)), mask: missing}
+        return inputs
 
     def _future_patches(self, horizon: int) -> int:
         """Masked patches that ``decode`` appends: with stitching, predictions of neighbouring patches overlap."""
@@ -153,8 +162,8 @@ class TimesFm3Adapter(PatchAdapter):
         """Quantiles in data units, (…, batch, quantile, step): ``decode`` with its transformer's output replaced."""
         leading = normalized.shape[:-3]
         copies = math.prod(leading)
-        items = encoded.inputs["target"].shape[:2]
-        stream = normalized.reshape(copies * items[0], items[1], *normalized.shape[-2:])
+        items = len(encoded.inputs["target"])
+        stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
         with _stack_returns(self.model.transformer_stack, stream):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])

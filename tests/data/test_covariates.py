@@ -1,0 +1,148 @@
+"""Covariates enter a batch with their target, whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tsfm_lens import data
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+
+HOURS, AHEAD = 30, 6
+OPTIONS: dict[str, Any] = {
+    "targets": ["load"],
+    "known": ["temperature", "weekday", "holiday"],
+    "past": ["price"],
+    "id_column": "site",
+    "time_column": "ts",
+}
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    times = pd.date_range("2024-01-01", periods=HOURS + AHEAD, freq="h")
+    known = {"weekday": times.day_name(), "holiday": rng.random(len(times)) < 0.5}
+
+    def site(name: str) -> pd.DataFrame:
+        past_only = {what: np.r_[rng.normal(size=HOURS), np.full(AHEAD, np.nan)] for what in ("load", "price")}
+        return pd.DataFrame(
+            {"site": name, "ts": times, **past_only, "temperature": rng.normal(size=len(times)), **known}
+        )
+
+    return pd.concat([site("A"), site("B")], ignore_index=True)
+
+
+def test_the_context_ends_with_the_target_and_what_is_known_goes_on(frame: pd.DataFrame) -> None:
+    batch = as_series(frame, **OPTIONS)
+    assert batch.roles == ("target", "past", "known", "known", "known") * 2
+    assert batch.variates[:5] == ("load", "price", "temperature", "weekday", "holiday")
+    assert batch.lengths == (HOURS,) * 10
+    first = frame[frame.site == "A"]
+    np.testing.assert_array_equal(batch.values[2], first.temperature[:HOURS])
+    np.testing.assert_array_equal(batch.futures[2], first.temperature[HOURS:])
+    np.testing.assert_array_equal(batch.futures[4], first.holiday[HOURS:])
+    assert batch.categories[3] == ("Monday", "Tuesday")
+    stamps = batch.timestamps(0)
+    assert stamps is not None
+    assert stamps[-1] == first.ts.iloc[HOURS - 1]
+
+
+def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "sites.csv", index=False)
+    ahead = frame.load.isna()
+    ways = [
+        data.read_series(tmp_path / "sites.csv", **OPTIONS),
+        as_series(frame[~ahead], future=frame[ahead].drop(columns=["load", "price"]), **OPTIONS),
+    ]
+    whole = as_series(frame, **OPTIONS)
+    for batch in ways:
+        assert (batch.ids, batch.roles, batch.categories) == (whole.ids, whole.roles, whole.categories)
+        for ours, theirs in zip((*batch.values, *batch.futures), (*whole.values, *whole.futures), strict=True):
+            if ours is None or theirs is None:
+                assert ours is theirs
+            else:
+                np.testing.assert_allclose(ours, theirs, rtol=np.finfo(float).eps)
+
+
+def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
+    batch = as_series(frame, **OPTIONS)
+    shown, truth = batch.split(4)
+    known = shown.known_future(4 + AHEAD)
+    np.testing.assert_array_equal(known[2], np.r_[batch.values[2][-4:], batch.futures[2]])
+    assert np.isnan(known[:2]).all()
+    np.testing.assert_array_equal(truth[0], batch.values[0][-4:])
+    assert shown.tail(5).futures[2] is not None
+    assert shown.targets().ids == ("A/load", "B/load")
+    assert not shown.targets().multivariate
+
+
+def test_entries_of_other_libraries_are_understood() -> None:
+    target, feature, past = np.arange(8.0), np.arange(11.0), np.ones(8)
+    gluonts = {"target": target, "item_id": "a", "feat_dynamic_real": [feature], "past_feat_dynamic_real": [past]}
+    chronos = {
+        "target": target,
+        "past_covariates": {"p": past, "k": feature[:8]},
+        "future_covariates": {"k": feature[8:]},
+    }
+    for entry, names in ((gluonts, ["past_feat_dynamic_real/0", "feat_dynamic_real/0"]), (chronos, ["p", "k"])):
+        batch = as_series([entry])
+        assert list(batch.variates[1:]) == names
+        assert batch.roles == ("target", "past", "known")
+        np.testing.assert_array_equal(batch.futures[2], feature[8:])
+
+
+def test_several_targets_get_a_group_each_and_variates_share_one(frame: pd.DataFrame) -> None:
+    how = {"known": ["temperature"], "id_column": "site", "time_column": "ts"}
+    apart = as_series(frame, targets=["load", "price"], **how)
+    assert apart.ids == tuple(f"{s}/{t}/{v}" for s in "AB" for t in ("load", "price") for v in (t, "temperature"))
+    together = as_series(frame, variates=["load", "price"], **how)
+    assert together.roles == ("target", "target", "known") * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"known": ["temperature"], "past": ["temperature"]}, "named twice"),
+        ({"known": ["load"]}, "load"),
+        ({"known": ["ts"]}, "ids or timestamps"),
+        ({"known": ["temprature"]}, "temperature"),
+    ],
+)
+def test_columns_that_cannot_be_covariates_are_refused(
+    frame: pd.DataFrame, change: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=complaint):
+        as_series(frame, **{**OPTIONS, "past": [], **change})
+
+
+def test_a_gap_in_what_is_known_is_refused(frame: pd.DataFrame) -> None:
+    frame.loc[HOURS + 1, "temperature"] = np.nan
+    with pytest.raises(InputError, match=r"temperature.*no number at step 1"):
+        as_series(frame, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("roles", "futures", "complaint"),
+    [
+        (("past", "target"), (None, None), "target first"),
+        (("target", "known"), (None, None), "known future"),
+        (("target", "past"), (None, [1.0]), "known future"),
+        (("target", "unknown"), (None, None), "known"),
+    ],
+)
+def test_roles_that_make_no_sense_are_refused(roles: Any, futures: Any, complaint: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=complaint):
+        SeriesBatch(
+            (np.arange(4.0), np.ones(4)),
+            ("a", "b"),
+            groups=("g", "g"),
+            variates=("a", "b"),
+            roles=roles,
+            futures=futures,
+        )

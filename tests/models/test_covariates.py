@@ -1,0 +1,124 @@
+"""Covariates reach the libraries as they take them themselves, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tsfm_lens
+from tsfm_lens import probes
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens
+from tsfm_lens.models.architecture import architectures
+from tsfm_lens.models.saved_run import open_run
+
+STEPS, HORIZON = 60, 24
+
+
+@pytest.fixture(scope="module")
+def nano() -> Lens:
+    return tsfm_lens.load("chronos2-nano")
+
+
+def drawn(count: int, *, text: bool = False) -> list[dict[str, Any]]:
+    """Items with a past covariate, "a", and known ones, "k" and perhaps "w", of words."""
+    rng = np.random.default_rng(count)
+    items = []
+    for _ in range(count):
+        known = {"k": rng.normal(size=STEPS + HORIZON)}
+        words = {"w": np.resize(["low", "high", "mid"], STEPS + HORIZON)} if text else {}
+        past = {"a": rng.normal(size=STEPS)} | {name: each[:STEPS] for name, each in {**known, **words}.items()}
+        future = {name: each[STEPS:] for name, each in {**known, **words}.items()}
+        target = 5 + known["k"][:STEPS] + rng.normal(size=STEPS)
+        items.append({"target": target, "past_covariates": past, "future_covariates": future})
+    return items
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("horizon", [HORIZON, 40])
+def test_chronos_2_forecasts_as_its_pipeline_does(nano: Lens, *, text: bool, horizon: int) -> None:
+    items = drawn(3, text=text)
+    if horizon > HORIZON:
+        for item in items:
+            item["future_covariates"] = {k: np.resize(v, horizon) for k, v in item["future_covariates"].items()}
+    ours = nano.forecast(as_series(items), horizon)
+    theirs = torch.stack(nano.native.predict(items, prediction_length=horizon))[:, 0]
+    np.testing.assert_array_equal(ours.quantiles[ours.context.is_target], theirs.numpy())
+
+
+def test_words_have_no_code_that_leaks_across_items(nano: Lens) -> None:
+    items = drawn(2, text=True)
+    both, alone = as_series(items), as_series(items[:1])
+    inputs = (nano.encode(both).inputs["context"], nano.encode(alone).inputs["context"])
+    np.testing.assert_array_equal(inputs[0][: len(alone)], inputs[1])
+
+
+def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
+    pytest.importorskip("timesfm3")
+    lens = tsfm_lens.load(architectures()["timesfm-3"].tiny())
+    items = drawn(2)
+    batch = as_series(items)
+    ours = lens.forecast(batch, HORIZON)
+    past = {name: np.stack([item["past_covariates"][name] for item in items]) for name in "ak"}
+    ahead = np.stack([item["future_covariates"]["k"] for item in items])
+
+    def shaped(values: Any) -> torch.Tensor:
+        return torch.tensor(np.asarray(values), dtype=torch.float32)[:, None]
+
+    theirs = lens.native.decode(
+        shaped([item["target"] for item in items]),
+        past_only_covariates=shaped(past["a"]),
+        past_future_covariates=shaped(np.concatenate([past["k"], ahead], 1)),
+    )
+    np.testing.assert_array_equal(ours.quantiles[batch.is_target], theirs[:, 0].transpose(1, 2).numpy())
+    run = lens.run(batch, HORIZON)
+    np.testing.assert_array_equal(run.point, run.forecast.median)
+
+
+def test_a_single_forward_is_the_forecast(nano: Lens) -> None:
+    run = nano.run(as_series(drawn(2)), HORIZON)
+    np.testing.assert_array_equal(run.point, run.forecast.median)
+    assert [run.batch.ids[row] for row in np.flatnonzero(run.batch.is_target)] == ["series-0/target", "series-1/target"]
+    assert run.record(["blocks.0.group_attn.hook_pattern"])["blocks.0.group_attn.hook_pattern"].shape[-1] == 6
+
+
+def test_what_a_covariate_does_is_no_forecast_and_is_not_judged(nano: Lens) -> None:
+    items = drawn(4)
+    run = nano.run(as_series(items), 8, holdout=True)
+    found = probes.ablation_effects(run, components=["0.group_attn.*"])
+    targets = found["spearman_distance"].sel(series=run.batch.is_target)
+    np.testing.assert_allclose(found["spearman_distance_estimate"], targets.mean("series"))
+
+
+def test_a_saved_run_keeps_its_covariates(nano: Lens, tmp_path: Path) -> None:
+    run = nano.run(as_series(drawn(2, text=True)), HORIZON)
+    again = open_run(nano, run.to_netcdf(tmp_path / "run.nc")).batch
+    assert (again.roles, again.categories) == (run.batch.roles, run.batch.categories)
+    np.testing.assert_array_equal(nano.forecast(again, HORIZON).quantiles, run.forecast.quantiles)
+
+
+def test_a_model_without_covariates_says_so_and_what_to_do() -> None:
+    batch = as_series(drawn(1))
+    lens = tsfm_lens.load("bolt-nano")
+    for ask in (lambda: lens.forecast(batch, 4), lambda: lens.forward(batch), lambda: lens.run(batch, 4).forecast):
+        with pytest.raises(InputError, match=r"takes no past covariates.*targets\(\)"):
+            ask()
+    assert lens.forecast(batch.targets(), 4).median.shape == (1, 4)
+
+
+def test_what_is_known_must_reach_the_horizon(nano: Lens) -> None:
+    with pytest.raises(InputError, match=r"k' ends 24 steps after the context, and the horizon is 25"):
+        nano.forecast(as_series(drawn(1)), HORIZON + 1)
+
+
+def test_a_category_of_the_future_that_the_past_does_not_know(nano: Lens) -> None:
+    items = drawn(1, text=True)
+    items[0]["future_covariates"]["w"] = np.array(["new"] * HORIZON)
+    batch: SeriesBatch = as_series(items)
+    with pytest.raises(InputError, match="category 'new'"):
+        nano.forecast(batch, HORIZON)

@@ -1,0 +1,97 @@
+"""Covariates: series of a batch that are shown to the model and not forecast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tsfm_lens.data.floats import to_floats
+from tsfm_lens.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from tsfm_lens.data.batch import SeriesBatch
+
+ROLES = ("target", "past", "known")
+"""In the order in which the series of a group stand; libraries stack them like this."""
+
+
+def checked_future(future: object, name: str) -> np.ndarray | None:
+    """A read-only copy of a covariate's known future.
+
+    Raises:
+        InputError: it is no row of finite numbers.
+    """
+    if future is None:
+        return None
+    values = to_floats(future, f"the future of {name!r}")
+    if values.ndim != 1:
+        raise InputError(f"the future of {name!r} has shape {values.shape}, expected one axis: time")
+    gaps = np.flatnonzero(~np.isfinite(values))
+    if len(gaps):
+        raise InputError(
+            f"the future of known covariate {name!r} has no number at step {gaps[0]} of {len(values)}; fill the gap, "
+            "or give it as a past covariate"
+        )
+    values.flags.writeable = False
+    return values
+
+
+def check_roles(batch: SeriesBatch) -> None:
+    """Refuse covariates that no target stands with.
+
+    Raises:
+        InputError: a group has no target, its series stand in another order than :data:`ROLES`, or a future is missing
+            or too much.
+    """
+    last: dict[str, int] = {}
+    for name, group, role, future in zip(batch.ids, batch.groups, batch.roles, batch.futures, strict=True):
+        if role not in ROLES:
+            raise unknown_name("role", role, ROLES)
+        if (role == "known") != (future is not None):
+            raise InputError(
+                f"series {name!r} is a {role} {'series' if role == 'target' else 'covariate'} and has "
+                f"{'no' if future is None else 'a'} known future; known covariates have one, and they alone"
+            )
+        place = ROLES.index(role)
+        if group not in last and place:
+            raise InputError(f"group {group!r} begins with covariate {name!r}; expected its target first")
+        if place < last.get(group, 0):
+            raise InputError(f"{role} series {name!r} of group {group!r} stands after a {ROLES[last[group]]} covariate")
+        last[group] = place
+
+
+def later(future: np.ndarray | None, held_out: np.ndarray) -> np.ndarray | None:
+    """The known future of a series whose end has been held out."""
+    return None if future is None else np.concatenate([held_out, future])
+
+
+def known_future(batch: SeriesBatch, horizon: int) -> np.ndarray:
+    """See :meth:`SeriesBatch.known_future`."""
+    values = np.full((len(batch), horizon), np.nan)
+    for row, name, future in zip(values, batch.ids, batch.futures, strict=True):
+        if future is None:
+            continue
+        if len(future) < horizon:
+            raise InputError(
+                f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is {horizon}; "
+                "give its future up to there, shorten the horizon, or give it as a past covariate"
+            )
+        row[:] = future[:horizon]
+    return values
+
+
+def number_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Categories as numbers from 0 in alphabetical order, NaN where missing, and their names.
+
+    Raises:
+        InputError: nothing but missing values.
+    """
+    missing = np.array([value is None or value != value for value in values])
+    if missing.all():
+        raise InputError(f"covariate {name!r} has no value")
+    texts = np.array([str(value) for value in values], dtype=object)
+    names, numbers = np.unique(texts[~missing].astype(str), return_inverse=True)
+    out = np.full(len(values), np.nan)
+    out[~missing] = numbers
+    return out, tuple(map(str, names))

@@ -1,0 +1,150 @@
+"""Columns of a frame that are covariates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.covariates import number_categories
+from tsfm_lens.data.grid import Grid
+from tsfm_lens.errors import InputError, unknown_name
+
+TRUTHS = {"true": 1.0, "false": 0.0}
+
+
+@dataclass(frozen=True)
+class Covariate:
+    """A column that is shown to the model and not forecast.
+
+    Attributes:
+        name: of the column.
+        role: "past" or "known".
+        values: (row,) of the frame; of categories their numbers.
+        categories: their names; None of numbers.
+    """
+
+    name: str
+    role: str
+    values: np.ndarray
+    categories: tuple[str, ...] | None
+
+
+def chosen_covariates(
+    columns: Collection[Hashable],
+    known: Sequence[str] | None,
+    past: Sequence[str] | None,
+    taken: Collection[Hashable | None],
+) -> dict[Hashable, str]:
+    """The columns of covariates and the role of each, past ones first.
+
+    Raises:
+        UnknownNameError: no such column.
+        InputError: one is asked for twice, or holds ids or timestamps.
+    """
+    among = set(columns)
+    chosen: dict[Hashable, str] = {}
+    for role, names in (("past", past), ("known", known)):
+        for name in names or ():
+            if name not in among:
+                raise unknown_name("column", name, [str(column) for column in columns if column not in taken])
+            if name in taken:
+                raise InputError(f"column {name!r} holds the ids or timestamps and cannot be a covariate")
+            if name in chosen:
+                raise InputError(f"covariate {name!r} is named twice, as {chosen[name]} and as {role}; choose one")
+            chosen[name] = role
+    return chosen
+
+
+def columns_of_covariates(
+    frame: pd.DataFrame, chosen: Mapping[Hashable, str], numbers: Callable[[pd.Series, str], np.ndarray]
+) -> list[Covariate]:
+    """The columns read: numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
+    return [_read(frame[name], str(name), role, numbers) for name, role in chosen.items()]
+
+
+def _read(column: pd.Series, name: str, role: str, numbers: Callable[[pd.Series, str], np.ndarray]) -> Covariate:
+    if pd.api.types.is_bool_dtype(column):
+        return Covariate(name, role, column.to_numpy(dtype=float, na_value=np.nan), None)
+    if pd.api.types.is_numeric_dtype(column):
+        return Covariate(name, role, numbers(column, name), None)
+    kind = column.dtype
+    categories = kind.categories.dtype if isinstance(kind, pd.CategoricalDtype) else kind
+    if not pd.api.types.is_numeric_dtype(categories):
+        as_numbers = pd.to_numeric(column.astype(object), errors="coerce")
+        if (as_numbers.isna() == column.isna()).all() and column.notna().any():
+            return Covariate(name, role, as_numbers.to_numpy(dtype=float), None)
+    if pd.api.types.is_datetime64_any_dtype(column):
+        raise InputError(f"covariate {name!r} holds dates; make numbers or categories of them, such as the weekday")
+    texts = column.astype(object).where(column.notna(), None).to_numpy()
+    truths = [TRUTHS.get(str(text).lower()) for text in texts if text is not None]
+    if truths and None not in truths:
+        numbered = [np.nan if text is None else TRUTHS[str(text).lower()] for text in texts]
+        return Covariate(name, role, np.array(numbered), None)
+    return Covariate(name, role, *number_categories(texts, name))
+
+
+def with_covariates(
+    groups: Sequence[tuple[str, np.ndarray]],
+    grids: Sequence[Grid] | None,
+    targets_of: Sequence[tuple[Hashable, ...]],
+    numbers: Mapping[Hashable, np.ndarray],
+    covariates: Sequence[Covariate],
+    notes: Sequence[str],
+) -> SeriesBatch:
+    """Groups of targets and their covariates.
+
+    Args:
+        groups: of rows, by id.
+        grids: of their times; None if rows are steps.
+        targets_of: the targets of each group that an id makes.
+        numbers: (row,) of each target.
+        covariates: of all groups.
+        notes: from reading.
+    """
+    made: dict[str, list[Any]] = {name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures")}
+    starts: list[Any] = []
+    categories: list[tuple[str, ...] | None] = []
+    known = any(covariate.role == "known" for covariate in covariates)
+    for place, (group, rows) in enumerate(groups):
+        grid = None if grids is None else grids[place]
+
+        def on_grid(values: np.ndarray, rows: np.ndarray = rows, grid: Grid | None = grid) -> np.ndarray:
+            return values[rows] if grid is None else grid.filled(values[rows])
+
+        for targets in targets_of:
+            name = f"{group}/{targets[0]}" if len(targets_of) > 1 else group
+            shown = {str(target): on_grid(numbers[target]) for target in targets}
+            end = _last_value(shown, name) if known else len(next(iter(shown.values())))
+            members: list[tuple[str, str, np.ndarray, tuple[str, ...] | None]] = []
+            members += [(target, "target", values, None) for target, values in shown.items()]
+            members += [(each.name, each.role, on_grid(each.values), each.categories) for each in covariates]
+            for variate, role, values, names in members:
+                future = _until_missing(values[end:]) if role == "known" else None
+                row = (values[:end], f"{name}/{variate}", name, variate, role, future)
+                for column, value in zip(made.values(), row, strict=True):
+                    column.append(value)
+                starts.append(None if grid is None else grid.start)
+                categories.append(names)
+    columns: dict[str, Any] = {name: tuple(column) for name, column in made.items()}
+    freq = None if grids is None else grids[0].freq
+    extra: dict[str, Any] = {"starts": tuple(starts), "categories": tuple(categories), "notes": tuple(notes)}
+    return SeriesBatch(**columns, **extra, freq=freq)
+
+
+def _last_value(targets: Mapping[str, np.ndarray], name: str) -> int:
+    """Steps up to the last value of any target."""
+    seen = np.any([np.isfinite(values) for values in targets.values()], axis=0)
+    if not seen.any():
+        raise InputError(f"{', '.join(map(repr, targets))} of {name!r} has no value")
+    return int(np.flatnonzero(seen)[-1]) + 1
+
+
+def _until_missing(values: np.ndarray) -> np.ndarray:
+    """Values without the missing ones at their end; a gap before stays, for the batch to refuse."""
+    known = np.flatnonzero(np.isfinite(values))
+    return values[: known[-1] + 1] if len(known) else values[:0]
