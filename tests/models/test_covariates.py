@@ -122,3 +122,13 @@ def test_a_category_of_the_future_that_the_past_does_not_know(nano: Lens) -> Non
     batch: SeriesBatch = as_series(items)
     with pytest.raises(InputError, match="category 'new'"):
         nano.forecast(batch, HORIZON)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in architectures().items() if not entry.extra or entry.covariates]
+)
+def test_the_list_of_models_says_what_their_adapters_take(name: str) -> None:
+    entry = architectures()[name]
+    if entry.extra:
+        pytest.importorskip("timesfm3")
+    assert getattr(tsfm_lens.load(entry.tiny(), check=False).adapter, "covariates", ()) == entry.covariates

@@ -16,9 +16,10 @@ def models(as_json: AsJson = False) -> None:
 
     from tsfm_lens.models.architecture import architectures
     from tsfm_lens.models.extras import status as extra_status
-    from tsfm_lens.zoo import checkpoint_names
+    from tsfm_lens.models.opening import architecture_of
+    from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 
-    known = architectures().values()
+    known = list(architectures().values())
     if as_json:
         listed = [
             {
@@ -27,6 +28,7 @@ def models(as_json: AsJson = False) -> None:
                 "readout": architecture.readout,
                 "published": dict(architecture.published),
                 "extra": architecture.extra,
+                "covariates": list(architecture.covariates),
                 "notes": architecture.notes,
             }
             for architecture in known
@@ -34,16 +36,19 @@ def models(as_json: AsJson = False) -> None:
         typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
         return
     importable = {name: status.importable for name, status in extra_status().items()}
-    rows: list[list[object]] = [[name, "embedded", name, "", ""] for name in checkpoint_names()]
+    rows: list[list[object]] = []
+    for name in checkpoint_names():
+        config = json.loads((checkpoint_path(name) / "config.json").read_text())
+        rows.append([name, "embedded", name, "", ", ".join(architecture_of(config, name).covariates), ""])
     for architecture in known:
         needs = architecture.extra and f"[{architecture.extra}]" + (
             "" if importable[architecture.extra] else " (not installed)"
         )
         rows += [
-            [architecture.title, size, hub_id, needs, architecture.notes]
+            [architecture.title, size, hub_id, needs, ", ".join(architecture.covariates), architecture.notes]
             for size, hub_id in architecture.published.items()
         ]
-    show_rows(["model", "size", "load(…)", "extra", "note"], rows)
+    show_rows(["model", "size", "load(…)", "extra", "covariates", "note"], rows)
     typer.echo(
         "load() also takes a local folder, a pipeline or model of these libraries, and a model with a wiring of your "
         "own; `tsfm-lens doctor` says how to install an extra."

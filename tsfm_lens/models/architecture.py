@@ -263,6 +263,7 @@ class Architecture:
         extra: name of the optional dependency that it needs, "" if none.
         renamed: parts of tensor names in checkpoints -> what the library's loader makes of them.
         computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
+        covariates: kinds that its adapter takes; see :class:`Adapter`.
         claims_tensors: do these names of tensors belong to it? For checkpoints whose config.json does not tell.
     """
 
@@ -283,6 +284,7 @@ class Architecture:
     extra: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
+    covariates: tuple[str, ...] = ()
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
 
 

@@ -280,4 +280,5 @@ ARCHITECTURE = Architecture(
     adapt=_adapt,
     tiny=_tiny,
     build=_build,
+    covariates=Chronos2Adapter.covariates,
 )

@@ -243,4 +243,5 @@ ARCHITECTURE = Architecture(
     build=lambda size: _native(),
     notes="weights for non-commercial use only; forecasts are decode's: gaps masked, quantiles as they are",
     extra="timesfm",
+    covariates=TimesFm3Adapter.covariates,
 )
