@@ -224,7 +224,7 @@ ARCHITECTURE = Architecture(
     adapt=_adapt,
     tiny=_tiny,
     build=_build,
-    notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates are a "
-    "regression outside the model",
+    notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates are "
+    "a regression outside the model",
     extra="timesfm",
 )
