@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "sweep": {"errors", "data", "hooks", "models", "ablation", "probes"},
     "zoo": {
         *("console", "errors", "data", "theory", "hooks", "models", "ablation", "probes"),
-        *("compress", "training"),
+        *("compress", "training", "lab"),
     },
     "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
     "paper": {

@@ -2,18 +2,23 @@
 
 from tsfm_lens.lab import samformer, structured
 from tsfm_lens.lab.config import TrainConfig, read_train_config
+from tsfm_lens.lab.encoders import ENCODER_ARMS, encoder_arms
 from tsfm_lens.lab.experiments import benchmark_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import IN_CONTEXT_ARMS, WIDTH_ARMS, in_context_arms, in_context_results
 from tsfm_lens.lab.records import record, record_names
 from tsfm_lens.lab.running import prepare, train
+from tsfm_lens.lab.transfer import TRANSFER_ARMS, transfer_arms, transfer_results
 
 __all__ = [
+    "ENCODER_ARMS",
     "IN_CONTEXT_ARMS",
+    "TRANSFER_ARMS",
     "Arm",
     "WIDTH_ARMS",
     "TrainConfig",
     "benchmark_arms",
+    "encoder_arms",
     "gathered",
     "in_context_arms",
     "in_context_results",
@@ -27,4 +32,6 @@ __all__ = [
     "structured",
     "toy_arms",
     "train",
+    "transfer_arms",
+    "transfer_results",
 ]

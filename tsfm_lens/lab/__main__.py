@@ -15,10 +15,12 @@ import xarray as xr
 
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.lab.encoders import encoder_arms
 from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
+from tsfm_lens.lab.transfer import transfer_arms, transfer_results
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 Out = Annotated[Path, typer.Option(help="folder of the runs")]
@@ -70,10 +72,29 @@ def benchmarks(
 
 
 @app.command()
-def in_context(out: Out, *, seeds: Seeds = 7, epochs: int = 5, threads: Threads = 1) -> None:
+def in_context(out: Out, *, seeds: Seeds = 8, epochs: int = 10, threads: Threads = 1) -> None:
     """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
     runs = list(of_seeds(in_context_arms(epochs=epochs), range(seeds)))
     _train(runs, out, "in_context", threads, {}, in_context_results)
+
+
+@app.command()
+def encoders(
+    out: Out,
+    *,
+    data: Annotated[Path, typer.Option(help="file of ETTh1")],
+    horizon: Annotated[list[int], typer.Option(help="96, 192 or 336; repeatable")],
+    seeds: Seeds = 7,
+    threads: Threads = 1,
+) -> None:
+    """Forecasts of ETTh1 by one encoder with several scoring functions (S2-ETT)."""
+    _train(list(of_seeds(encoder_arms(data, horizons=horizon), range(seeds))), out, "encoders", threads, {})
+
+
+@app.command()
+def transfer(out: Out, *, seeds: Seeds = 2, threads: Threads = 1) -> None:
+    """Learning rates across three widths, by μP and by the standard parametrisation (S2-F5)."""
+    _train(list(of_seeds(transfer_arms(), range(seeds))), out, "transfer", threads, {}, transfer_results)
 
 
 def _train(

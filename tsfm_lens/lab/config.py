@@ -21,7 +21,8 @@ class ModelFields(Strict):
     """What is trained.
 
     Attributes:
-        name: of ``lab.samformer.MODELS``, such as "samformer", or for prompts of ``lab.structured.REGRESSORS``.
+        name: of ``lab.samformer.MODELS``, such as "samformer", or, for prompts and files, of
+            ``lab.structured.REGRESSORS``.
         options: further arguments of its class, such as ``width``.
     """
 
@@ -106,6 +107,9 @@ class OptimizerFields(Strict):
         clip: largest norm of a gradient; None for any.
         betas: of adam and adamw; torch's own if None.
         warm_up: steps over which the rate rises from 0.
+        base_width: width at which the rate was tuned; models of structured scores are then drawn, and their matrices
+            given rates, as the maximal update parametrisation asks, see ``lab.structured.parameter_groups``. 0 leaves
+            weights and rates as they are.
     """
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
@@ -117,6 +121,7 @@ class OptimizerFields(Strict):
     clip: float | None = Field(default=None, gt=0)
     betas: tuple[Beta, Beta] | None = None
     warm_up: int = Field(default=0, ge=0)
+    base_width: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _arguments_of_it(self) -> OptimizerFields:
@@ -181,10 +186,14 @@ class TrainConfig(Strict):
     @model_validator(mode="after")
     def _model_of_the_data(self) -> TrainConfig:
         prompts = isinstance(self.data, InContextData)
-        fitting = REGRESSORS if prompts else MODELS
+        # scoring functions make a model of either; the toy's windows and forecasts differ in length
+        both = isinstance(self.data, FileData)
+        fitting = (*MODELS, *REGRESSORS) if both else tuple(REGRESSORS) if prompts else tuple(MODELS)
         if self.model.name not in fitting:
             kind = "prompts in context" if prompts else "series"
             raise ValueError(f"model {self.model.name!r} is not for {kind}; there are {', '.join(fitting)}")
+        if self.optimizer.base_width and self.model.name not in REGRESSORS:
+            raise ValueError(f"base_width is for models of structured scores, {', '.join(REGRESSORS)}")
         if prompts and self.watch is not None:
             raise ValueError("watch looks at models of series alone; leave it out for prompts in context")
         return self

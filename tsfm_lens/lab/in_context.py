@@ -17,12 +17,14 @@ __all__ = ["IN_CONTEXT_ARMS", "WIDTH_ARMS", "in_context_arms", "in_context_resul
 
 IN_CONTEXT_ARMS: dict[str, dict[str, Any]] = {
     "1 head, rank 16": {"name": "attention", "heads": 1},
-    "1 head, rank 1": {"name": "mlr-attention", "heads": 1, "ranks": [1]},
-    "1 head, rank 2": {"name": "mlr-attention", "heads": 1, "ranks": [2]},
-    "1 head, rank 4": {"name": "mlr-attention", "heads": 1, "ranks": [4]},
     "8 heads, rank 2": {"name": "attention", "heads": 8},
+    "8 heads, MLR 1+1": {"name": "bilinear-mlr", "heads": 8, "ranks": [1, 1]},
+    "8 heads, BTT": {"name": "bilinear-btt", "heads": 8},
     "1 head, MLR 1+1": {"name": "bilinear-mlr", "heads": 1, "ranks": [1, 1]},
     "1 head, BTT": {"name": "bilinear-btt", "heads": 1},
+    "1 head, rank 4": {"name": "mlr-attention", "heads": 1, "ranks": [4]},
+    "1 head, rank 2": {"name": "mlr-attention", "heads": 1, "ranks": [2]},
+    "1 head, rank 1": {"name": "mlr-attention", "heads": 1, "ranks": [1]},
 }
 """At a width of 16; one level of MLR attention is a head whose scores have a rank of their own."""
 WIDTH_ARMS: dict[str, dict[str, Any]] = {
@@ -34,47 +36,50 @@ WIDTH_ARMS: dict[str, dict[str, Any]] = {
 def in_context_arms(
     arms: Mapping[str, Mapping[str, Any]] = IN_CONTEXT_ARMS,
     *,
-    inputs: int = 4,
+    inputs: int = 6,
     widths: Sequence[int] = (16,),
     layers: int = 2,
-    epochs: int = 5,
-    learning_rate: float = 3e-3,
+    epochs: int = 10,
+    learning_rate: float = 5e-3,
+    tokens: str = "pairs",
     **data: Any,
 ) -> dict[str, TrainConfig]:
     """Configurations of regression in context by arm and width.
 
-    AdamW with betas 0.9 and 0.95, no weight decay, a warm-up and then a constant rate, batches of 64, as in the
-    published code.
+    AdamW with betas 0.9 and 0.95 and no weight decay, as in the published code; batches of 32, a warm-up of 100 steps,
+    and a rate that falls as a half cosine. MLPs have twice the width.
 
     Args:
         arms: name of the scoring function, and options of the model.
         inputs: d of the prompts, which have 2 · d points.
         widths: D.
         layers: of each; the paper has 6.
-        epochs: of 500 steps.
-        learning_rate: after the warm-up of 200 steps.
+        epochs: of 250 steps.
+        learning_rate: after the warm-up.
+        tokens: "pairs", or "single" as in the paper, with which runs of this length end by whether they leave a plateau
+            in time, see :class:`tsfm_lens.lab.structured.InContextRegressor`.
         data: fields of the prompts that differ.
 
     Example:
         >>> list(lab.in_context_arms())[:2]
-        ['1 head, rank 16, D = 16', '1 head, rank 1, D = 16']
+        ['1 head, rank 16, D = 16', '8 heads, rank 2, D = 16']
     """
     made = {}
     for width in widths:
         for title, fields in arms.items():
-            options = {"width": width, "layers": layers, **{key: fields[key] for key in fields if key != "name"}}
+            form = {key: fields[key] for key in fields if key != "name"}
+            options = {"width": width, "layers": layers, "d_mlp": 2 * width, "tokens": tokens, **form}
             made[f"{title}, D = {width}"] = TrainConfig.model_validate(
                 {
                     "model": {"name": fields["name"], "options": options},
-                    "data": {"kind": "in-context", "inputs": inputs, **data},
+                    "data": {"kind": "in-context", "inputs": inputs, "epoch": 250, **data},
                     "optimizer": {
                         "name": "adamw",
                         "learning_rate": learning_rate,
                         "betas": [0.9, 0.95],
-                        "warm_up": 200,
-                        "schedule": "constant",
+                        "warm_up": 100,
                     },
-                    "plan": {"epochs": epochs, "batch": 64, "patience": None},
+                    "plan": {"epochs": epochs, "batch": 32, "patience": None},
                 }
             )
     return made
@@ -124,6 +129,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     facts = {
         "inputs": asked.inputs,
         "layers": options[0]["layers"],
+        "tokens": options[0].get("tokens", "single"),
         "steps": asked.epoch * chosen[0].plan.epochs,
         "batch": chosen[0].plan.batch,
         "learning_rate": chosen[0].optimizer.learning_rate,

@@ -23,7 +23,15 @@ from tsfm_lens.lab.samformer import (
     cosine_by_epoch,
     make_model,
 )
-from tsfm_lens.lab.structured import InContextTask, Prompts, make_regressor
+from tsfm_lens.lab.structured import (
+    REGRESSORS,
+    InContextTask,
+    Prompts,
+    make_forecaster,
+    make_regressor,
+    parameter_groups,
+    redraw,
+)
 from tsfm_lens.models import load
 from tsfm_lens.training import SAM, Plan, Training, Watch
 from tsfm_lens.training.state import STATE
@@ -33,6 +41,7 @@ __all__ = ["prepare", "train"]
 RESULT = "result.json"
 CONFIG = "config.json"
 WEIGHTS = "best.safetensors"
+LATER = ("betas", "warm_up", "base_width")
 
 
 def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
@@ -52,7 +61,8 @@ def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
         made = benchmark(
             data.file, length=data.length, horizon=data.horizon, split=data.split, channels=data.channels or None
         )
-        model = _model(config, make_model, data.length, data.horizon, len(made.channels))
+        make = make_forecaster if config.model.name in REGRESSORS else make_model
+        model = _model(config, make, data.length, data.horizon, len(made.channels))
         return BenchmarkTask(model, made, **options, settings=settings)
     fields = data.model_dump(exclude={"kind", "problem_seed"})
     model = _model(config, make_model, data.length, data.horizon, data.channels)
@@ -61,7 +71,7 @@ def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
 
 def _settings(fields: OptimizerFields) -> dict[str, Any]:
     """What a run's identity says of the optimiser; later fields only where they are set, so that older runs go on."""
-    return {key: value for key, value in fields.model_dump().items() if value or key not in ("betas", "warm_up")}
+    return {key: value for key, value in fields.model_dump().items() if value or key not in LATER}
 
 
 def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
@@ -69,13 +79,18 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
         model = make(config.model.name, *sizes, seed=config.seed, **config.model.options)
     except TypeError as error:
         raise InputError(f"model.options {config.model.options}: {error}") from error
+    if config.optimizer.base_width:
+        redraw(model, config.seed)
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device)
 
 
 def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
     """The optimiser of what is trained of a model."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    trained: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
+    if fields.base_width:
+        groups = parameter_groups(model, fields.learning_rate, fields.base_width)
+        trained = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,

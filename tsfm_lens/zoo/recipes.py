@@ -86,7 +86,8 @@ class TrainingRecipe(BaseModel):
     the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token model's first
     embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases
     before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model an embedding of
-    that rank, of Chebyshev polynomials of the bins' values, which is not trained.
+    that rank, of Chebyshev polynomials of the bins' values, which is not trained; `attention_levels`
+    lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -106,6 +107,7 @@ class TrainingRecipe(BaseModel):
     decoder_bias: tuple[tuple[int, int, float], ...] = ()
     attention_rank: AttentionRank | None = None
     vocabulary_rank: int | None = None
+    attention_levels: tuple[int, ...] = ()
     seed: int = 0
 
     def stage(self, step: int) -> Stage:

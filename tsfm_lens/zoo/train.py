@@ -26,6 +26,7 @@ from tsfm_lens.zoo.narrow import factorise_attention, fix_vocabulary
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
 from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
+from tsfm_lens.zoo.scores import score_by_levels
 from tsfm_lens.zoo.source import SeriesSource
 
 SAVE_EVERY = 200
@@ -94,6 +95,8 @@ def build_model(recipe: TrainingRecipe) -> PreTrainedModel:
         fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
     if recipe.attention_rank is not None:
         factorise_attention(model, recipe.attention_rank)
+    if recipe.attention_levels:
+        score_by_levels(model, recipe.attention_levels)
     return model
 
 

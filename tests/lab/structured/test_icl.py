@@ -141,6 +141,21 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
 
 
+@pytest.mark.parametrize("tokens", ["single", "pairs"])
+def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(tokens: str) -> None:
+    """By gradients: of y earlier ones, of x earlier ones and its own, and each of them."""
+    model = make_regressor("attention", Prompts(3), width=8, layers=1, heads=2, tokens=tokens)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    x, y = Prompts(3).draw(2, 0)
+    by_x, by_y = torch.autograd.functional.jacobian(lambda a, b: model(a, b)[0], (x, y))
+    earlier = torch.ones(6, 6, dtype=torch.bool)
+    assert torch.equal(by_y[:, 0] != 0, earlier.tril(-1))
+    assert torch.equal((by_x[:, 0] != 0).all(-1), earlier.tril(0))
+    assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
+
+
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     chosen = config(data={"curriculum": 6, "inputs": 5})
     whole = lab.train(chosen, tmp_path / "whole", quiet=True)
@@ -184,13 +199,14 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path
     data = lab.in_context_results(runs, tmp_path)
     assert data.attrs["kind"] == "in_context_runs"
     assert data["score_rank"].values.tolist() == [2, 2, 16]
-    assert data["rank_ratio"].values.tolist() == [0.5, 0.5, 4.0]
+    assert data["rank_ratio"].values.tolist() == [2 / 6, 2 / 6, 16 / 6]
     assert data["score_parameters"].values.tolist() == [64, 64, 128]
     one = data.sel(arm="1 head, BTT, D = 16", seed=1)
     kept = json.loads((tmp_path / "1-head,-BTT,-D-=-16-1" / "result.json").read_text())
     assert one["by_pairs"].values.tolist() == kept["by_pairs"]
     assert float(one["validation_last"]) == kept["by_pairs"][-1]
-    assert data["oracle"].values.tolist() == oracle_errors(4, 8).tolist()
+    assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
+    assert data.attrs["tokens"] == "pairs"
 
 
 def test_score_ranks_are_those_of_the_dense_matrices() -> None:

@@ -25,7 +25,6 @@ from tsfm_lens.lab.structured.forms import (
     token_blocks,
 )
 from tsfm_lens.lab.structured.icl import (
-    REGRESSORS,
     InContextTask,
     Prompts,
     errors_by_pairs,
@@ -33,6 +32,7 @@ from tsfm_lens.lab.structured.icl import (
     make_regressor,
     oracle_errors,
 )
+from tsfm_lens.lab.structured.making import REGRESSORS
 from tsfm_lens.lab.structured.matrices import (
     BlockTensorTrain,
     LowRank,
@@ -52,8 +52,9 @@ from tsfm_lens.lab.structured.projections import (
     TrainMap,
 )
 from tsfm_lens.lab.structured.sizes import balanced_factors, level_blocks
+from tsfm_lens.lab.structured.steps import StepForecaster, make_forecaster
 from tsfm_lens.lab.structured.tiles import Reach, block_depth, reaching_attention, reaching_scores
-from tsfm_lens.lab.structured.wiring import ForecasterAdapter, as_lens
+from tsfm_lens.lab.structured.wiring import ForecasterAdapter, StepAdapter, as_lens
 
 __all__ = [
     "REGRESSORS",
@@ -78,6 +79,8 @@ __all__ = [
     "Reach",
     "ScoredAttention",
     "Standard",
+    "StepAdapter",
+    "StepForecaster",
     "StructuredLayer",
     "StructuredMatrix",
     "TokenLevels",
@@ -100,6 +103,7 @@ __all__ = [
     "left_permutation",
     "level_attention_operations",
     "level_blocks",
+    "make_forecaster",
     "make_regressor",
     "mixed",
     "nearest_tensor_train",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.lab.structured.attention import ScoredAttention
 from tsfm_lens.lab.structured.forms import Form, mixed
 from tsfm_lens.lab.structured.sizes import refuse_remainder, whole
+
+if TYPE_CHECKING:
+    from tsfm_lens.lab.structured.wiring import ForecasterAdapter
 
 __all__ = ["Encoder", "InContextRegressor", "PatchForecaster"]
 
@@ -106,7 +109,7 @@ class Embedding(nn.Module):
 
 
 class InContextRegressor(nn.Module):
-    """Predicts y of each x from the pairs before it; of tokens x_1, y_1, x_2, y_2, …, y filled up with zeros.
+    """Predicts y of each x from the pairs before it.
 
     Args:
         d_input: numbers in an x.
@@ -114,10 +117,16 @@ class InContextRegressor(nn.Module):
         encoder: causal.
         width: of its stream.
         positions: "learned" or "none".
+        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper; or "pairs", where token i
+            holds x_i and the pair before it, so that no layer has to bring an x together with its y.
 
     Source:
         Structured attention, section 4 (S2-ICL): linear read-in, and a linear read-out that begins at zero, so that the
         loss begins at the mean square of y.
+
+    Raises:
+        InputError: the encoder is not causal.
+        UnknownNameError: other tokens or positions.
 
     Example:
         >>> encoder = lab.structured.Encoder(16, 1, 2, lab.structured.BilinearTrain())
@@ -133,10 +142,14 @@ class InContextRegressor(nn.Module):
         encoder: Encoder,
         width: int,
         positions: Literal["learned", "none"] = "learned",
+        tokens: Literal["single", "pairs"] = "single",
     ) -> None:
         super().__init__()
-        self.d_input = whole(d_input, "d_input")
-        self.embed = Embedding(d_input, width, 2 * whole(points, "points"), positions)
+        if tokens not in ("single", "pairs"):
+            raise unknown_name("kind of tokens", tokens, ("single", "pairs"))
+        self.d_input, self.points, self.paired = whole(d_input, "d_input"), whole(points, "points"), tokens == "pairs"
+        sizes = (2 * d_input + 1, points) if self.paired else (d_input, 2 * points)
+        self.embed = Embedding(sizes[0], width, sizes[1], positions)
         self.encoder, self.read_out = encoder, nn.Linear(width, 1)
         if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
             raise InputError("the encoder is not causal, so that every y would be seen; make it with causal=True")
@@ -145,10 +158,13 @@ class InContextRegressor(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """(batch, point, d_input) and (batch, point) to predictions of y, (batch, point), each from earlier pairs."""
-        answers = F.pad(y[..., None], (0, self.d_input - 1))
-        tokens = torch.stack([x, answers], 2).flatten(1, 2)
+        if self.paired:
+            before = F.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
+            tokens = torch.cat([x, before], -1)
+        else:
+            tokens = torch.stack([x, F.pad(y[..., None], (0, self.d_input - 1))], 2).flatten(1, 2)
         out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
-        return out[:, ::2, 0]
+        return out[..., 0] if self.paired else out[:, ::2, 0]
 
 
 class PatchForecaster(nn.Module):
@@ -204,6 +220,12 @@ class PatchForecaster(nn.Module):
         values = torch.where(known, (context - loc[:, None]) / scale[:, None], 0.0)
         tokens = torch.cat([part.unflatten(1, (-1, self.patch)) for part in (values, known.to(values))], -1)
         return self.quantiles(self.encoder(self.embed(tokens)), loc, scale)
+
+    def lens_adapter(self) -> ForecasterAdapter:
+        """The model's own wiring, by which ``load(model)`` opens it."""
+        from tsfm_lens.lab.structured.wiring import ForecasterAdapter
+
+        return ForecasterAdapter(self)
 
     def location(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the known values of each series, (batch,); 0 and 1 where none tells."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.lab.samformer.streams import stream
 from tsfm_lens.lab.structured.encoder import Encoder, InContextRegressor
-from tsfm_lens.lab.structured.forms import BilinearLevels, BilinearTrain, Form, Standard, TokenLevels
+from tsfm_lens.lab.structured.making import form_of_name
 from tsfm_lens.lab.structured.sizes import whole
 
 __all__ = [
-    "REGRESSORS",
     "InContextTask",
     "Prompts",
     "errors_by_pairs",
@@ -28,13 +27,6 @@ __all__ = [
 
 TRAINING, HELD_OUT = 0, 1
 FIRST_DIMENSIONS = 4
-REGRESSORS: dict[str, Callable[..., Form]] = {
-    "attention": Standard,
-    "bilinear-btt": BilinearTrain,
-    "bilinear-mlr": BilinearLevels,
-    "mlr-attention": TokenLevels,
-}
-"""Scoring functions of the regressors by name."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +135,7 @@ def make_regressor(
     heads: int = 8,
     d_mlp: int | None = None,
     positions: str = "learned",
+    tokens: str = "single",
     seed: int = 0,
     **form: Any,
 ) -> InContextRegressor:
@@ -153,6 +146,7 @@ def make_regressor(
         prompts: what it is made for.
         width, layers, heads, d_mlp: of its encoder.
         positions: "learned" or "none".
+        tokens: "single" or "pairs", as in :class:`InContextRegressor`.
         seed: of the weights.
         form: arguments of the scoring function, such as ``ranks``.
 
@@ -165,15 +159,12 @@ def make_regressor(
         >>> made(torch.ones(1, 8, 4), torch.ones(1, 8)).shape
         torch.Size([1, 8])
     """
-    if name not in REGRESSORS:
-        raise unknown_name("model", name, REGRESSORS)
-    # lists come from files
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in form.items()}
-    scoring = REGRESSORS[name](**given)
+    scoring = form_of_name(name, form)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = Encoder(width, layers, heads, scoring, d_mlp=d_mlp)
-        return InContextRegressor(prompts.inputs, prompts.count, encoder, width, positions)  # type: ignore[arg-type]
+        sizes = (prompts.inputs, prompts.count, encoder, width)
+        return InContextRegressor(*sizes, positions, tokens)  # type: ignore[arg-type]
 
 
 def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
@@ -241,9 +232,9 @@ class InContextTask:
         seed: int = 0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if (model.d_input, model.embed.tokens) != (prompts.inputs, 2 * prompts.count):
+        if (model.d_input, model.points) != (prompts.inputs, prompts.count):
             raise InputError(
-                f"the model takes {model.embed.tokens // 2} points of {model.d_input} inputs, the prompts have "
+                f"the model takes {model.points} points of {model.d_input} inputs, the prompts have "
                 f"{prompts.count} of {prompts.inputs}; make the model of that size"
             )
         self.name = "regression in context"

@@ -12,6 +12,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.lab.structured.encoder import Embedding, InContextRegressor, PatchForecaster
 from tsfm_lens.lab.structured.projections import LevelFactor, TrainFactor
 from tsfm_lens.lab.structured.sizes import whole
+from tsfm_lens.lab.structured.steps import StepForecaster
 
 __all__ = ["fan_in_of", "first_deviation", "parameter_groups", "redraw", "rms_capped"]
 
@@ -155,3 +156,5 @@ def _read_outs(model: nn.Module) -> Iterator[nn.Linear]:
             yield module.read_out
         elif isinstance(module, PatchForecaster):
             yield module.head
+        elif isinstance(module, StepForecaster):
+            yield module.read_out

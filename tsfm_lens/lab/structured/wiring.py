@@ -1,21 +1,25 @@
-"""The wiring of a :class:`PatchForecaster`, whatever its scoring functions, and its lens."""
+"""The wirings of forecasters, whatever their scoring functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans, Wiring
-from tsfm_lens.lab.structured.encoder import Block, PatchForecaster
+from tsfm_lens.lab.samformer import ChannelAdapter
 from tsfm_lens.models import Lens
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Encoded
 
-__all__ = ["ForecasterAdapter", "as_lens"]
+if TYPE_CHECKING:
+    from tsfm_lens.lab.structured.encoder import Block, PatchForecaster
+    from tsfm_lens.lab.structured.steps import StepForecaster
+
+__all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
 
 
 class ForecasterAdapter(PatchAdapter):
@@ -59,9 +63,28 @@ class ForecasterAdapter(PatchAdapter):
         return out
 
 
-def stack_of(model: PatchForecaster) -> Stack:
+class StepAdapter(ChannelAdapter):
+    """A :class:`StepForecaster`, whose tokens are the time steps of all channels."""
+
+    architecture = "structured-steps"
+    model: StepForecaster
+
+    def __init__(self, native: StepForecaster) -> None:
+        self.native = self.model = native
+        self.context_length, self.prediction_length = native.length, native.horizon
+        self.n_variates, self.over_time = native.channels, True
+        unembed = Site("read_out", layout="batch pos d_out")
+        self.wiring = Wiring(self.architecture, (stack_of(native),), unembed, "embed", native.horizon)
+
+    def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = (part[..., 0].detach() for part in self.model.statistics(x))
+        gain = scale / self.model.revin.weight.detach()
+        return mean - self.model.revin.bias.detach() * gain, gain
+
+
+def stack_of(model: PatchForecaster | StepForecaster) -> Stack:
     """The rows of its blocks; layers whose heads score with other numbers of features have rows of their own."""
-    blocks = [block for block in model.encoder.blocks if isinstance(block, Block)]
+    blocks = cast("list[Block]", list(model.encoder.blocks))
     first = blocks[0].attn
     rows = [(_attention(block), _mlp()) for block in blocks]
     return Stack(
