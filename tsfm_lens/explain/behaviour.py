@@ -1,0 +1,192 @@
+"""Does a model use the covariates that it is shown? What forecasts are without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.naive import seasonal_error
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
+
+__all__ = ["covariate_use"]
+
+WAYS = ("removed", "constant", "shuffled")
+_SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and with its values in random order"
+Progress = Callable[[int, int], None]
+
+
+def covariate_use(
+    run: Run, *, shuffles: int = 8, seed: int | None = None, progress: Progress | None = None
+) -> xr.Dataset:
+    """Forecast every item again without each of its covariates, and see what moves and what is lost.
+
+    A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled": its values, past and
+    known future together, stand in random order, several times over. The first says what the model makes of the
+    covariate being there; the last two keep it there without what it tells.
+
+    Args:
+        run: with covariates; with a truth also what they are worth is measured.
+        shuffles: orders that are drawn.
+        seed: of the orders; the run's own if None.
+        progress: called with (done, of) forecasts.
+
+    Returns:
+        Dataset of kind "covariate_use" over the forecast series. ``moved`` (covariate, way, series): mean absolute
+        change of the median forecast, in multiples of the context's mean absolute seasonal difference, as MASE counts.
+        With a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
+        ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.probes.findings.judge` adds for
+        ``moved`` and ``worth``; leaders are found within each way. ``role`` (covariate).
+
+    Source:
+        Permutation importance (Breiman 2001), applied to whole series; the other ways are the library's own.
+
+    Raises:
+        InputError: the run has no covariates, or none that can be told from its target; or shuffles is no count.
+
+    Example:
+        >>> explain.covariate_use(run)["moved"].dims
+        ('covariate', 'way', 'series')
+    """
+    batch = run.batch
+    refuse_useless(batch)
+    if isinstance(shuffles, bool) or not isinstance(shuffles, int) or shuffles < 1:
+        raise InputError(f"shuffles is {shuffles!r}, expected how often values are put in random order, 1 or more")
+    names = covariate_names(batch)
+    rows = np.flatnonzero(batch.is_target)
+    unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
+    rng = np.random.default_rng(run.seed if seed is None else seed)
+    plain = run.forecast.median[rows]
+    moved = np.full((len(names), len(WAYS), len(rows)), np.nan)
+    lost = np.full_like(moved, np.nan)
+    truth = None if run.truth is None else run.truth[rows]
+    done, total = 0, len(names) * (2 + shuffles)
+    for place, name in enumerate(names):
+        having = [group for group, variate in zip(batch.groups, batch.variates, strict=True) if variate == name]
+        shown = np.isin([batch.groups[row] for row in rows], having)
+        made: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
+        for way in ("removed", "constant", *["shuffled"] * shuffles):
+            other = _forecast(run, _changed(batch, name, way, rng))
+            made[way].append(other)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        for column, way in enumerate(WAYS):
+            change = np.mean([np.abs(other - plain).mean(-1) for other in made[way]], axis=0)
+            moved[place, column] = np.where(shown, change / unit, np.nan)
+            if truth is not None:
+                errors = np.mean([_mae(other, truth) for other in made[way]], axis=0)
+                lost[place, column] = np.where(shown, errors / unit, np.nan)
+    return _result(run, rows, names, unit, moved, lost)
+
+
+def _result(
+    run: Run, rows: np.ndarray, names: list[str], unit: np.ndarray, moved: np.ndarray, lost: np.ndarray
+) -> xr.Dataset:
+    axes = ("covariate", "way", "series")
+    roles = {name: role for name, role in zip(run.batch.variates, run.batch.roles, strict=True) if role != "target"}
+    data = run.dataset().isel(series=rows)
+    data = data.assign_coords(covariate=names, way=list(WAYS), role_of=("covariate", [roles[name] for name in names]))
+    data["moved"] = (axes, moved)
+    data["unit"] = (("series",), unit)
+    data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
+
+    def floor(measure: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> xr.DataArray:
+        return xr.DataArray(noise_floor(run, measure)[rows] / unit, dims="series")
+
+    change = floor(lambda other, plain: np.abs(other - plain).mean(-1))
+    data = judge(data, "moved", floor=change, groups="way")
+    if run.truth is not None:
+        error = _mae(run.forecast.median[rows], run.truth[rows]) / unit
+        data["error"] = (("series",), error)
+        data["error_without"] = (axes, lost)
+        data["worth"] = (axes, lost - error)
+        data = judge(data, "worth", floor=change, signed=True, groups="way")
+    return data
+
+
+def covariate_names(batch: SeriesBatch) -> list[str]:
+    """Names of the covariates of a batch, in order of first appearance."""
+    pairs = zip(batch.variates, batch.roles, strict=True)
+    return list(dict.fromkeys(variate for variate, role in pairs if role != "target"))
+
+
+def refuse_useless(batch: SeriesBatch) -> None:
+    """Refuse covariates of which nothing can be said.
+
+    Raises:
+        InputError: there are none, one is the target itself, or one never changes.
+    """
+    if not batch.has_covariates:
+        raise InputError(
+            "these series have no covariates; name columns with known=… and past=…, or give entries with "
+            "past_covariates"
+        )
+    for row, (name, role) in enumerate(zip(batch.ids, batch.roles, strict=True)):
+        if role == "target":
+            continue
+        future = batch.futures[row]
+        values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
+        known = values[np.isfinite(values)]
+        if (known == known[0]).all():
+            raise InputError(
+                f"covariate {name!r} is {known[0]:g} throughout, so that it cannot tell anything; leave it out"
+            )
+        for other, target in enumerate(batch.values):
+            alike = batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
+            if alike and np.array_equal(target, batch.values[row], equal_nan=True):
+                raise InputError(
+                    f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so that their effects "
+                    "cannot be told apart; leave it out"
+                )
+
+
+def _changed(batch: SeriesBatch, name: str, way: str, rng: np.random.Generator) -> SeriesBatch:
+    """The batch with one covariate removed or made to tell nothing."""
+    changed = [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
+    if way == "removed":
+        return batch.select([row for row in range(len(batch)) if row not in changed])
+    values, futures = list(batch.values), list(batch.futures)
+    categories = list(batch.categories)
+    for row in changed:
+        past, future = batch.values[row], batch.futures[row]
+        ahead = np.empty(0) if future is None else future
+        if way == "constant":
+            # of categories the most frequent one, since a mean of their numbers is none
+            known = past[np.isfinite(past)]
+            level = np.nanmean(past) if categories[row] is None else np.bincount(known.astype(int)).argmax()
+            both = np.full(len(past) + len(ahead), float(level))
+        else:
+            both = _shuffled(past, ahead, rng)
+        values[row] = both[: len(past)]
+        futures[row] = None if future is None else both[len(past) :]
+    return replace(batch, values=tuple(values), futures=tuple(futures))
+
+
+def _shuffled(past: np.ndarray, ahead: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Known values in random order; gaps stay where they are."""
+    both = np.concatenate([past, ahead])
+    known = np.isfinite(both)
+    both[known] = rng.permutation(both[known])
+    return both
+
+
+def _forecast(run: Run, batch: SeriesBatch) -> np.ndarray:
+    """(target, step), the median under the run's seed."""
+    how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed}
+    return run.lens.forecast(batch, run.horizon, **how).median[batch.is_target]
+
+
+def _mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Mean absolute error over known steps, (series,); NaN where nothing is known."""
+    known = np.isfinite(truth)
+    off = np.where(known, np.abs(forecast - np.where(known, truth, 0.0)), 0.0).sum(-1)
+    count = known.sum(-1)
+    return np.divide(off, count, out=np.full(len(off), np.nan), where=count > 0)
