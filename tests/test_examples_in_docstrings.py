@@ -1,8 +1,9 @@
 """Every public function has an example, and the example is true.
 
 In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over 12 steps with four sample paths,
-``corrupted`` that of the same values half a year later, ``results`` what ``pipeline.analyse`` makes of ``run``, by
-kind, ``tables`` the results of a sweep, and ``folder`` an empty folder; rooms of the package go by their names.
+``corrupted`` that of the same values half a year later, ``driven`` one of ``chronos2-nano`` with a covariate,
+``results`` what ``pipeline.analyse`` makes of ``run``, by kind, ``tables`` the results of a sweep, and ``folder`` an
+empty folder; rooms of the package go by their names.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ROOMS = (
     "catalogue",
     "compress",
     "data",
+    "explain",
     "explore",
     "hooks",
     "lab",
@@ -80,6 +82,13 @@ def names() -> dict[str, Any]:
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
     turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
     pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
+    cause = np.sin(np.arange(80) / 5)
+    entry = {
+        "target": 1 + cause[:72],
+        "past_covariates": {"cause": cause[:72]},
+        "future_covariates": {"cause": cause[72:]},
+    }
+    pair["driven"] = tsfm_lens.load("chronos2-nano").run([entry], 8)
     made = {"lens": lens, **pair, "results": Results(run), "tables": planted.sweep()}
     return {"tsfm_lens": tsfm_lens, **made, "np": np, "pd": pd, "torch": torch, "xr": xr, **rooms}
 

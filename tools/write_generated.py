@@ -1,4 +1,4 @@
-"""Write what follows from the code: the exports of probes and viz, and the tables of docs/measurements.md.
+"""Write what follows from the code: the exports of explain, probes and viz, and the tables of docs/measurements.md.
 
 Run it after adding a probe or a figure: ``python tools/write_generated.py``. With ``--check`` nothing is written, and
 the exit code says whether all of it is up to date.
@@ -65,7 +65,7 @@ def main() -> None:
     check, stale = "--check" in sys.argv, []
     made: dict[Path, Callable[[], str]] = {
         ROOT / "tsfm_lens" / room / "__init__.py": partial(exports, ROOT / "tsfm_lens" / room)
-        for room in ("probes", "viz")
+        for room in ("explain", "probes", "viz")
     }
     made[DOCS] = partial(tables, DOCS)
     for file, make in made.items():

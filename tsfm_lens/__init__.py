@@ -36,6 +36,7 @@ _ROOMS = (
         "compress",
         "data",
         "errors",
+        "explain",
         "explore",
         "hooks",
         "lab",

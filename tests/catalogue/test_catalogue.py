@@ -15,7 +15,7 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
-from tsfm_lens import catalogue, probes, viz
+from tsfm_lens import catalogue, explain, probes, viz
 from tsfm_lens.catalogue import Figure, Measurement, Work, add, find, measurements, on_all, registry, work_on
 from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -56,7 +56,9 @@ def test_every_measurement_is_computed_drawn_tabulated_and_read(kind: str, work:
 
 
 def test_every_probe_and_every_renderer_belongs_to_a_measurement() -> None:
-    assert {name for each in measurements().values() for name in each.probes} == set(probes.__all__)
+    named = {name for each in measurements().values() for name in each.probes}
+    assert {name for name in named if "." not in name} == set(probes.__all__)
+    assert {name for name in named if "." in name} <= {f"explain.{name}" for name in explain.__all__}
     assert {figure.name for _, figure in catalogue.figures()} == set(viz.__all__) - WRITERS
 
 

@@ -16,7 +16,7 @@ from tsfm_lens.catalogue.words import capital, count_of, listed, measured, num, 
 from tsfm_lens.viz import ablation_forecasts, ablation_heatmap, recipe_forecasts
 from tsfm_lens.viz.ablation import strongest
 from tsfm_lens.viz.panels import means
-from tsfm_lens.viz.select import array, names, statistic_of, unit_of
+from tsfm_lens.viz.select import array, forecast_series, names, statistic_of, unit_of
 from tsfm_lens.viz.theme import percent
 
 _DRAWN = 2  # series with a figure of their own
@@ -134,7 +134,7 @@ def _ablation(ds: xr.Dataset) -> Iterator[Plate]:
         yield Plate(fig, ablation_table(ds, metric), read_ablation(ds, metric))
     if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
         return
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         top = strongest(ds, i)
         if top:
             fig = ablation_forecasts(ds, components=top, series=i)
@@ -150,7 +150,7 @@ def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
     """A row per recipe, series and step: quantiles."""
     parts = []
     for place, recipe in enumerate(names(ds, "recipe")):
-        for i in range(ds.sizes["series"]):
+        for i in forecast_series(ds):
             part = steps_table(ds, i)
             part.insert(0, "recipe", recipe)
             add_quantiles(part, ds, array(ds, "quantile_forecast", "quantile", "step", recipe=place, series=i))

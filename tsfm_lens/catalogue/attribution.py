@@ -14,7 +14,7 @@ from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, signed
 from tsfm_lens.viz import attribution_bars, attribution_heatmap, stream_scheme
-from tsfm_lens.viz.select import array, kind_word, names
+from tsfm_lens.viz.select import array, forecast_series, kind_word, names
 from tsfm_lens.viz.shares import attribution_shares
 from tsfm_lens.viz.theme import percent
 
@@ -92,7 +92,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
 def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
     decompositions = names(ds, "decomposition")
     main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         table, words = attribution_table(ds, main, i), read_attribution(ds, main, i)
         words += read_attribution_over_series(ds, main) if i == 0 else []
         yield Plate(attribution_bars(ds, decomposition=main, series=i), table, words)

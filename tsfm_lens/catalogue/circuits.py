@@ -15,7 +15,7 @@ from tsfm_lens.catalogue.words import capital, listed, measured, num, verb
 from tsfm_lens.viz import circuit_curve, circuit_forecasts, circuit_graph, effects_scatter, self_repair_bars
 from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.places import places_in
-from tsfm_lens.viz.select import array, kind_word, names, unit_of
+from tsfm_lens.viz.select import array, forecast_series, kind_word, names, unit_of
 from tsfm_lens.viz.theme import percent
 
 _NAMED = 3  # components in a sentence
@@ -139,7 +139,7 @@ def _effects(ds: xr.Dataset) -> Iterator[Plate]:
 
 def _circuit(ds: xr.Dataset) -> Iterator[Plate]:
     yield Plate(circuit_graph(ds), frame(ds, "in_circuit", "taken"), read_circuit(ds))
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         yield Plate(circuit_forecasts(ds, series=i), table, read_circuit_forecasts(ds, i))
     yield Plate(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds))

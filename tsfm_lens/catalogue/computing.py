@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 Options = Mapping[str, Any]
 Probe = str | Callable[..., xr.Dataset]
-"""A function of :mod:`tsfm_lens.probes` by name, or one of your own."""
+"""A function of :mod:`tsfm_lens.probes` by name, of another room as "room.name", or one of your own."""
 
 SHIFTED = "the first series against itself with its season half a period later"
 
@@ -102,7 +102,7 @@ class Work:
 
     def call(self, probe: Probe, *args: Any, **options: Any) -> xr.Dataset:
         """A probe, which is told where to report how far it is."""
-        function = getattr(import_module("tsfm_lens.probes"), probe) if isinstance(probe, str) else probe
+        function = found_probe(probe) if isinstance(probe, str) else probe
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
         found: xr.Dataset = function(*args, **options)
@@ -133,6 +133,18 @@ class Compute:
 
 def _name(probe: Probe) -> str:
     return probe if isinstance(probe, str) else probe.__name__
+
+
+def found_probe(name: str) -> Callable[..., xr.Dataset]:
+    """A function of :mod:`tsfm_lens.probes` by name, or of another room as "room.name".
+
+    Example:
+        >>> catalogue.computing.found_probe("explain.covariate_use").__name__
+        'covariate_use'
+    """
+    room, _, function = name.rpartition(".")
+    probe: Callable[..., xr.Dataset] = getattr(import_module(f"tsfm_lens.{room or 'probes'}"), function)
+    return probe
 
 
 def on_all(probe: Probe, **options: Any) -> Compute:

@@ -14,7 +14,7 @@ from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import count_of, head_at, listed, num, signed, verb
 from tsfm_lens.viz import head_parroting_map, lag_attention_map, parroting_forecast, season_amplitudes
-from tsfm_lens.viz.select import array, names
+from tsfm_lens.viz.select import array, forecast_series, names
 from tsfm_lens.viz.theme import percent
 
 _DRAWN = 6  # series with a figure of their own
@@ -109,7 +109,7 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
 
 
 def _parroting(ds: xr.Dataset) -> Iterator[Plate]:
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         one = ds.isel(series=[i])
         steps = frame(one, *(name for name in ("forecast", "parrot", "truth") if name in ds))
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)

@@ -17,7 +17,7 @@ from tsfm_lens.catalogue.tables import add_quantiles, frame, steps_table
 from tsfm_lens.catalogue.words import capital, layers, listed, measured, num
 from tsfm_lens.viz import layer_entropy, layer_gain, lens_forecast, lens_logit_map, logit_map
 from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.select import array, median_position, names, statistic_of, unit_of
+from tsfm_lens.viz.select import array, forecast_series, median_position, names, statistic_of, unit_of
 
 _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
@@ -195,12 +195,12 @@ def gain_table(ds: xr.Dataset) -> pd.DataFrame:
 
 def _lens(ds: xr.Dataset) -> Iterator[Plate]:
     if "probability" not in ds:
-        for i in range(min(ds.sizes["series"], _LENSES)):
+        for i in forecast_series(ds, _LENSES):
             yield Plate(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))
         return
     if "entropy" in ds:
         yield Plate(layer_entropy(ds), entropy_table(ds), read_entropy(ds))
-    for i in range(min(ds.sizes["series"], _MAPS)):
+    for i in forecast_series(ds, _MAPS):
         fig = logit_map(ds, series=i)
         yield Plate(fig, map_table(fig, ds, i), read_logit_map(ds, i))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tsfm_lens.catalogue.computing import Compute, Options, Work
     from tsfm_lens.models import Lens
 
-THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Sweeps", "Training", "Theory")
+THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.tables import add_quantiles, steps_table
 from tsfm_lens.catalogue.words import measured
 from tsfm_lens.viz import forecast_fan
-from tsfm_lens.viz.select import array, median_position, names, unit_of
+from tsfm_lens.viz.select import array, forecast_series, median_position, names, unit_of
 
 _DRAWN = 24  # series with a figure of their own
 
@@ -65,7 +65,7 @@ def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def _forecast(ds: xr.Dataset) -> Iterator[Plate]:
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         yield Plate(forecast_fan(ds, series=i), forecast_table(ds, i), read_forecast(ds, i))
 
 

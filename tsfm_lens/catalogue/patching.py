@@ -17,7 +17,7 @@ from tsfm_lens.catalogue.words import capital, listed, measured, num, signed
 from tsfm_lens.viz import attribution_patching_scatter, patched_forecasts, patching_map, path_map
 from tsfm_lens.viz.contrast import way, when
 from tsfm_lens.viz.places import OUTPUT, places_in
-from tsfm_lens.viz.select import array, names, unit_of
+from tsfm_lens.viz.select import array, forecast_series, names, unit_of
 from tsfm_lens.viz.theme import percent
 
 _HALF = 0.5
@@ -136,7 +136,7 @@ def _cell(ds: xr.Dataset, flat: int) -> str:
 
 
 def _patching(ds: xr.Dataset) -> Iterator[Plate]:
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         table = _cells(ds.isel(series=[i]), "recovered", "effect")
         yield Plate(patching_map(ds, series=i), table, read_patching(ds, i))
         yield Plate(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
@@ -147,7 +147,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[Plate]:
     if "recovered" in known:
         words = read_attribution_patching(ds)
         yield Plate(attribution_patching_scatter(ds), _cells(ds, *known), words)
-    for i in range(min(ds.sizes["series"], _DRAWN)):
+    for i in forecast_series(ds, _DRAWN):
         table = _cells(ds.isel(series=[i]), *known)
         yield Plate(patching_map(ds, value="first_order", series=i), table, read_estimate(ds, i))
 

@@ -52,7 +52,7 @@ def covariate_use(
         InputError: the run has no covariates, or none that can be told from its target; or shuffles is no count.
 
     Example:
-        >>> explain.covariate_use(run)["moved"].dims
+        >>> explain.covariate_use(driven)["moved"].dims
         ('covariate', 'way', 'series')
     """
     batch = run.batch

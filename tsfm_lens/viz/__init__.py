@@ -13,6 +13,7 @@ from tsfm_lens.viz.attribution_patching import attribution_patching_scatter
 from tsfm_lens.viz.behaviour import head_parroting_map, repeated_motif_map
 from tsfm_lens.viz.circuit import circuit_curve, circuit_forecasts, circuit_graph
 from tsfm_lens.viz.compress import compressed_forecasts, size_and_error
+from tsfm_lens.viz.covariates import covariate_dots
 from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explore import explore_figure
@@ -90,6 +91,7 @@ __all__ = [
     "compression_rank_lines",
     "compression_width_lines",
     "concentration_bound_plot",
+    "covariate_dots",
     "dataset_heatmap",
     "effects_scatter",
     "embedding_bound_lines",

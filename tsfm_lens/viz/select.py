@@ -134,6 +134,12 @@ def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
     return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
 
 
+def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
+    """Places of the series that are forecast, the first ``most`` of them; covariates are not."""
+    roles = ds["role"].values if "role" in ds.coords else ["target"] * ds.sizes.get("series", 1)
+    return [place for place, role in enumerate(roles) if role == "target"][:most]
+
+
 def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
     """Which series a figure shows, and how several were put together."""
     ids = names(ds, "series")

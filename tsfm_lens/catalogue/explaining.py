@@ -1,0 +1,86 @@
+"""What explains a forecast of one's own series: which inputs moved it, and whether covariates are used at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import xarray as xr
+
+from tsfm_lens.catalogue.computing import on_all
+from tsfm_lens.catalogue.entry import Figure, Measurement, Needs, Plate
+from tsfm_lens.catalogue.standing import Standing
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import listed, num
+from tsfm_lens.models import Lens
+from tsfm_lens.viz import covariate_dots
+from tsfm_lens.viz.select import names
+
+THEME = "Inputs"
+
+
+def _takes_covariates(lens: Lens) -> bool:
+    return bool(getattr(lens.adapter, "covariates", ()))
+
+
+TAKES_COVARIATES = Needs("covariates", "models that take covariates (`tsfm-lens models`)", _takes_covariates)
+
+
+def read_use(ds: xr.Dataset) -> list[str]:
+    """Of each covariate whether it moves the forecast and, with a truth, whether it helps."""
+    return [_told(ds, place, name) for place, name in enumerate(names(ds, "covariate"))]
+
+
+def _told(ds: xr.Dataset, place: int, name: str) -> str:
+    ways = names(ds, "way")
+    moved = Standing(ds, "moved", "way", covariate=place)
+    if not moved.stands_out.any():
+        return f"{name}: forecasts without it are the same up to the noise; the model does not use it."
+    shuffled = ways.index("shuffled")
+    size = f"in random order it moves the forecast by {moved.told(shuffled, _mase)}"
+    if "worth_estimate" not in ds:
+        return f"{name}: {size}."
+    worth = Standing(ds, "worth", "way", covariate=place)
+    helps = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] > 0]
+    harms = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] < 0]
+    if helps and not harms:
+        best = max(helps, key=lambda i: float(worth.low[i]))
+        return (
+            f"{name}: {size}, and the error is larger by {worth.told(best, _mase)} when it is {ways[best]}: it helps."
+        )
+    if harms and not helps:
+        worst = min(harms, key=lambda i: float(worth.high[i]))
+        return (
+            f"{name}: {size}, and the error is smaller by {num(-float(worth.estimate[worst]))} MASE when it is "
+            f"{ways[worst]}: forecasts are better without it."
+        )
+    if helps:
+        told = [f"{'helps' if i in helps else 'harms'} against {ways[i]}" for i in sorted([*helps, *harms])]
+        return f"{name}: {size}; it {listed(told)}."
+    return f"{name}: {size}; whether that helps cannot be told from these series."
+
+
+def _mase(value: float) -> str:
+    return f"{num(value)} MASE"
+
+
+def _use(ds: xr.Dataset) -> Iterator[Plate]:
+    variables = ["moved", *(name for name in ("error_without", "worth") if name in ds)]
+    yield Plate(covariate_dots(ds), frame(ds, *variables), read_use(ds))
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="covariate_use",
+        theme=THEME,
+        about="change of the forecast, and of its error, without each covariate, with its mean, and in random order",
+        heading="Use of covariates",
+        guide="Every item is forecast again without a covariate, with it at its mean, and with its values in random "
+        "order. A model that does not use it forecasts the same. Where the truth is known, the change of the "
+        "error tells whether using it helps. All in MASE: multiples of the mean absolute seasonal difference.",
+        compute=on_all("explain.covariate_use"),
+        plates=_use,
+        figures=(Figure("covariate_dots", "What forecasts and their errors are without each covariate."),),
+        source="permutation importance (Breiman 2001) of whole series",
+        needs=TAKES_COVARIATES,
+    ),
+)
