@@ -80,6 +80,57 @@ def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
     np.testing.assert_array_equal(run.point, run.forecast.median)
 
 
+def moirai_input(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Arguments of a uni2ts forecast, (item, time, feature), written down here once more."""
+    past = torch.tensor(np.stack([item["past_covariates"]["a"] for item in items]))
+    known = [np.r_[item["past_covariates"]["k"], item["future_covariates"]["k"]] for item in items]
+    values = {
+        "past_target": torch.tensor(np.stack([item["target"] for item in items])),
+        "feat_dynamic_real": torch.tensor(np.stack(known)),
+        "past_feat_dynamic_real": past,
+    }
+    values = {name: each.float()[..., None] for name, each in values.items()}
+    seen = {
+        "past_observed_target": "past_target",
+        "observed_feat_dynamic_real": "feat_dynamic_real",
+        "past_observed_feat_dynamic_real": "past_feat_dynamic_real",
+    }
+    padding = torch.zeros(len(items), STEPS, dtype=torch.bool)
+    return values | {name: ~values[of].isnan() for name, of in seen.items()} | {"past_is_pad": padding}
+
+
+@pytest.mark.parametrize("name", ["moirai-1.1", "moirai-2"])
+def test_moirai_forecasts_as_its_library_does(name: str) -> None:
+    room = pytest.importorskip("uni2ts.model.moirai" if name == "moirai-1.1" else "uni2ts.model.moirai2")
+    lens = tsfm_lens.load(architectures()[name].tiny())
+    items, horizon = drawn(2), 8
+    for item in items:
+        item["future_covariates"] = {"k": item["future_covariates"]["k"][:horizon]}
+    batch = as_series(items)
+    dims = {"target_dim": 1, "feat_dynamic_real_dim": 1, "past_feat_dynamic_real_dim": 1}
+    sizes = {"prediction_length": horizon, "context_length": STEPS, "module": lens.adapter.model, **dims}
+    ours = lens.forecast(batch, horizon, seed=3)
+    with torch.no_grad():
+        if name == "moirai-1.1":
+            native = room.MoiraiForecast(**sizes, patch_size=lens.adapter.patch, num_samples=100).eval()
+            torch.manual_seed(3)
+            drawn_paths = native(**moirai_input(items))
+            assert ours.samples is not None
+            np.testing.assert_array_equal(ours.samples[batch.is_target], drawn_paths)
+        else:
+            np.testing.assert_array_equal(
+                ours.quantiles[batch.is_target], room.Moirai2Forecast(**sizes).eval()(**moirai_input(items))
+            )
+    assert np.isnan(ours.quantiles[~batch.is_target]).all()
+    run = lens.run(batch, horizon)
+    assert np.isfinite(run.point[batch.is_target]).all()
+    places = run.encoded.spans[""]
+    assert set(zip(places.variate, np.array(places.start) >= 0, strict=True)) == {
+        *((row, ahead) for row in (0, 2) for ahead in (False, True)),
+        (1, False),
+    }
+
+
 def test_a_single_forward_is_the_forecast(nano: Lens) -> None:
     run = nano.run(as_series(drawn(2)), HORIZON)
     np.testing.assert_array_equal(run.point, run.forecast.median)
@@ -130,5 +181,5 @@ def test_a_category_of_the_future_that_the_past_does_not_know(nano: Lens) -> Non
 def test_the_list_of_models_says_what_their_adapters_take(name: str) -> None:
     entry = architectures()[name]
     if entry.extra:
-        pytest.importorskip("timesfm3")
+        pytest.importorskip({"timesfm": "timesfm3", "moirai": "uni2ts"}[entry.extra])
     assert getattr(tsfm_lens.load(entry.tiny(), check=False).adapter, "covariates", ()) == entry.covariates

@@ -36,7 +36,6 @@ class Encoded:
         packed: whether the variates of an item share one token sequence, so that hooks see a row per item.
         ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
         stats: further tensors that the head needs to return to data units.
-        shared: names of inputs that are the same for all rows and have no axis that counts them.
         place: of a part of a batch, the place of its first row there, and the rows of the whole; else (0, None).
     """
 
@@ -50,7 +49,6 @@ class Encoded:
     packed: bool = False
     ids: tuple[str, ...] = ()
     stats: dict[str, Tensor] = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
     place: tuple[int, int | None] = (0, None)
 
     @property
@@ -82,7 +80,7 @@ class Encoded:
         cuts = {count: slice(start // series_per_item, stop // series_per_item), len(self.batch): slice(start, stop)}
 
         def cut(name: str, value: Any) -> Any:
-            if not isinstance(value, Tensor) or value.ndim == 0 or name in self.shared:
+            if not isinstance(value, Tensor) or value.ndim == 0:
                 return value
             if len(value) not in cuts:
                 raise InputError(f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items")

@@ -25,7 +25,7 @@ class Forecast:
     """What a model predicts for a batch of series.
 
     Attributes:
-        quantiles: (series, quantile, step), data units.
+        quantiles: (series, quantile, step), data units; of covariates what the model emits for them, NaN if nothing.
         levels: the quantile levels, ascending.
         mean: (series, step); of quantile models what their library gives as the mean, or the median where it gives
             none (Chronos-2, TimesFM 3, Toto 2, Moirai 2).
@@ -171,6 +171,8 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
         InputError: names the series and the first step.
     """
     known = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
+    # some libraries give nothing for covariates
+    known |= ~forecast.context.is_target[:, None]
     if known.all():
         return
     row, step = np.argwhere(~known)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,19 @@ class PackedAdapter(PatchAdapter):
     """Base of the adapters of both Moirai: the variates of an item share one sequence."""
 
     packed = True
+    covariates: tuple[str, ...] = ("past", "known")
     _made: tuple[dict[str, int], Any] | None = None
 
-    def made(self, kind: type, **sizes: int) -> Any:
+    def made(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
         """The library's forecast object for these sizes, kept until others are asked for."""
+        dims = {
+            "target_dim": roles.count("target"),
+            "feat_dynamic_real_dim": roles.count("known"),
+            "past_feat_dynamic_real_dim": roles.count("past"),
+        }
+        sizes = {**sizes, **dims}
         if self._made is None or self._made[0] != sizes:
-            forecast = kind(**sizes, feat_dynamic_real_dim=0, past_feat_dynamic_real_dim=0, module=self.model)
+            forecast = kind(**sizes, module=self.model)
             self._made = sizes, forecast.eval()
         return self._made[1]
 
@@ -90,53 +97,128 @@ def stack(model: Any) -> Stack:
     )
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the series of an item stand in its packed sequence.
+
+    Targets come first, then known covariates, then past ones; of the first two kinds the context of every series, then
+    the future of every series; past covariates have no tokens of the future.
+
+    Attributes:
+        roles: of an item's series, in the order of the batch.
+        n_context, n_future: tokens of a series.
+        patch: steps of a token.
+    """
+
+    roles: tuple[str, ...]
+    n_context: int
+    n_future: int
+    patch: int
+
+    @property
+    def blocks(self) -> list[tuple[int, bool]]:
+        """Place of the series, and whether it is its future, block by block."""
+        out: list[tuple[int, bool]] = []
+        for role in ("target", "known", "past"):
+            rows = [row for row, each in enumerate(self.roles) if each == role]
+            out += [(row, False) for row in rows]
+            out += [(row, True) for row in rows if role != "past"]
+        return out
+
+    def first(self, row: int, *, future: bool) -> int | None:
+        """The first token of a block; None where there is none."""
+        at = 0
+        for block in self.blocks:
+            if block == (row, future):
+                return at
+            at += self.n_future if block[1] else self.n_context
+        return None
+
+    @property
+    def last_context(self) -> list[int]:
+        """The last token of each series' context."""
+        firsts = [self.first(row, future=False) for row in range(len(self.roles))]
+        return [first + self.n_context - 1 for first in firsts if first is not None]
+
+    @property
+    def spans(self) -> TokenSpans:
+        """What every token covers."""
+        context = TokenSpans.patches(-self.n_context * self.patch, self.n_context, self.patch)
+        future = TokenSpans.patches(0, self.n_future, self.patch)
+        total = TokenSpans((), (), ())
+        for row, ahead in self.blocks:
+            part = future if ahead else context
+            total += replace(part, variate=(row,) * len(part))
+        return total
+
+    @property
+    def targets(self) -> list[int]:
+        """Places of the series that are forecast."""
+        return [row for row, role in enumerate(self.roles) if role == "target"]
+
+
+def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
+    """Rows of all series, item by item: what was forecast, and NaN for covariates, for which the library gives nothing.
+
+    Args:
+        targets: the axis counts the targets of all items.
+        roles: of an item's series.
+        axis: of the rows.
+    """
+    if set(roles) == {"target"}:
+        return targets
+    by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
+    whole = by_item.new_full((len(by_item), len(roles), *by_item.shape[2:]), float("nan"))
+    whole[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
+    return whole.flatten(0, 1).movedim(0, axis)
+
+
 def native_input(
-    batch: SeriesBatch, length: int, device: torch.device, *, causal_fill: bool = False
+    batch: SeriesBatch, length: int, horizon: int, device: torch.device, *, causal_fill: bool = False
 ) -> dict[str, Tensor]:
     """Arguments of a uni2ts forecast: (item, time, variate), missing values filled as its own transform does.
 
     Args:
-        batch: items with equally many variates.
+        batch: items with equally many variates of each role.
         length: context steps; shorter series are padded on the left.
+        horizon: steps of the known future.
         device: of the tensors.
         causal_fill: fill with the mean of what came before (Moirai 2), not with 0.
     """
-    values = _series.by_item(batch, length).transpose(1, 2)
+    parts = {role: values.transpose(1, 2) for role, values in _series.by_role(batch, length, horizon).items()}
+    values = parts["target"]
     observed = ~torch.isnan(values)
-    lengths = torch.tensor([len(series) for series in batch.values][:: values.shape[2]])
+    lengths = torch.tensor([len(series) for series in batch.values][:: batch.n_variates])
     padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
     filled = torch.where(observed, values, 0.0)
-    if causal_fill and any(np.isnan(series).any() for series in batch.values):
+    targets = [series for series, role in zip(batch.values, batch.roles, strict=True) if role == "target"]
+    if causal_fill and any(np.isnan(series).any() for series in targets):
         # gluonts takes seconds to import
         from gluonts.transform import CausalMeanValueImputation
 
         impute = CausalMeanValueImputation()
-        for index, series in enumerate(batch.values):
+        for index, series in enumerate(targets):
             # of all that is known, before it is cut to the context
             tail = np.asarray(impute(np.array(series, dtype=np.float32)), dtype=np.float32)[-length:]
             item, variate = divmod(index, values.shape[2])
             filled[item, length - len(tail) :, variate] = torch.from_numpy(tail)
-    return {
-        "past_target": filled.to(device),
-        "past_observed_target": observed.to(device),
-        "past_is_pad": padding.to(device),
-    }
+    shown = {"past_target": filled, "past_observed_target": observed, "past_is_pad": padding}
+    for role, name, seen in _FEATURES:
+        if role in parts:
+            there = ~torch.isnan(parts[role])
+            shown |= {name: torch.where(there, parts[role], 0.0), seen: there}
+    return {name: tensor.to(device) for name, tensor in shown.items()}
+
+
+_FEATURES = (
+    ("known", "feat_dynamic_real", "observed_feat_dynamic_real"),
+    ("past", "past_feat_dynamic_real", "past_observed_feat_dynamic_real"),
+)
 
 
 def packed(model: Any, forecast: Any, shown: dict[str, Tensor], patch: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """A forecast object's packed sequence, and the location and scale of every token, (item, pos, 1) each."""
-    parts = dict(zip(PACKED, forecast._convert(patch, *shown.values()), strict=True))
+    parts = dict(zip(PACKED, forecast._convert(patch, **shown), strict=True))
     known = parts["observed_mask"] * ~parts["prediction_mask"].unsqueeze(-1)
     loc, scale = model.scaler(parts["target"], known, parts["sample_id"], parts["variate_id"])
     return parts, loc, scale
-
-
-def spans(n_variates: int, n_context: int, n_future: int, patch: int) -> TokenSpans:
-    """Tokens of a packed sequence: every variate's context, then every variate's future."""
-    context = TokenSpans.patches(-n_context * patch, n_context, patch)
-    future = TokenSpans.patches(0, n_future, patch)
-    total = TokenSpans((), (), ())
-    for part in (context, future):
-        for variate in range(n_variates):
-            total += replace(part, variate=(variate,) * len(part))
-    return total

@@ -86,12 +86,19 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
         packed["patch_size"] = torch.full_like(packed["time_id"], self.patch)
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        spans = {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)}
-        first = slice(batch.n_variates * n_context, None, n_future)
-        loc_and_scale = loc[:, first, 0].flatten(), scale[:, first, 0].flatten()
-        stats = {"loc": loc, "scale": scale, "variates": torch.tensor(batch.n_variates)}
-        items = len(packed["target"])
-        return Encoded(packed, spans, *loc_and_scale, batch, horizon=steps, items=items, packed=True, stats=stats)
+        layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
+        last = layout.last_context
+        loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
+        return Encoded(
+            {**packed, "layout": layout},
+            {"": layout.spans},
+            *loc_and_scale,
+            batch,
+            horizon=steps,
+            items=len(packed["target"]),
+            packed=True,
+            stats={"loc": loc, "scale": scale},
+        )
 
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""
@@ -99,24 +106,25 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         kind = require("moirai", "uni2ts.model.moirai").MoiraiForecast
         forecast = self.made(
             kind,
+            batch.roles[: batch.n_variates],
             prediction_length=horizon,
-            target_dim=batch.n_variates,
             context_length=length,
             patch_size=self.patch,
             num_samples=SAMPLES,
         )
-        return forecast, _moirai.native_input(batch, length, self.device)
+        return forecast, _moirai.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Mean of the mixture in data units, (batch, 1, step), with whole patches of steps."""
-        mean = self.model(**inputs).mean
-        n_variates = int(inputs["variate_id"].max()) + 1
-        return self._future(mean, n_variates, int(inputs["prediction_mask"][0].sum()))
+        """Mean of the mixture in data units, (batch, 1, step), with whole patches of steps; NaN for covariates."""
+        native = {name: value for name, value in inputs.items() if name != "layout"}
+        return self._future(self.model(**native).mean, inputs["layout"])
 
-    def _future(self, per_token: Tensor, n_variates: int, n_future: int) -> Tensor:
+    def _future(self, per_token: Tensor, layout: _moirai.Layout) -> Tensor:
         """(…, item, pos, patch) to (…, item · variate, 1, step)."""
-        future = per_token[..., -n_future:, : self.patch]
-        return future.unflatten(-2, (n_variates, -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
+        start = len(layout.targets) * layout.n_context
+        future = per_token[..., start : start + len(layout.targets) * layout.n_future, : self.patch]
+        rows = future.unflatten(-2, (len(layout.targets), -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
+        return _moirai.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Mean in data units, (…, batch, 1, step)."""
@@ -124,8 +132,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         parameters = self.model.param_proj(normalized, sizes)
         loc, scale = encoded.stats["loc"], encoded.stats["scale"]
         mean = self.model.distr_output.distribution(parameters, loc=loc, scale=scale).mean
-        n_future = int(encoded.inputs["prediction_mask"][0].sum())
-        return self._future(mean, encoded.batch.n_variates, n_future)
+        return self._future(mean, encoded.inputs["layout"])
 
     @rows_apart
     def predict(
@@ -145,8 +152,12 @@ class MoiraiAdapter(_moirai.PackedAdapter):
                 handle.remove()
         # the library drops the axis of a single variate
         samples = (drawn if drawn.ndim == 4 else drawn.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
+        roles = batch.roles[: batch.n_variates]
+        samples = _moirai.with_covariates(samples, roles, 0)
         quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
         (loc, scale), parameters = seen
+        if batch.has_covariates:
+            return Prediction(quantiles, samples, samples.mean(dim=1))
         distribution = self._distribution(parameters, loc, scale, batch.n_variates, horizon)
         return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
 
@@ -243,4 +254,5 @@ ARCHITECTURE = Architecture(
     build=lambda size: _native(*SIZES[size], (8, 16, 32, 64, 128), 512),
     notes="one fixed patch size, 32 if the model has it",
     extra="moirai",
+    covariates=MoiraiAdapter.covariates,
 )

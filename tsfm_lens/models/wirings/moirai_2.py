@@ -67,47 +67,48 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         forecast, shown = self._forecast(batch, steps)
         packed, loc, scale = _moirai.packed(self.model, forecast, shown, self.patch)
         n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
-        last = torch.arange(n_context - 1, batch.n_variates * n_context, n_context)
+        layout = _moirai.Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
+        last = layout.last_context
         loc_and_scale = loc[:, last, 0].flatten(), scale[:, last, 0].flatten()
         return Encoded(
-            {**packed, "last": last},
-            {"": _moirai.spans(batch.n_variates, n_context, n_future, self.patch)},
+            {**packed, "layout": layout},
+            {"": layout.spans},
             *loc_and_scale,
             batch,
             horizon=steps,
             items=len(packed["target"]),
             packed=True,
-            shared=("last",),
         )
 
     def _forecast(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """The library's forecast object for these sizes, and its arguments."""
         length = self.longest(batch)
         kind = require("moirai", "uni2ts.model.moirai2").Moirai2Forecast
-        forecast = self.made(kind, prediction_length=horizon, target_dim=batch.n_variates, context_length=length)
-        # the library's own transform fills gaps with 0 where there are several variates
-        causal = batch.n_variates == 1
-        return forecast, _moirai.native_input(batch, length, self.device, causal_fill=causal)
+        roles = batch.roles[: batch.n_variates]
+        forecast = self.made(kind, roles, prediction_length=horizon, context_length=length)
+        # the library's own transform fills gaps with 0 where there are several targets
+        causal = roles.count("target") == 1
+        return forecast, _moirai.native_input(batch, length, horizon, self.device, causal_fill=causal)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Quantiles in data units, (batch, quantile, step): what the last context token of each variate emits."""
         native = {name: inputs[name] for name in _moirai.PACKED}
-        # a fanned-out batch repeats every tensor along its first axis
-        last = torch.unique(inputs["last"])
-        return self._quantiles(self.model(**native, training_mode=False)[:, last])
+        return self._quantiles(self.model(**native, training_mode=False), inputs["layout"])
 
-    def _quantiles(self, emitted: Tensor) -> Tensor:
-        """(…, item, variate, raw output) to (…, item · variate, quantile, step)."""
-        return rearrange(
-            emitted,
+    def _quantiles(self, emitted: Tensor, layout: _moirai.Layout) -> Tensor:
+        """(…, item, pos, raw output) to (…, item · variate, quantile, step); NaN for covariates."""
+        places = [layout.last_context[row] for row in layout.targets]
+        rows = rearrange(
+            emitted[..., places, :],
             "... item variate (token quantile patch) -> ... (item variate) quantile (token patch)",
             quantile=len(self.levels),
             patch=self.patch,
         )
+        return _moirai.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Quantiles in data units, (…, batch, quantile, step)."""
-        raw = self._quantiles(self.model.out_proj(normalized[..., encoded.inputs["last"], :]))
+        raw = self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"])
         scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
         return raw * scale + loc
 
@@ -121,7 +122,8 @@ class Moirai2Adapter(_moirai.PackedAdapter):
             InputError: a longer horizon was asked of items with several variates.
         """
         self.no_samples(num_samples)
-        if horizon > self.prediction_length and batch.n_variates > 1:
+        roles = batch.roles[: batch.n_variates]
+        if horizon > self.prediction_length and len(roles) > 1:
             raise InputError(
                 f"horizon {horizon} is longer than the {self.prediction_length} steps of one pass, and uni2ts rolls "
                 "out items with one variate only; shorten the horizon or forecast the variates one by one"
@@ -132,6 +134,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
         full = emitted if emitted.ndim == 4 else emitted.unsqueeze(-1)
         quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
+        quantiles = _moirai.with_covariates(quantiles, roles, 0)
         median = at_levels(quantiles, self.levels, (0.5,))[..., 0]
         return Prediction(at_levels(quantiles, self.levels, levels), None, median)
 
@@ -170,4 +173,5 @@ ARCHITECTURE = Architecture(
     tiny=_tiny,
     build=_build,
     extra="moirai",
+    covariates=Moirai2Adapter.covariates,
 )
