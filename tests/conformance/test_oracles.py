@@ -9,11 +9,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks import edit, reference, tap
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Writer
 from tsfm_lens.models import Lens, architectures, load
@@ -42,6 +43,26 @@ def tiny_case(name: str) -> Case:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_oracle_holds(name: str, oracle: Callable) -> None:
     result = oracle(tiny_case(name))
+    assert result.passed, result
+
+
+@cache
+def case_with_covariates(name: str) -> Case:
+    """Two items of unequal length, each with a past and a known covariate."""
+    rng, items = np.random.default_rng(2), []
+    for place, steps in enumerate((40, 32)):
+        known = rng.normal(size=steps + 30)
+        past = {"past": rng.normal(size=steps), "known": known[:steps]}
+        target = 10 * place + known[:steps] + np.sin(np.arange(steps) / 3)
+        items.append({"target": target, "past_covariates": past, "future_covariates": {"known": known[steps:]}})
+    return Case(load(tiny(name), check=False), as_series(items), horizon=6)
+
+
+# both Moirai give nothing for covariates, whose rows an oracle would compare
+@pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle.__name__)
+@pytest.mark.parametrize("name", ["chronos-2", "timesfm-3"])
+def test_oracle_holds_with_covariates(name: str, oracle: Callable) -> None:
+    result = oracle(case_with_covariates(name))
     assert result.passed, result
 
 

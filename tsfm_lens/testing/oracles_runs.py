@@ -97,14 +97,18 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     extended: list[np.ndarray] = []
     # paths outermost, so that the variates of a group stay together
     for path in range(len(levels)):
-        for series, quantiles in zip(case.batch.values, paths, strict=True):
-            extended.append(np.concatenate([series, quantiles[path]])[-lens.adapter.context_length :])
+        for series, quantiles, future in zip(case.batch.values, paths, case.batch.futures, strict=True):
+            # what is known takes the place of what was forecast
+            ahead = quantiles[path] if future is None else future[:first]
+            extended.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
     labels = [f"path-{path}-" for path in range(len(levels))]
     batch = SeriesBatch(
         values=tuple(extended),
         ids=tuple(label + name for label in labels for name in case.batch.ids),
         groups=tuple(label + name for label in labels for name in case.batch.groups),
         variates=case.batch.variates * len(labels),
+        roles=case.batch.roles * len(labels),
+        futures=tuple(None if future is None else future[first:] for future in case.batch.futures) * len(labels),
     )
     _, second = lens.run_with_cache(batch, names_filter=wanted, horizon=1)
     _, whole = lens.run_with_cache(case.batch, names_filter=wanted, horizon=first)
