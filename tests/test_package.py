@@ -42,7 +42,7 @@ MAY_IMPORT = {
         *("console", "errors", "data", "theory", "hooks", "models", "ablation", "probes"),
         *("compress", "training", "lab"),
     },
-    "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "viz"},
+    "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "explain", "viz"},
     "paper": {
         "errors",
         "data",
@@ -58,8 +58,9 @@ MAY_IMPORT = {
         "theory",
         "lab",
         "compress",
+        "explain",
     },
-    "pipeline": {"errors", "data", "hooks", "models", "catalogue", "report"},
+    "pipeline": {"errors", "data", "hooks", "models", "explain", "catalogue", "report"},
     "doctor": {"console", "errors", "models", "testing", "zoo"},
     "cli": {
         *(

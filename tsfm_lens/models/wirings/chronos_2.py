@@ -131,6 +131,10 @@ class Chronos2Adapter(PatchAdapter):
         ids = ("group_ids",)
         return Encoded(inputs, {"": spans}, loc[:, 0], scale[:, 0], batch, horizon=n_future * self.patch, ids=ids)
 
+    def numbered(self, batch: SeriesBatch) -> SeriesBatch:
+        """The batch with categories as the numbers that the model is shown; see :func:`with_numbers`."""
+        return with_numbers(batch)
+
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds

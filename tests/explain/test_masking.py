@@ -1,0 +1,187 @@
+"""Masked copies hold what they should, and their forecasts are those of the masks one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import Lens, Run, architectures
+from tsfm_lens.models.extras import status
+from tsfm_lens.testing import assert_close
+
+BLOCKS = 300
+
+
+def one_item(run: Run) -> SeriesBatch:
+    return explain.item_of(run).batch
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), reference=st.sampled_from(explain.REFERENCES))
+def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
+    items: SeriesBatch, data: st.DataObject, reference: str
+) -> None:
+    one = items.select(explain.item_rows(items, 1))
+    parts = explain.segments(one, horizon=16, parts=3)
+    keep = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=3)))
+    keep = keep[:, : len(parts)]
+    copies = explain.masked(one, parts, keep, reference, horizon=16)
+    stands = explain.reference_values(one, reference, 16)
+    assert len(set(copies.groups)) == len(keep)
+    for mask, shown in enumerate(keep):
+        for row in range(len(one)):
+            at = mask * len(one) + row
+            future = [] if one.futures[row] is None else one.futures[row]
+            plain = np.concatenate([one.values[row], future])
+            got = np.concatenate([copies.values[at], [] if copies.futures[at] is None else copies.futures[at]])
+            for part, kept in zip(parts, shown, strict=True):
+                if part.row == row:
+                    place = slice(part.start + 96, part.stop + 96)
+                    np.testing.assert_array_equal(got[place], (plain if kept else stands[row])[place])
+
+
+def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
+    one = items.select(explain.item_rows(items))
+    values = {name: explain.reference_values(one, name, 16, seed=3) for name in explain.REFERENCES}
+    assert np.isnan(values["missing"][0]).all()
+    assert not values["zero"][2].any()
+    assert_close(values["mean"][1], one.values[1].mean(), depth=1)
+    naive = values["seasonal naive"][2]
+    np.testing.assert_array_equal(naive[24:96], one.values[2][:72])
+    np.testing.assert_array_equal(naive[96:], one.values[2][72:88])
+    np.testing.assert_array_equal(naive[:24], one.values[2][24:48])
+    whole = np.concatenate([one.values[2], one.futures[2]])
+    np.testing.assert_array_equal(np.sort(values["shuffled"][2]), np.sort(whole))
+    assert not np.array_equal(values["shuffled"][2], whole)
+
+
+def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
+    series = np.array([1.0, 2, 3, np.nan, 2, 5])
+    batch = SeriesBatch(
+        (np.arange(6.0), series),
+        roles=("target", "known"),
+        futures=(None, np.zeros(5)),
+        groups="gg",
+        variates="yk",
+        seasonality=3,
+    )
+    naive = explain.reference_values(batch, "seasonal naive", 5)[1]
+    # the gap at its phase is filled by the mean of that phase, which is 1
+    np.testing.assert_array_equal(naive, [1, 2, 5, 1, 2, 3, 1, 2, 5, 1, 2])
+
+
+def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) -> None:
+    one = items.select(explain.item_rows(items))
+    mixed = explain.reference_values(one, {"target": "mean", "past": "zero", "known": "missing"}, 16)
+    assert np.isfinite(mixed[0]).all()
+    assert not mixed[1].any()
+    assert np.isnan(mixed[2]).all()
+    with pytest.raises(InputError, match="says nothing of known"):
+        explain.reference_values(one, {"target": "mean", "past": "zero"}, 16)
+    with pytest.raises(UnknownNameError, match="seasonal naive"):
+        explain.reference_values(one, "seasonal", 16)
+    with pytest.raises(UnknownNameError, match="known"):
+        explain.reference_values(one, {"unknown": "mean"}, 16)
+
+
+@pytest.mark.parametrize("reference", ["missing", "shuffled"])
+def test_masks_side_by_side_are_masks_one_by_one(covariate_run: Run, reference: str) -> None:
+    parts = explain.segments(covariate_run, 1, parts=3)
+    keep = np.random.default_rng(0).random((9, len(parts))) < 0.5
+    together = explain.forecasts(covariate_run, parts, keep, reference, item=1)
+    one = explain.item_of(covariate_run, 1)
+    for mask, got in zip(keep, together, strict=True):
+        alone = one.lens.forecast(explain.masked(one.batch, parts, mask, reference, horizon=16), 16)
+        assert_close(got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32)
+
+
+def test_everything_shown_is_the_forecast(covariate_run: Run) -> None:
+    parts = explain.segments(covariate_run, 0)
+    shown = explain.forecasts(covariate_run, parts, np.ones((1, len(parts))))
+    assert_close(shown[0], covariate_run.forecast.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32)
+
+
+def test_each_mask_runs_once(bolt_run: Run) -> None:
+    masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=3))
+    first = masks(explain.all_masks(len(masks.segments)))
+    made = masks.made
+    again = masks(explain.all_masks(len(masks.segments))[::-1])
+    assert masks.made == made == len(first)
+    np.testing.assert_array_equal(first[::-1], again)
+
+
+def test_a_token_model_is_led_along_its_own_path() -> None:
+    run = tsfm_lens.load("chronos-nano").run(10 + np.sin(np.arange(60) / 3), 8)
+    parts = explain.segments(run, parts=3)
+    values = explain.forecasts(run, parts, [[True] * len(parts), [False, *[True] * (len(parts) - 1)]])
+    assert_close(values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
+    hidden = np.array(run.batch.values[0])
+    hidden[: len(parts[0])] = np.nan
+    alone = run.lens.run(hidden, 8, along=run.path)
+    assert_close(values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
+    with pytest.raises(InputError, match="takes no draw"):
+        explain.forecasts(run.rolled_out(), parts, [[True] * len(parts)])
+
+
+# what each library does with a gap, by what its documentation or code says
+FILLS = {"timesfm-2.5": "linear interpolation", "timesfm-2.5-transformers": "linear interpolation"}
+
+
+@pytest.mark.parametrize("name", sorted(set(architectures()) - {"t5"}))
+def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
+    entry = architectures()[name]
+    if entry.extra and not status()[entry.extra].importable:
+        pytest.skip(f"the extra {entry.extra} is not installed")
+    lens = tsfm_lens.load(entry.tiny())
+    run = lens.run(5 + np.sin(np.arange(64) / 3), 4)
+    seen = explain.mask_seen(lens, run.batch)
+    assert seen == FILLS.get(name, "the model's own mask")
+    parts = explain.segments(run, parts=2)
+    nothing = np.zeros((1, len(parts)), bool)
+    if name in FILLS:
+        with pytest.raises(InputError, match="reference='mean'"):
+            explain.forecasts(run, parts, nothing)
+    else:
+        assert np.isfinite(explain.forecasts(run, parts, nothing)).all()
+
+
+def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(covariate_run: Run) -> None:
+    lens, steps = covariate_run.lens, 48
+    words = np.resize(["low", "high"], steps + 8)
+    target = np.where(words[:steps] == "low", 1.0, 9.0) + 0.1 * np.sin(np.arange(steps))
+    item = {"target": target, "past_covariates": {"w": words[:steps]}, "future_covariates": {"w": words[steps:]}}
+    run = lens.run(as_series([item]), 8)
+    found = explain.attribute_inputs(run, reference="missing", parts=2)
+    assert np.isfinite(found["attribution"]).all()
+    assert_close(found["remainder"], 0.0, depth=100, magnitude=10.0)
+    with pytest.raises(InputError, match="categories, which have no zero"):
+        explain.attribute_inputs(run, reference="zero", parts=2)
+
+
+@pytest.mark.parametrize("keep", [np.ones((1, 99)), np.full((1, 3), 0.5), np.ones((0, 3)), "all"])
+def test_masks_of_another_shape_are_refused(bolt_run: Run, keep: Any) -> None:
+    parts = explain.segments(bolt_run, parts=3, season=1)
+    with pytest.raises(InputError, match="expected bools"):
+        explain.forecasts(bolt_run, parts, keep)
+
+
+def test_several_items_are_refused(items: SeriesBatch) -> None:
+    parts = explain.segments(items, horizon=16, parts=2)
+    with pytest.raises(InputError, match="of one item"):
+        explain.masked(items, parts, np.ones((1, len(parts))), horizon=16)
+
+
+def test_a_lens_of_another_model_forecasts_in_rollouts(bolt: Lens) -> None:
+    long = bolt.run(10 + np.sin(np.arange(96) / 4), 2 * bolt.longest_pass)
+    parts = explain.segments(long, parts=2)
+    shown = explain.forecasts(long, parts, np.ones((1, len(parts))))
+    np.testing.assert_array_equal(shown[0], long.forecast.quantiles[0])

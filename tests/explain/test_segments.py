@@ -1,0 +1,125 @@
+"""Segments: each step of each series in exactly one, ends where tokens end, refined where asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens import explain
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.explain.segments import WAYS, refuse_overlap
+from tsfm_lens.models import Run
+
+
+def item(length: int, past: int, known: int, horizon: int, others: int = 0, season: int = 1) -> SeriesBatch:
+    """One item with so many covariates and other targets."""
+    names = ["y", *(f"y{i}" for i in range(others)), *(f"a{i}" for i in range(past)), *(f"k{i}" for i in range(known))]
+    roles = ["target"] * (1 + others) + ["past"] * past + ["known"] * known
+    return SeriesBatch(
+        values=tuple(np.arange(length, dtype=float) for _ in names),
+        ids=tuple(names),
+        groups=("item",) * len(names),
+        variates=tuple(names),
+        roles=tuple(roles),
+        futures=tuple(np.zeros(horizon) if role == "known" else None for role in roles),
+        seasonality=season,
+    )
+
+
+def steps_of(parts: tuple[explain.Segment, ...], row: int) -> list[int]:
+    return sorted(step for part in parts if part.row == row for step in range(part.start, part.stop))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(2, 90),
+    counts=st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)),
+    horizon=st.integers(1, 30),
+    parts=st.none() | st.integers(1, 20),
+    season=st.integers(1, 40),
+    others=st.sampled_from(WAYS),
+)
+def test_each_step_is_in_one_segment(
+    length: int, counts: tuple[int, int, int], horizon: int, parts: int | None, season: int, others: str
+) -> None:
+    past, known, variates = counts
+    batch = item(length, past, known, horizon, variates, season)
+    found = explain.segments(batch, horizon=horizon, parts=parts, others=others)
+    for row, role in enumerate(batch.roles):
+        assert steps_of(found, row) == list(range(-length, horizon if role == "known" else 0))
+    assert len({part.name for part in found}) == len(found)
+    refuse_overlap(found, batch, horizon)
+    if parts is not None:
+        assert sum(part.kind == "past" for part in found) <= parts
+    kinds = {"target": {"past", "variate"}, "past": {"past covariate"}, "known": {"known covariate"}}
+    assert all(part.kind in kinds[batch.roles[part.row]] for part in found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(2, 60), into=st.integers(1, 7), data=st.data())
+def test_refined_segments_cover_the_same_steps(length: int, into: int, data: st.DataObject) -> None:
+    whole = explain.segments(item(length, 1, 1, 8), horizon=8, parts=3)
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(whole), max_size=len(whole)))
+    finer = explain.refined(whole, chosen, into=into)
+    for row in range(3):
+        assert steps_of(finer, row) == steps_of(whole, row)
+    assert len({part.name for part in finer}) == len(finer)
+    kept = [part for part, cut in zip(whole, chosen, strict=True) if not cut]
+    assert set(kept) <= set(finer)
+    assert len(finer) <= len(kept) + into * sum(chosen)
+
+
+def test_a_stretch_ends_where_a_token_does(bolt_run: Run) -> None:
+    edges = explain.token_edges(bolt_run)
+    parts = explain.segments(bolt_run, parts=5, season=1)
+    assert len(edges) > 3
+    assert {part.start for part in parts} <= set(edges)
+    finer = explain.refined(parts, [0], into=2, edges=edges)
+    assert {part.start for part in finer} <= set(edges)
+
+
+def test_a_long_stretch_is_whole_seasons() -> None:
+    parts = explain.segments(item(500, 0, 0, 1, season=24), parts=12)
+    assert {len(part) for part in parts[1:]} == {48}
+    assert len(parts) == 11
+
+
+def test_by_default_all_masks_can_be_run(covariate_run: Run) -> None:
+    assert len(explain.segments(covariate_run)) <= 12
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ({"item": 7}, InputError, "item 7 of a batch of 2"),
+        ({"item": "series-9"}, UnknownNameError, "series-1"),
+        ({"parts": 0}, InputError, "parts=0"),
+        ({"season": 2.5}, InputError, "season=2.5"),
+        ({"others": "apart"}, UnknownNameError, "past and future"),
+        ({"target": 3}, InputError, "target 3 of an item with 1"),
+        ({"target": "tarjet"}, UnknownNameError, "target"),
+        ({"horizon": 17}, InputError, "ends 16 steps after"),
+    ],
+)
+def test_wrong_arguments_are_refused(covariate_run: Run, how: dict, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        explain.segments(covariate_run, **how)
+
+
+def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
+    one = items.select(explain.item_rows(items))
+    part = explain.Segment("a", 0, -4, 0, "past")
+    wrong = {
+        "overlap": [part, explain.Segment("b", 0, -5, -3, "past")],
+        "called": [part, part],
+        "shown from -96": [explain.Segment("a", 0, -97, 0, "past")],
+        "shown from": [explain.Segment("a", 0, -4, 1, "past")],
+        "series 3": [explain.Segment("a", 3, -4, 0, "past")],
+        "no segments": [],
+    }
+    for words, parts in wrong.items():
+        with pytest.raises(InputError, match=words):
+            explain.masked(one, parts, np.ones((1, len(parts)), bool), horizon=16)

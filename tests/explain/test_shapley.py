@@ -1,0 +1,150 @@
+"""Shapley values against their axioms, brute force over orders, and functions whose values are known."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens import explain
+from tsfm_lens.errors import InputError
+from tsfm_lens.testing import assert_close
+
+Game = np.ndarray
+# roundings of a weighted sum over all masks
+DEPTH = 400
+
+
+@st.composite
+def games(draw: st.DrawFn, least: int = 1, most: int = 5) -> tuple[int, Game]:
+    """Players, and a value (two numbers) for each mask."""
+    players = draw(st.integers(least, most))
+    number = st.floats(-100, 100, allow_subnormal=False)
+    values = draw(st.lists(st.tuples(number, number), min_size=2**players, max_size=2**players))
+    return players, np.array(values)
+
+
+def function(values: Game) -> explain.shapley.Value:
+    def value(masks: np.ndarray) -> np.ndarray:
+        return values[(masks * 2 ** np.arange(masks.shape[1])).sum(1)]
+
+    return value
+
+
+def by_orders(values: Game, players: int) -> np.ndarray:
+    """The definition: what a player adds, averaged over all orders."""
+    total, count = np.zeros((players, values.shape[1])), 0
+    for order in permutations(range(players)):
+        shown = 0
+        for player in order:
+            total[player] += values[shown | 1 << player] - values[shown]
+            shown |= 1 << player
+        count += 1
+    return total / count
+
+
+@settings(max_examples=60, deadline=None)
+@given(games())
+def test_exact_values_are_the_mean_over_all_orders(game: tuple[int, Game]) -> None:
+    players, values = game
+    assert_close(explain.exact_shapley(values, players), by_orders(values, players), depth=DEPTH, magnitude=100.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(games(), games(), st.floats(-3, 3), st.data())
+def test_axioms(first: tuple[int, Game], second: tuple[int, Game], factor: float, data: st.DataObject) -> None:
+    players, values = first
+    found = explain.exact_shapley(values, players)
+    assert_close(found.sum(0), values[-1] - values[0], depth=DEPTH, magnitude=100.0, what="efficiency")
+    if second[0] == players:
+        both = explain.exact_shapley(values + factor * second[1], players)
+        parts = found + factor * explain.exact_shapley(second[1], players)
+        assert_close(both, parts, depth=DEPTH, magnitude=400.0, what="linearity")
+    player = data.draw(st.integers(0, players - 1))
+    number = np.arange(2**players)
+    dummy = values[number & ~(1 << player)]
+    assert_close(explain.exact_shapley(dummy, players)[player], np.zeros(2), depth=DEPTH, magnitude=100.0, what="dummy")
+    other = data.draw(st.integers(0, players - 1))
+    order = list(range(players))
+    order[player], order[other] = other, player
+    swapped = sum(((number >> order[i]) & 1) << i for i in range(players))
+    alike = explain.exact_shapley(values + values[swapped], players)
+    assert_close(alike[player], alike[other], depth=DEPTH, magnitude=200.0, what="symmetry")
+
+
+def test_interactions_of_products_are_known() -> None:
+    masks = explain.all_masks(4)
+    values = 3.0 * masks[:, 0] + 5.0 * masks[:, 1] * masks[:, 2] + 6.0 * masks[:, 0] * masks[:, 1] * masks[:, 3]
+    found = explain.shapley_interactions(values, 4)
+    # a product of three is shared by its three pairs, half of it each (Grabisch and Roubens 1999)
+    expected = np.array([[0, 3, 0, 3], [3, 0, 5, 3], [0, 5, 0, 0], [3, 3, 0, 0]], dtype=float)
+    assert np.isnan(np.diag(found)).all()
+    assert_close(np.nan_to_num(found), expected, depth=DEPTH)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 9), st.integers(0, 5))
+def test_sampled_orders_are_exact_where_players_do_not_interact(players: int, seed: int) -> None:
+    weights = np.random.default_rng(seed).normal(size=(players, 3))
+    found = explain.sampled_shapley(lambda masks: masks @ weights, players, orders=8)
+    assert_close(found.attribution, weights, depth=DEPTH, magnitude=10.0)
+    assert found.settled
+    assert_close(found.error, np.zeros_like(weights), depth=DEPTH, magnitude=10.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(games(least=2))
+def test_sampled_orders_sum_to_the_whole(game: tuple[int, Game]) -> None:
+    players, values = game
+    found = explain.sampled_shapley(function(values), players, orders=8, tolerance=0)
+    assert_close(found.attribution.sum(0), values[-1] - values[0], depth=DEPTH, magnitude=100.0)
+
+
+def test_standard_errors_are_those_of_the_estimate() -> None:
+    players, runs = 7, 60
+    values = np.random.default_rng(1).normal(size=(2**players, 1)) * 10
+    exact = explain.exact_shapley(values, players)
+    found = [
+        explain.sampled_shapley(function(values), players, orders=64, tolerance=0, seed=seed) for seed in range(runs)
+    ]
+    scores = np.array([(each.attribution - exact) / each.error for each in found])
+    # t with 7 degrees of freedom has variance 7/5; over 60 runs of 7 players the mean square is within a third
+    assert 0.9 < np.square(scores).mean() < 1.9
+    assert abs(scores.mean()) < 0.2
+
+
+def test_antithetic_pairs_are_exact_where_players_interact_in_twos() -> None:
+    players = 6
+    rng = np.random.default_rng(2)
+    alone, pairs = rng.normal(size=players), np.triu(rng.normal(size=(players, players)), 1)
+
+    def value(masks: np.ndarray) -> np.ndarray:
+        shown = masks.astype(float)
+        return (shown @ alone + np.einsum("mi,ij,mj->m", shown, pairs, shown))[:, None]
+
+    found = explain.sampled_shapley(value, players, orders=1)
+    # an order and its reverse share each pair alike between the two
+    assert_close(found.attribution[:, 0], alone + (pairs.sum(0) + pairs.sum(1)) / 2, depth=DEPTH, magnitude=10.0)
+
+
+def test_orders_end_when_they_may() -> None:
+    values = np.random.default_rng(3).normal(size=(2**6, 1))
+    loose = explain.sampled_shapley(function(values), 6, orders=4000, tolerance=0.5)
+    tight = explain.sampled_shapley(function(values), 6, orders=4000, tolerance=0.05)
+    assert loose.settled
+    assert loose.orders < tight.orders
+    assert not explain.sampled_shapley(function(values), 6, orders=32, tolerance=0).settled
+
+
+def test_what_is_no_game_is_refused() -> None:
+    with pytest.raises(InputError, match="expected one for each of 8 masks"):
+        explain.exact_shapley(np.zeros(7), 3)
+    with pytest.raises(InputError, match="Sample orders"):
+        explain.all_masks(21)
+    with pytest.raises(InputError, match="tolerance"):
+        explain.sampled_shapley(lambda masks: masks, 3, tolerance=float("nan"))
+    with pytest.raises(InputError, match="2 segments or more"):
+        explain.sampled_shapley(lambda masks: masks, 1)

@@ -1,0 +1,183 @@
+"""Input attribution: what each segment of the input moves each step and quantile of a forecast, in data units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.occlusion import include_one, leave_one_out
+from tsfm_lens.explain.segments import EXACT, Segment, segments
+from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley, shapley_interactions
+from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
+from tsfm_lens.models.run import Run
+
+__all__ = ["METHODS", "attribute_inputs"]
+
+
+@dataclass
+class Found:
+    """What a method gives.
+
+    Attributes:
+        attribution: (segment, quantile, step).
+        error: standard errors of it, None where nothing is sampled.
+        more: further variables of the result, dimensions and values.
+        attrs: facts of the method.
+        source: where the method is from.
+    """
+
+    attribution: Array
+    error: Array | None = None
+    more: dict[str, tuple[tuple[str, ...], Array]] = field(default_factory=dict)
+    attrs: dict[str, object] = field(default_factory=dict)
+    source: str = ""
+
+
+def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **how: Any) -> Found:
+    players = len(masks.segments)
+    if players > exact:
+        drawn = sampled_shapley(masks, players, seed=masks.run.seed, **how)
+        facts: dict[str, object] = {"exact": 0, "orders": drawn.orders, "settled": int(drawn.settled)}
+        return Found(drawn.attribution, drawn.error, attrs=facts, source=SOURCES["shapley"])
+    values = masks(all_masks(players))
+    found = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
+    if interactions and players > 1:
+        dims = ("segment", "other_segment", "quantile", "step")
+        found.more["interaction"] = (dims, shapley_interactions(values, players))
+    return found
+
+
+def _occlusion(masks: Masks) -> Found:
+    return Found(leave_one_out(masks, len(masks.segments)), source=SOURCES["occlusion"])
+
+
+def _inclusion(masks: Masks) -> Found:
+    return Found(include_one(masks, len(masks.segments)), source=SOURCES["inclusion"])
+
+
+SOURCES = {
+    "shapley": "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
+    "occlusion": "Zeiler and Fergus 2014, arXiv:1311.2901",
+    "inclusion": "Covert et al. 2021, arXiv:2011.14878, include individual features",
+}
+METHODS: dict[str, Callable[..., Found]] = {
+    "shapley": _shapley,
+    "occlusion": _occlusion,
+    "inclusion": _inclusion,
+}
+
+
+def attribute_inputs(
+    run: Run,
+    item: int | str = 0,
+    method: str = "shapley",
+    reference: Reference = "missing",
+    *,
+    target: int | str = 0,
+    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **how: Any,
+) -> xr.Dataset:
+    """How much each segment of one item's input moves each step and quantile of one target's forecast.
+
+    The value of a mask is the forecast of what it leaves; see :func:`tsfm_lens.explain.forecasts`.
+
+    - "shapley": what a segment adds on average over all orders in which segments may be shown. Of up to ``exact``
+      segments all masks are run, beyond it sampled orders, with standard errors; ``orders`` and ``tolerance`` say when
+      they end. ``interactions=True`` adds what every two segments add together beyond what each does.
+    - "occlusion": the forecast less that without the segment.
+    - "inclusion": the forecast of the segment alone less the reference forecast.
+
+    Args:
+        run: the forecast to explain.
+        item: of the run's batch: a position or a name.
+        method: one of the above.
+        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        target: of the item's targets, by position or name.
+        parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
+        seed: of a shuffled reference.
+        progress: called with the masks done and their number.
+        how: arguments of the method.
+
+    Returns:
+        Dataset of kind "input_attribution": ``attribution`` (segment, step, quantile) in data units; ``forecast`` with
+        everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
+        quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, and what
+        segments do together for others; ``attribution_error`` (segment, step, quantile) standard errors, where orders
+        are sampled. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
+
+    Source:
+        Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
+
+    Raises:
+        UnknownNameError: no such method, reference, item or target.
+        InputError: as in :func:`tsfm_lens.explain.forecasts`.
+
+    Example:
+        >>> found = explain.attribute_inputs(driven, method="occlusion", reference="mean", parts=2)
+        >>> dict(found["attribution"].sizes)
+        {'segment': 4, 'step': 8, 'quantile': 9}
+    """
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    masks = Masks(run, _parts(run, item, target, parts), reference, item, target, seed, progress)
+    found = METHODS[method](masks, **how)
+    data = described(masks, found.attribution, found.error)
+    for name, (dims, values) in found.more.items():
+        data[name] = (dims, values)
+    data = data.transpose(..., "step", "quantile")
+    named = reference if isinstance(reference, str) else "given"
+    if isinstance(reference, Mapping):
+        named = ", ".join(f"{name} ({role})" for role, name in reference.items())
+    data.attrs = masks.run.describe(
+        "input_attribution",
+        "Input attribution",
+        found.source,
+        method=method,
+        reference=named,
+        missing_values=masks.mask,
+        statistic=statistic_of(run),
+        target=masks.batch.ids[masks.row],
+        units=masks.batch.units[masks.row],
+        forecasts=masks.made,
+        **found.attrs,
+    )
+    return data
+
+
+def _parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
+    if parts is None or isinstance(parts, int):
+        return segments(run, item, target=target, parts=parts)
+    if isinstance(parts, Mapping):
+        return segments(run, item, target=target, **parts)
+    return tuple(parts)
+
+
+def described(masks: Masks, attribution: Array, error: Array | None = None) -> xr.Dataset:
+    """The shape of every input attribution; see :func:`attribute_inputs`.
+
+    Args:
+        masks: what is explained.
+        attribution: (segment, quantile, step).
+        error: standard errors of it, if any.
+    """
+    players, parts = len(masks.segments), masks.segments
+    whole, nothing = masks(np.array([[True] * players, [False] * players]))
+    places = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
+    names = {"segment": [part.name for part in parts], "quantile": list(quantiles_of(masks.run))}
+    data = masks.run.dataset().assign_coords({**names, **places})
+    axes = ("segment", "quantile", "step")
+    data["attribution"] = (axes, attribution)
+    if error is not None:
+        data["attribution_error"] = (axes, error)
+    data["forecast"], data["reference_forecast"] = (axes[1:], whole), (axes[1:], nothing)
+    data["remainder"] = (axes[1:], whole - nothing - attribution.sum(0))
+    return data.transpose(..., "step", "quantile")

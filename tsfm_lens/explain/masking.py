@@ -1,0 +1,260 @@
+"""Series with some of their segments masked: copies side by side, each of which shows the model something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.batch import COLUMNS
+from tsfm_lens.data.covariates import ROLES
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.explain.segments import Segment, refuse_overlap
+from tsfm_lens.models.lens import Lens
+
+__all__ = ["REFERENCES", "MaskedBatch", "mask_seen", "masked", "reference_values"]
+
+REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
+"""What stands for a masked step; see :func:`reference_values`."""
+Reference = str | Mapping[str, str] | Sequence[np.ndarray]
+"""A reference by name, one for each role, or the values themselves, (time + horizon,) for each series."""
+OWN_MASK = "the model's own mask"
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedBatch(SeriesBatch):
+    """Series of which some may be nothing but missing values, and known futures with gaps.
+
+    Made of a batch that has been checked, with other values in it.
+    """
+
+    def __post_init__(self) -> None:
+        """All columns are given, and were checked before anything was masked."""
+
+
+def reference_values(
+    batch: SeriesBatch, reference: str | Mapping[str, str], horizon: int, seed: int = 0
+) -> tuple[np.ndarray, ...]:
+    """What stands for each step when it is masked, whatever else is.
+
+    - "missing": NaN, the model's own missing value; see :func:`mask_seen`. With all of a target masked the model does
+      not know its level either, which is then a part of what is explained.
+    - "seasonal naive": the value one season before, the last one known for steps ahead of the context; the first
+      season of a series, which has none before it, gets the one after it.
+    - "mean": the mean of the series' context; of categories the most frequent one.
+    - "shuffled": values of the same series, context and known future, in another order.
+    - "zero": 0.
+
+    Args:
+        batch: series.
+        reference: one of :data:`REFERENCES`, or one for each role: "target", "past" and "known".
+        horizon: steps of known futures.
+        seed: of the order of shuffled values.
+
+    Returns:
+        For each series (time + horizon,), the context's steps and then those of a known future.
+
+    Raises:
+        UnknownNameError: no such reference or role.
+        InputError: zero is no category, or a role has no reference.
+
+    Example:
+        >>> [len(values) for values in explain.reference_values(driven.batch, "mean", 8)]
+        [80, 80]
+    """
+    by_role = dict(reference) if isinstance(reference, Mapping) else dict.fromkeys(ROLES, reference)
+    for role, name in by_role.items():
+        if role not in ROLES:
+            raise unknown_name("role", role, ROLES)
+        if name not in REFERENCES:
+            raise unknown_name("reference", name, REFERENCES)
+    found = []
+    for row, role in enumerate(batch.roles):
+        if role not in by_role:
+            raise InputError(f"the reference says nothing of {role} series, such as {batch.ids[row]!r}; give one")
+        values = _whole(batch, row, horizon)
+        if by_role[role] == "zero" and batch.categories[row]:
+            raise InputError(
+                f"covariate {batch.ids[row]!r} is of categories, which have no zero; choose reference='missing', "
+                "'shuffled' or 'mean', its most frequent one"
+            )
+        found.append(_reference(batch, row, values, by_role[role], seed))
+    return tuple(found)
+
+
+def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
+    """A series with its known future behind, (time + horizon,), NaN where nothing is known."""
+    return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
+
+
+def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int) -> np.ndarray:
+    length = batch.lengths[row]
+    context = values[:length]
+    if reference == "missing":
+        return np.full(len(values), np.nan)
+    if reference == "zero":
+        return np.zeros(len(values))
+    observed = context[~np.isnan(context)]
+    if reference == "mean":
+        if batch.categories[row]:
+            kinds, times = np.unique(observed, return_counts=True)
+            return np.full(len(values), kinds[times.argmax()])
+        return np.full(len(values), observed.mean())
+    if reference == "shuffled":
+        pool = values[~np.isnan(values)]
+        return np.resize(np.random.default_rng([seed, row]).permutation(pool), len(values))
+    return _season_before(values, length, min(batch.seasonalities[row], length))
+
+
+def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
+    """The value one season before each step, of what was known at the forecast start; gaps from the seasons near."""
+    steps = np.arange(len(values))
+    lag = np.where(steps < length, season, season * (1 + (steps - length) // season))
+    before = steps - lag
+    source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
+    taken = values[source]
+    for gap in np.flatnonzero(np.isnan(taken)):
+        phase = values[np.arange(source[gap] % season, length, season)]
+        known = phase[~np.isnan(phase)]
+        taken[gap] = known.mean() if len(known) else np.nanmean(values[:length])
+    return taken
+
+
+def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
+    """Whether a model is told that values are missing, or its library fills them first.
+
+    What enters the model of a series with a gap is held against that of the series with the gap filled.
+
+    Args:
+        lens: the model.
+        batch: series; the first one's target gets the gap.
+
+    Returns:
+        "the model's own mask", or what the library fills gaps with: "linear interpolation", "the last value",
+        "the mean so far" or "zero".
+
+    Example:
+        >>> explain.mask_seen(lens, run.batch)
+        "the model's own mask"
+    """
+    first = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[0]])
+    values = np.nan_to_num(first.values[0].astype(float))
+    length = len(values)
+    gap = slice(max(1, length // 3), max(2, 2 * length // 3))
+    if gap.stop >= length or values[gap.start - 1] == values[-1]:
+        # values that no two fills agree on
+        values = values + np.arange(length)
+    steps, inside = np.arange(length), np.zeros(length, bool)
+    inside[gap] = True
+    fills = {
+        "linear interpolation": np.interp(steps[gap], steps[~inside], values[~inside]),
+        "the last value": values[gap.start - 1],
+        "the mean so far": values[: gap.start].mean(),
+        "zero": 0.0,
+    }
+    with_gap = _inputs(lens, first, np.where(inside, np.nan, values))
+    for name, fill in fills.items():
+        whole = values.copy()
+        whole[gap] = fill
+        if all(torch.equal(a, b) for a, b in zip(with_gap, _inputs(lens, first, whole), strict=True)):
+            return name
+    return OWN_MASK
+
+
+def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
+    """What enters the model when the first series has other values; NaN as numbers, so that they compare."""
+    inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
+    found = [value for value in inputs.values() if isinstance(value, Tensor)]
+    return [part for value in found for part in (torch.isnan(value), torch.nan_to_num(value))]
+
+
+def masked(
+    batch: SeriesBatch,
+    segments: Sequence[Segment],
+    keep: Any,
+    reference: Reference = "missing",
+    *,
+    horizon: int = 0,
+    seed: int = 0,
+) -> MaskedBatch:
+    """Copies of one item, each with some of its segments masked.
+
+    Steps that belong to no segment are shown in every copy.
+
+    Args:
+        batch: the series of one item.
+        segments: of that item.
+        keep: (mask, segment) whether a copy shows a segment.
+        reference: what stands for a masked step, see :func:`reference_values`; or the values themselves, for each
+            series (time + horizon,).
+        horizon: steps of known futures.
+        seed: of a shuffled reference.
+
+    Returns:
+        mask-major copies, which stay apart as groups of their own.
+
+    Raises:
+        InputError: the batch has several items, segments overlap or lie outside, or keep has another shape.
+        UnknownNameError: no such reference.
+
+    Example:
+        >>> parts = explain.segments(driven, parts=1)
+        >>> explain.masked(driven.batch, parts, [[True, True, False]], horizon=8).futures[1].tolist()[:2]
+        [nan, nan]
+    """
+    if len(set(batch.groups)) > 1:
+        raise InputError(f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)")
+    refuse_overlap(segments, batch, horizon)
+    kept = checked_keep(keep, len(segments))
+    if isinstance(reference, str | Mapping):
+        reference = reference_values(batch, reference, horizon, seed)
+    stands = tuple(reference)
+    rows = []
+    for row in range(len(batch)):
+        values = _whole(batch, row, horizon)
+        if stands[row].shape != values.shape:
+            raise InputError(
+                f"the reference of {batch.ids[row]!r} has shape {stands[row].shape}, expected {values.shape}: its "
+                "context and the horizon"
+            )
+        copies = np.tile(values, (len(kept), 1))
+        for column, part in enumerate(segments):
+            if part.row == row:
+                place = slice(part.start + batch.lengths[row], part.stop + batch.lengths[row])
+                copies[~kept[:, column], place] = stands[row][place]
+        copies.flags.writeable = False
+        rows.append(copies)
+    return _batch_of(batch, rows, len(kept))
+
+
+def checked_keep(keep: Any, count: int) -> np.ndarray:
+    """(mask, segment) of bools.
+
+    Raises:
+        InputError: another shape, or nothing in it.
+    """
+    kept = np.atleast_2d(np.asarray(keep))
+    if kept.ndim != 2 or kept.shape[1] != count or not len(kept) or not np.isin(kept, (0, 1)).all():
+        raise InputError(f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments")
+    return kept.astype(bool)
+
+
+def _batch_of(batch: SeriesBatch, rows: Sequence[np.ndarray], masks: int) -> MaskedBatch:
+    columns: dict[str, Any] = {name: getattr(batch, name) * masks for name in COLUMNS}
+    for name in ("ids", "groups"):
+        columns[name] = tuple(f"{mask}/{each}" for mask in range(masks) for each in getattr(batch, name))
+    known = [future is not None for future in batch.futures]
+    columns["values"] = tuple(
+        copies[mask, :length] for mask in range(masks) for copies, length in zip(rows, batch.lengths, strict=True)
+    )
+    columns["futures"] = tuple(
+        copies[mask, length:] if ahead else None
+        for mask in range(masks)
+        for copies, length, ahead in zip(rows, batch.lengths, known, strict=True)
+    )
+    return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)

@@ -1,0 +1,350 @@
+"""What a forecast is explained by: stretches of the target's past, other variates, past and known covariates."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.run import Run
+
+__all__ = ["Segment", "item_of", "item_rows", "refined", "segments", "token_edges"]
+
+Kind = Literal["past", "variate", "past covariate", "known covariate"]
+KINDS: tuple[Kind, ...] = ("past", "variate", "past covariate", "known covariate")
+WAYS = ("past and future", "whole", "stretches")
+"""How a series beside the target is cut."""
+EXACT = 12
+"""Segments up to which all 2 ** n masks are run."""
+_FEWEST = 4
+
+# what a name ends in beside the series' own
+_PLACE = re.compile(r"(, past|, future| -?\d+ to -?\d+)$")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of what a model is shown of one item.
+
+    Attributes:
+        name: the series and the steps, unique among the segments of an item.
+        row: of the series in its item; 0 is the first target.
+        start, stop: steps ``[start, stop)`` from the forecast start: negative in the context, from 0 on of a known
+            future.
+        kind: "past" of the explained target, another "variate", "past covariate" or "known covariate".
+    """
+
+    name: str
+    row: int
+    start: int
+    stop: int
+    kind: Kind
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
+    """Positions of the series of one item of a batch.
+
+    Args:
+        batch: the series.
+        item: the item's position, the name of its group, or the id of one of its series.
+
+    Raises:
+        InputError: there are fewer items.
+        UnknownNameError: no group or series is called so.
+
+    Example:
+        >>> explain.item_rows(driven.batch)
+        [0, 1]
+    """
+    groups = list(dict.fromkeys(batch.groups))
+    if isinstance(item, str):
+        name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
+        if name not in groups:
+            raise unknown_name("item", item, [*groups, *batch.ids])
+    elif isinstance(item, bool) or not isinstance(item, int | np.integer) or not -len(groups) <= item < len(groups):
+        raise InputError(f"item {item!r} of a batch of {len(groups)}; expected a position from 0, or a name")
+    else:
+        name = groups[int(item)]
+    return [row for row, group in enumerate(batch.groups) if group == name]
+
+
+def item_of(run: Run, item: int | str = 0) -> Run:
+    """The same run of one item of it; errors as in :func:`item_rows`.
+
+    Example:
+        >>> len(explain.item_of(driven).batch)
+        2
+    """
+    return run.select(item_rows(run.batch, item))
+
+
+def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
+    """Position in an item of the target that is explained.
+
+    Args:
+        batch: the series of one item.
+        target: its position among the item's targets, or the name of its variate or series.
+
+    Raises:
+        InputError: there are fewer targets.
+        UnknownNameError: no target is called so.
+    """
+    rows = [row for row, role in enumerate(batch.roles) if role == "target"]
+    if isinstance(target, str):
+        named = {batch.ids[row]: row for row in rows} | {batch.variates[row]: row for row in rows}
+        if target not in named:
+            raise unknown_name("target", target, named)
+        return named[target]
+    if isinstance(target, bool) or not isinstance(target, int | np.integer) or not 0 <= target < len(rows):
+        raise InputError(f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name")
+    return rows[int(target)]
+
+
+def token_edges(run: Run) -> tuple[int, ...]:
+    """Steps at which a token of the stack that reads the series begins or ends, ascending; the context's alone.
+
+    Example:
+        >>> explain.token_edges(run)[-3:]
+        (-2, -1, 0)
+    """
+    spans = run.spans[run.lens.wiring.stacks[0].name]
+    ends = {*spans.start, *spans.stop}
+    return tuple(sorted(edge for edge in ends if edge <= 0))
+
+
+def segments(
+    run_or_batch: Run | SeriesBatch,
+    item: int | str = 0,
+    *,
+    target: int | str = 0,
+    horizon: int | None = None,
+    parts: int | None = None,
+    season: int | None = None,
+    others: str = "past and future",
+) -> tuple[Segment, ...]:
+    """Cut what a model is shown of one item, each step of each series into exactly one segment.
+
+    The target's past is cut into stretches of equal length, counted back from the forecast start; the oldest may be
+    shorter. A stretch as long as a season or more is a multiple of it, and all end where a token of the model does.
+
+    Args:
+        run_or_batch: a run, or series, of which no tokens are known.
+        item: see :func:`item_rows`.
+        target: the target that is explained; see :func:`target_row`.
+        horizon: forecast steps; those of the run if None. A batch with known covariates needs it.
+        parts: most stretches of the target's past; if None as many as make 12 segments in all, at least 4.
+        season: steps of a season; the series' own if None, and 1 for none.
+        others: how other variates and covariates are cut: "past and future" apart, each "whole", or in "stretches"
+            like the target.
+
+    Returns:
+        The target's stretches from the oldest on, then the other series in their order.
+
+    Raises:
+        InputError: no such item or target, parts or season are no numbers, others is none of the three ways, or a
+            known covariate ends before the horizon.
+
+    Example:
+        >>> [part.name for part in explain.segments(driven, parts=2)]
+        ['target -72 to -37', 'target -36 to -1', 'cause, past', 'cause, future']
+    """
+    if others not in WAYS:
+        raise unknown_name("way to cut a covariate", others, WAYS)
+    whole = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
+    rows = item_rows(whole, item)
+    batch = whole.select(rows)
+    steps = run_or_batch.horizon if horizon is None and isinstance(run_or_batch, Run) else horizon
+    if steps is None and "known" in batch.roles:
+        raise InputError("series with known covariates are cut up to the horizon; give horizon=…, or a run")
+    ahead = 0 if steps is None else steps
+    batch.known_future(ahead)
+    edges, first = _shown(run_or_batch, rows)
+    explained = target_row(batch, target)
+    period = batch.seasonalities[explained] if season is None else season
+    beside = len(batch) - 1 + ("known" in batch.roles and others == "past and future") * batch.roles.count("known")
+    count = max(EXACT - beside, _FEWEST) if parts is None else parts
+    for value, what in ((count, "parts"), (period, "season")):
+        if not is_count(value):
+            raise InputError(f"{what}={value!r} is no number; expected an integer of 1 or more")
+    width = _width(-first, count, period, edges)
+    found = []
+    for row in [explained, *(row for row in range(len(batch)) if row != explained)]:
+        stop = ahead if batch.roles[row] == "known" else 0
+        way = "stretches" if row == explained else others
+        for start, end in _cut(first, stop, width, edges, way):
+            found.append(_segment(batch, row, explained, start, end, (first, stop)))
+    return tuple(found)
+
+
+def _shown(given: Run | SeriesBatch, rows: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Edges of tokens, and the first step that the model is shown."""
+    if isinstance(given, Run):
+        one = given.select(list(rows))
+        first = -min(one.batch.lengths[0], given.lens.context_length)
+        return token_edges(one), first
+    first = -given.lengths[rows[0]]
+    return tuple(range(first, 1)), first
+
+
+def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
+    """Steps of a stretch, so that at most ``count`` make up the length: whole seasons and whole tokens, if it can."""
+    width = -(-length // count)
+    token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
+    both = math.lcm(season, token)
+    for unit in (both, season, token):
+        if unit <= width:
+            return -(-width // unit) * unit
+    # half a season or more becomes a whole one
+    return season if season < 2 * width and season < length else max(width, min(token, length))
+
+
+def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> list[tuple[int, int]]:
+    """Ranges from the oldest on."""
+    if way == "whole":
+        return [(first, stop)]
+    cuts = {first, 0, stop}
+    if way == "stretches":
+        known = np.array([edge for edge in edges if first < edge < 0] or [first])
+        aims = range(-width, first, -width)
+        cuts |= {int(known[np.abs(known - aim).argmin()]) for aim in aims}
+        cuts |= set(range(width, stop, width))
+    return list(pairwise(sorted(cuts)))
+
+
+def _segment(batch: SeriesBatch, row: int, explained: int, start: int, stop: int, whole: tuple[int, int]) -> Segment:
+    role, series = batch.roles[row], batch.variates[row] or batch.ids[row]
+    kind: Kind = "past" if row == explained else "variate"
+    if role != "target":
+        kind = "past covariate" if role == "past" else "known covariate"
+    if len(batch) == 1:
+        series = "past"
+    if (start, stop) == whole:
+        name = series
+    elif kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
+        name = f"{series}, {'past' if stop == 0 else 'future'}"
+    else:
+        name = f"{series} {start} to {stop - 1}"
+    return Segment(name, row, start, stop, kind)
+
+
+def refined(
+    parts: Sequence[Segment],
+    where: Iterable[str | int | bool | Segment],
+    *,
+    into: int = 2,
+    width: int | None = None,
+    edges: Sequence[int] | None = None,
+) -> tuple[Segment, ...]:
+    """Some segments cut further, the others as they are: years into weeks, the heaviest of those into days.
+
+    Args:
+        parts: segments of one item.
+        where: which to cut: names, positions, segments, or one bool each.
+        into: pieces of each.
+        width: steps of a piece, counted back from the end of its segment, in place of ``into``.
+        edges: steps at which a piece may begin or end, as of :func:`token_edges`; any if None. Steps after the
+            forecast start are free.
+
+    Raises:
+        InputError: into or width is no number of 1 or more.
+        UnknownNameError: no segment is called so.
+
+    Example:
+        >>> whole = explain.segments(driven, parts=1)
+        >>> [part.name for part in explain.refined(whole, ["cause, future"], width=4)][-2:]
+        ['cause 0 to 3', 'cause 4 to 7']
+    """
+    for value, what in ((into, "into"), (1 if width is None else width, "width")):
+        if not is_count(value):
+            raise InputError(f"{what}={value!r} is no number; expected an integer of 1 or more")
+    chosen = set(positions_of(parts, where))
+    found: list[Segment] = []
+    for index, part in enumerate(parts):
+        found += _pieces(part, into, width, edges) if index in chosen else [part]
+    return tuple(found)
+
+
+def positions_of(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> list[int]:
+    """Positions of segments that are given by name, position, as they are, or by one bool each.
+
+    Raises:
+        InputError: a position is out of range, or there are more or fewer bools than segments.
+        UnknownNameError: no segment is called so.
+    """
+    wanted: list[Any] = [where] if isinstance(where, str | Segment) else list(where)
+    if wanted and all(isinstance(each, bool | np.bool_) for each in wanted):
+        if len(wanted) != len(parts):
+            raise InputError(f"{len(wanted)} bools choose among {len(parts)} segments; expected one each")
+        return [index for index, each in enumerate(wanted) if each]
+    names = [part.name for part in parts]
+    found = []
+    for each in wanted:
+        if isinstance(each, int | np.integer) and not isinstance(each, bool):
+            if not 0 <= each < len(parts):
+                raise InputError(f"segment {each} of {len(parts)}; expected a position from 0")
+            found.append(int(each))
+            continue
+        name = each.name if isinstance(each, Segment) else str(each)
+        if name not in names:
+            raise unknown_name("segment", name, names)
+        found.append(names.index(name))
+    return found
+
+
+def _pieces(part: Segment, into: int, width: int | None, edges: Sequence[int] | None) -> list[Segment]:
+    step = -(-len(part) // into) if width is None else width
+    aims = range(part.stop - step, part.start, -step)
+    free = edges is None or part.start >= 0
+    known = np.array([edge for edge in edges or () if part.start < edge < part.stop])
+    if not free and not len(known):
+        return [part]
+    cuts = {aim if free else int(known[np.abs(known - aim).argmin()]) for aim in aims}
+    if not cuts:
+        return [part]
+    series = _PLACE.sub("", part.name)
+    ends = pairwise(sorted({part.start, part.stop, *cuts}))
+    return [replace(part, name=f"{series} {a} to {b - 1}", start=a, stop=b) for a, b in ends]
+
+
+def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
+    """Refuse segments that are no parts of an item.
+
+    Args:
+        parts: segments.
+        batch: the series of the item.
+        horizon: forecast steps.
+
+    Raises:
+        InputError: names the first that overlaps another, lies outside of its series, or is called like another.
+    """
+    if not parts:
+        raise InputError("there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item")
+    repeated = [name for name, times in Counter(part.name for part in parts).items() if times > 1]
+    if repeated:
+        raise InputError(f"two segments are called {repeated[0]!r}; give each its own name")
+    taken: dict[int, list[Segment]] = {}
+    for part in parts:
+        if not 0 <= part.row < len(batch):
+            raise InputError(f"segment {part.name!r} is of series {part.row} of an item with {len(batch)}")
+        first, last = -batch.lengths[part.row], horizon if batch.roles[part.row] == "known" else 0
+        if not first <= part.start < part.stop <= last:
+            raise InputError(
+                f"segment {part.name!r} covers steps {part.start} to {part.stop - 1}, and {batch.ids[part.row]!r} is "
+                f"shown from {first} to {last - 1}"
+            )
+        for other in taken.setdefault(part.row, []):
+            if part.start < other.stop and other.start < part.stop:
+                raise InputError(f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one")
+        taken[part.row].append(part)

@@ -1,0 +1,184 @@
+"""Shapley values of a function of what is shown: exact over all masks, or by sampled orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import factorial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsfm_lens.errors import InputError
+
+__all__ = ["Sampled", "all_masks", "exact_shapley", "sampled_shapley", "shapley_interactions"]
+
+Array = NDArray[np.float64]
+Value = Callable[[NDArray[np.bool_]], Array]
+"""Masks (mask, player) -> values (mask, …)."""
+
+# all masks of more players would take days
+_MOST = 20
+# orders of a block: as many antithetic pairs, which put each player into each quarter of the order
+_QUARTERS = 4
+# blocks from which on their spread is an error
+_FEWEST = 4
+
+
+def all_masks(players: int) -> NDArray[np.bool_]:
+    """Every mask of so many players, (2 ** players, player): the first shows none, the last all.
+
+    Raises:
+        InputError: there are more than 20.
+
+    Example:
+        >>> explain.all_masks(2).tolist()
+        [[False, False], [True, False], [False, True], [True, True]]
+    """
+    if not 1 <= players <= _MOST:
+        raise InputError(
+            f"{players} segments have {2**players} masks; all are run of 1 to {_MOST}. Sample orders, or cut coarser"
+        )
+    return (np.arange(2**players)[:, None] >> np.arange(players)) & 1 == 1
+
+
+def exact_shapley(values: Any, players: int) -> Array:
+    """Shapley values from the value of every mask.
+
+    Args:
+        values: (2 ** player, …) in the order of :func:`all_masks`.
+        players: how many.
+
+    Returns:
+        (player, …); over players they sum to the value of all less that of none.
+
+    Raises:
+        InputError: not a value for every mask.
+
+    Source:
+        Shapley 1953, A value for n-person games.
+
+    Example:
+        >>> explain.exact_shapley([0.0, 1.0, 2.0, 5.0], 2).tolist()
+        [2.0, 3.0]
+    """
+    known = np.asarray(values, dtype=float)
+    masks = all_masks(players)
+    if known.shape[:1] != (len(masks),):
+        raise InputError(f"values have shape {known.shape}, expected one for each of {len(masks)} masks")
+    size = masks.sum(1)
+    share = np.array([factorial(k) * factorial(players - k - 1) / factorial(players) for k in range(players)])
+    weights = np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)])
+    return np.tensordot(weights, known, 1)
+
+
+def shapley_interactions(values: Any, players: int) -> Array:
+    """What every two players add together beyond what each adds alone, averaged over what else is shown.
+
+    Args:
+        values: (2 ** player, …) in the order of :func:`all_masks`.
+        players: how many, at least 2.
+
+    Returns:
+        (player, player, …), symmetric; NaN on the diagonal.
+
+    Source:
+        Grabisch and Roubens 1999, An axiomatic approach to the concept of interaction: the interaction index.
+
+    Example:
+        >>> float(explain.shapley_interactions([0.0, 1.0, 2.0, 5.0], 2)[0, 1])
+        2.0
+    """
+    known = np.asarray(values, dtype=float)
+    masks, number = all_masks(players), np.arange(2**players)
+    size = masks.sum(1)
+    share = np.array([factorial(k) * factorial(players - k - 2) for k in range(players - 1)]) / factorial(players - 1)
+    found = np.full((players, players, *known.shape[1:]), np.nan)
+    for i in range(players):
+        for j in range(i):
+            without = number[~masks[:, i] & ~masks[:, j]]
+            first, second = 1 << i, 1 << j
+            both = known[without | first | second] - known[without | first] - known[without | second] + known[without]
+            found[i, j] = found[j, i] = np.tensordot(share[size[without]], both, 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Shapley values by sampled orders.
+
+    Attributes:
+        attribution: (player, …).
+        error: (player, …), standard errors.
+        orders: how many were followed.
+        settled: whether the errors came below the tolerance before the orders ended.
+    """
+
+    attribution: Array
+    error: Array
+    orders: int
+    settled: bool
+
+
+def sampled_shapley(
+    value: Value, players: int, *, orders: int = 400, tolerance: float = 0.02, seed: int = 0
+) -> Sampled:
+    """Shapley values by orders in which players are shown one after the other.
+
+    Orders come in blocks of four antithetic pairs: an order and its reverse, and three rotations of it with their
+    reverses, so that each player stands in each quarter of the order. Blocks are drawn independently of one another,
+    and their spread gives the standard error.
+
+    Args:
+        value: of masks.
+        players: how many, at least 2.
+        orders: most that are followed, rounded up to whole blocks; at least four blocks are.
+        tolerance: the orders end when every player's standard error, averaged over the axes of a value, is below this
+            share of the mean size of what all players together change.
+        seed: of the orders.
+
+    Source:
+        Castro, Gómez and Tejada 2009; antithetic pairs and rotations as in Mitchell et al. 2022, Sampling permutations
+        for Shapley value estimation.
+
+    Raises:
+        InputError: fewer than 2 players, or orders or tolerance are none.
+
+    Example:
+        >>> explain.sampled_shapley(lambda masks: masks @ np.arange(3.0), 3).attribution.tolist()
+        [0.0, 1.0, 2.0]
+    """
+    if players < 2 or orders < 1 or not tolerance >= 0:
+        raise InputError(
+            f"{players} segments, orders={orders!r}, tolerance={tolerance!r}; expected 2 segments or more, at least "
+            "one order and a share from 0 on"
+        )
+    rng = np.random.default_rng(seed)
+    most = max(-(-orders // (2 * _QUARTERS)), _FEWEST)
+    ends = value(np.array([[False] * players, [True] * players]))
+    size, settled = float(np.abs(ends[1] - ends[0]).mean()), False
+    blocks = np.empty((0, players, *ends.shape[1:]))
+    while len(blocks) < most and not settled:
+        drawn = [rng.permutation(players) for _ in range(min(_FEWEST, most - len(blocks)))]
+        blocks = np.concatenate([blocks, _added(value, drawn)])
+        error = blocks.std(0, ddof=1) / np.sqrt(len(blocks))
+        settled = bool(error.reshape(players, -1).mean(1).max() <= tolerance * size)
+    return Sampled(blocks.mean(0), error, 2 * _QUARTERS * len(blocks), settled)
+
+
+def _added(value: Value, drawn: Sequence[NDArray[np.int64]]) -> Array:
+    """Mean of what each player adds over the orders of each block, (block, player, …)."""
+    players = len(drawn[0])
+    turns = [np.roll(order, quarter * players // _QUARTERS) for order in drawn for quarter in range(_QUARTERS)]
+    orders = np.array([each for turn in turns for each in (turn, turn[::-1])])
+    masks = np.zeros((len(orders), players + 1, players), dtype=bool)
+    for row, each in enumerate(orders):
+        for place, player in enumerate(each):
+            masks[row, place + 1 :, player] = True
+    values = value(masks.reshape(-1, players))
+    values = values.reshape(len(orders), players + 1, *values.shape[1:])
+    added = np.zeros((len(orders), players, *values.shape[2:]))
+    for row, each in enumerate(orders):
+        added[row, each] = np.diff(values[row], axis=0)
+    return np.asarray(added.reshape(len(drawn), 2 * _QUARTERS, *added.shape[1:]).mean(1))

@@ -1,0 +1,236 @@
+"""Forecasts of masked copies of one item, thousands side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from tsfm_lens.ablation.parts import forward_parts
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.masking import (
+    OWN_MASK,
+    MaskedBatch,
+    Reference,
+    checked_keep,
+    mask_seen,
+    masked,
+    reference_values,
+)
+from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row
+from tsfm_lens.models.adapter import default_levels
+from tsfm_lens.models.run import Run
+
+__all__ = ["Masks", "forecasts"]
+
+# numbers in the masked series of one call; the lens parts it further where the memory asks for it
+_NUMBERS = 2**21
+# rows of one forward of a model that draws
+_ROWS = 256
+
+
+def forecasts(
+    run: Run,
+    segments: Sequence[Segment],
+    keep: Any,
+    reference: Reference = "missing",
+    *,
+    item: int | str = 0,
+    target: int | str = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """What a run's forecast of one target becomes under each mask.
+
+    Each is the library's own forecast of the masked series, in rollouts too, and equal to it up to rounding; as many
+    run side by side as the memory takes. Of models that draw sample paths it is the value of a single forward, which
+    takes no draw: of token models the expected value at each step, given the context and the run's own path so far,
+    whatever is masked; of a distribution its mean.
+
+    Args:
+        run: the forecast to explain.
+        segments: of the item, see :func:`tsfm_lens.explain.segments`.
+        keep: (mask, segment) whether a segment is shown.
+        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        item: of the run's batch.
+        target: of the item's targets.
+        seed: of a shuffled reference.
+        progress: called with the masks done and their number.
+
+    Returns:
+        (mask, quantile, step), data units; the quantiles are :func:`quantiles_of` the run.
+
+    Raises:
+        InputError: segments, masks or the reference do not fit the item; the model cannot forecast what a mask leaves;
+            a rollout of a model that draws sample paths.
+        UnknownNameError: no such reference, item or target.
+
+    Example:
+        >>> parts = explain.segments(driven, parts=1)
+        >>> explain.forecasts(driven, parts, [[True, True, True], [True, True, False]]).shape
+        (2, 9, 8)
+    """
+    return Masks(run, segments, reference, item=item, target=target, seed=seed, progress=progress)(keep)
+
+
+def quantiles_of(run: Run) -> tuple[float, ...]:
+    """Levels of the values of a run under masks; (0.5,) for the expected value of a model that draws."""
+    return default_levels(run.lens.adapter) if run.lens.emits == "quantile" else (0.5,)
+
+
+def statistic_of(run: Run) -> str:
+    """What these values are: "quantiles", "expected value" or "mean"."""
+    return {"quantile": "quantiles", "token": "expected value"}.get(run.lens.emits, "mean")
+
+
+@dataclass(eq=False)
+class Masks:
+    """The forecast of one target as a function of what is shown; each mask is run once.
+
+    Attributes:
+        run, segments, reference, item, target, seed, progress: as in :func:`forecasts`; the run becomes that of the
+            item alone.
+        row: of the target in the item.
+        made: forecasts made so far.
+    """
+
+    run: Run
+    segments: Sequence[Segment]
+    reference: Reference = "missing"
+    item: int | str = 0
+    target: int | str = 0
+    seed: int = 0
+    progress: Progress | None = None
+    row: int = field(init=False)
+    _known: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _refuse_draws(self.run)
+        self.run = item_of(self.run, self.item)
+        self.row = target_row(self.run.batch, self.target)
+        self.segments = tuple(self.segments)
+        refuse_overlap(self.segments, self.batch, self.run.horizon)
+
+    @cached_property
+    def batch(self) -> SeriesBatch:
+        """The series of the item, categories as the numbers that the model is shown."""
+        numbered: Any = getattr(self.run.lens.adapter, "numbered", None)
+        return self.run.batch if numbered is None else numbered(self.run.batch)
+
+    @cached_property
+    def stands(self) -> tuple[np.ndarray, ...]:
+        """For each series (time + horizon,) what stands for it where it is masked."""
+        if not isinstance(self.reference, str | Mapping):
+            return tuple(self.reference)
+        if self.batch is not self.run.batch:
+            # what is no reference of categories is none of their numbers either
+            reference_values(self.run.batch, self.reference, self.run.horizon, self.seed)
+        return reference_values(self.batch, self.reference, self.run.horizon, self.seed)
+
+    @cached_property
+    def mask(self) -> str:
+        """How the model sees missing values; see :func:`tsfm_lens.explain.mask_seen`."""
+        return mask_seen(self.run.lens, self.batch)
+
+    @property
+    def made(self) -> int:
+        """Forecasts made so far."""
+        return len(self._known)
+
+    def masked(self, keep: Any) -> MaskedBatch:
+        """The masked series; see :func:`tsfm_lens.explain.masked`."""
+        return masked(self.batch, self.segments, keep, self.stands, horizon=self.run.horizon)
+
+    def __call__(self, keep: Any) -> np.ndarray:
+        """(mask, quantile, step) of masks (mask, segment)."""
+        kept = checked_keep(keep, len(self.segments))
+        keys = [row.tobytes() for row in np.packbits(kept, axis=1)]
+        new = {key: index for index, key in enumerate(keys) if key not in self._known}
+        chosen = kept[list(new.values())]
+        names = list(new)
+        numbers = len(self.batch) * (max(self.batch.lengths) + self.run.horizon)
+        size = max(1, _NUMBERS // numbers)
+        # chunks of equal size waste the least
+        size = -(-len(chosen) // max(1, -(-len(chosen) // size)))
+        for first in range(0, len(chosen), max(size, 1)):
+            part = chosen[first : first + size]
+            for key, value in zip(names[first:], self._forecast(part), strict=False):
+                self._known[key] = value
+            if self.progress is not None:
+                self.progress(first + len(part), len(chosen))
+        return np.stack([self._known[key] for key in keys])
+
+    def _forecast(self, kept: np.ndarray) -> np.ndarray:
+        """(mask, quantile, step), all of them run."""
+        run = self.run
+        self._refuse_nothing(kept)
+        batch = self.masked(kept)
+        made = _forwards(run, batch, len(kept)) if run.lens.emits != "quantile" else None
+        if made is None:
+            made = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
+        values = made.reshape(len(kept), len(self.batch), *made.shape[1:])[:, self.row]
+        if not np.isfinite(values).all():
+            raise InputError(self._no_number(kept[int(np.argmin(np.isfinite(values).all((1, 2))))]))
+        return values
+
+    def _refuse_nothing(self, kept: np.ndarray) -> None:
+        """Refuse masks that leave nothing of a series where the library fills gaps from what is left."""
+        for row, name in enumerate(self.batch.ids):
+            if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
+                continue
+            columns = [index for index, part in enumerate(self.segments) if part.row == row]
+            shown = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
+            if columns and not shown and not kept[:, columns].any(1).all():
+                raise InputError(
+                    f"{self.run.lens.wiring.architecture} has no mask: its library fills gaps by {self.mask}, and of "
+                    f"{name!r} nothing would be left to fill from; choose reference='mean' or 'seasonal naive'"
+                )
+
+    def _no_number(self, kept: np.ndarray) -> str:
+        hidden = [part.name for part, shown in zip(self.segments, kept, strict=True) if not shown]
+        return (
+            f"{self.run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
+            "another reference, such as 'mean' or 'seasonal naive'"
+        )
+
+
+def _refuse_draws(run: Run) -> None:
+    if run.rollout and run.lens.emits != "quantile":
+        limit = run.lens.longest_pass
+        raise InputError(
+            f"{run.lens.model_id} forecasts by sample paths, and inputs are explained in a single forward of at most "
+            f"{limit} steps, which takes no draw; use run.shortened({limit}).in_one_pass()"
+        )
+
+
+def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
+    """(series, 1, step) of single forwards; token models follow the run's path."""
+    lens = run.lens
+    if run.tokens_read:
+        encoded = lens.encode(batch, future=np.tile(run.path, (copies, 1)))
+    else:
+        encoded = lens.encode(batch, horizon=run.horizon)
+    parts, _ = forward_parts(lens, encoded, [()], len(encoded.rows), None, nullcontext)
+    found = []
+    with torch.no_grad():
+        for whole in parts:
+            for part in _split(whole, math.ceil(len(whole.batch) / _ROWS)):
+                found.append(run.read(lens.forward(part), part).cpu().double().numpy())
+    return np.concatenate(found)[:, None]
+
+
+def _split(encoded: Any, number: int) -> list[Any]:
+    """An encoded batch in about so many parts of whole items."""
+    from tsfm_lens.models.batching import cut
+
+    if number < 2:
+        return [encoded]
+    return [encoded.part(*place) for place in cut(encoded.batch, -(-len(encoded.batch) // number))]
