@@ -1,12 +1,15 @@
 """``python -m benchmarks.training``: what it costs to watch a training, side by side with one gradient.
 
 ``sharpness``: λ_max by 20 Lanczos steps over one gradient of the same loss; 20 products through a graph that is kept
-are 40 gradients' work. ``idle``: a training with a watch that is never due over the same without.
+are 40 gradients' work. ``idle``: a training with a watch that is never due over the same without. ``loop``: steps of
+SAMformer at the sizes of ETTh1 (batches of 32) by our loop over those of a plain loop of torch on the same batches.
+Times are those of the processor, of one thread, in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,13 +20,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tsfm_lens.models.timing import ratios
-from tsfm_lens.training import Watch, sharpness
+from tsfm_lens.lab.samformer import BenchmarkTask, benchmark, make_model
+from tsfm_lens.models.timing import in_turn, ratios
+from tsfm_lens.training import SAM, Plan, Training, Watch, sharpness
 from tsfm_lens.zoo.objectives import patch_loss, token_loss
 from tsfm_lens.zoo.recipes import RECIPES, TrainingRecipe
 from tsfm_lens.zoo.train import build_model
 
 STEPS = 20
+LOOP = 60  # steps of a training that is timed
+ROWS = (17_420, 7)  # of ETTh1
 Loss = Callable[[], Tensor]
 
 
@@ -43,6 +49,12 @@ class Channels(nn.Module):
 def channels(rows: int) -> tuple[nn.Module, Loss]:
     """A small model whose time goes into calls."""
     model, x, y = Channels(), torch.randn(rows, 7, 512), torch.randn(rows, 7, 96)
+    return model, lambda: F.mse_loss(model(x), y)
+
+
+def samformer(rows: int) -> tuple[nn.Module, Loss]:
+    """SAMformer itself, in the paper's factors."""
+    model, x, y = make_model("samformer", 512, 96, 7), torch.randn(rows, 7, 512), torch.randn(rows, 7, 96)
     return model, lambda: F.mse_loss(model(x), y)
 
 
@@ -76,7 +88,7 @@ def sharpness_row(name: str, model: nn.Module, loss: Loss, rounds: int) -> list[
 
     ours = partial(sharpness, loss, weights, steps=STEPS, tolerance=0)
     (median, low, high), (kernel, *_) = ratios(
-        [ours, partial(several, plain)], partial(several, gradient), rounds=rounds
+        [ours, partial(several, plain)], partial(several, gradient), rounds=rounds, clock=time.process_time
     )
     count = sum(weight.numel() for weight in weights)
     scaled = [f"{value * 2 * STEPS:.1f}" for value in (median, low, high)]
@@ -97,8 +109,56 @@ def idle_row(model: nn.Module, loss: Loss, rounds: int) -> list[str]:
             if watched:
                 watch(next(at), loss=value)
 
-    ((median, low, high),) = ratios([partial(train, watched=True)], partial(train, watched=False), rounds=rounds)
+    ((median, low, high),) = ratios(
+        [partial(train, watched=True)], partial(train, watched=False), rounds=rounds, clock=time.process_time
+    )
     return ["a watch that is not due", "", f"{median:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
+
+
+def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
+    """Steps of our loop over steps of a plain one: the same model, data, batches and optimiser."""
+    steps = np.arange(ROWS[0])[None] / np.linspace(3, 30, ROWS[1])[:, None]
+    data = benchmark(np.sin(steps) + np.random.default_rng(0).normal(size=steps.shape), split="ett-hourly")
+    model = make_model("samformer", 512, 96, ROWS[1])
+    task = BenchmarkTask(model, data, batch=batch)
+    base = torch.optim.Adam(model.parameters(), lr=1e-3)
+    run = Training(task, SAM(base, rho) if rho else base, Plan(steps=10**6, save_every=10**6))
+    other = make_model("samformer", 512, 96, ROWS[1])
+    optimizer = torch.optim.Adam(other.parameters(), lr=1e-3)
+    weights = list(other.parameters())
+    windows = data.training.values.unfold(1, 512 + 96, 1)
+    order = torch.randperm(len(data.training)).split(batch)
+    at = iter(range(10**9))
+
+    def gradient(which: Tensor) -> None:
+        both = windows[:, which].transpose(0, 1)
+        optimizer.zero_grad()
+        F.mse_loss(other(both[..., :512]), both[..., 512:]).backward()
+
+    def plain() -> None:
+        for _ in range(LOOP):
+            which = order[next(at) % len(order)]
+            gradient(which)
+            if rho:
+                kept = [weight.detach().clone() for weight in weights]
+                with torch.no_grad():
+                    norm = torch.stack([weight.grad.norm() for weight in weights]).norm()
+                    for weight in weights:
+                        weight.add_(weight.grad * (rho / (norm + 1e-12)))
+                gradient(which)
+                with torch.no_grad():
+                    for weight, before in zip(weights, kept, strict=True):
+                        weight.copy_(before)
+            optimizer.step()
+
+    def ours() -> None:
+        run.run(until=run.step + LOOP, quiet=True)
+
+    mine, theirs = (np.array(row) for row in in_turn([ours, plain], rounds=rounds, clock=time.process_time))
+    ratio = mine / theirs
+    words = f"our loop / a plain one, {f'SAM, ρ = {rho:g}' if rho else 'Adam'}"
+    speed = f"{LOOP / np.median(mine):.0f} steps a second"
+    return [words, speed, f"{np.median(ratio):.3f}", f"{ratio.min():.3f} to {ratio.max():.3f}", "", ""]
 
 
 def main() -> None:
@@ -107,15 +167,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rows", type=int, default=32, help="rows of a batch")
-    parser.add_argument("--models", default="channels,chronos-nano,bolt-nano")
+    parser.add_argument("--models", default="samformer,channels,chronos-nano,bolt-nano")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     table = Table("model", "weights", "λ_max / gradient", "range", "over 2 × 20 gradients", "the same, plain kernels")
-    for name in chosen.models.split(","):
-        model, loss = channels(chosen.rows) if name == "channels" else nano(_recipe(name), chosen.rows)
+    known = {"channels": channels, "samformer": samformer}
+    for name in filter(None, chosen.models.split(",")):
+        model, loss = known[name](chosen.rows) if name in known else nano(_recipe(name), chosen.rows)
         table.add_row(*sharpness_row(name, model, loss, chosen.rounds))
     table.add_row(*idle_row(*channels(chosen.rows), chosen.rounds))
+    for rho in (0.0, 0.5):
+        table.add_row(*loop_rows(rho, chosen.rounds, chosen.rows))
     Console().print(table)
 
 

@@ -38,8 +38,8 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
         :func:`tsfm_lens.theory.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
     Source:
-        SAMformer, sections 3 and 5 (S1-AENT, S1-NUC, S1-DIAG); the entropy, which is not written out there, after Zhai
-        et al. 2023, arXiv:2303.06296.
+        SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); the entropy, which is not written out there, after
+        Zhai et al. 2023, arXiv:2303.06296.
 
     Raises:
         InputError: no two axes, no entry, an entry below 0 or not finite, or an epsilon out of range.

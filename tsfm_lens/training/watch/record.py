@@ -18,7 +18,7 @@ __all__ = ["read_watch"]
 RECORD, PATTERNS = "watch.jsonl", "patterns"
 _HEAD = -1  # the step of the first line, which says what is watched
 UNITS = {"entropy": "nats"}
-_SOURCE = "SAMformer, figure 3 and section 5 (S1-LMAX, S1-AENT, S1-NUC, S1-DIAG)"
+_SOURCE = "SAMformer, figures 3, 6 and 7 (S1-LMAX, S1-AENT, S1-NUC, S1-DIAG)"
 Row = dict[str, Any]
 
 

@@ -72,8 +72,8 @@ def sharpness(
     """The most positive and the most negative eigenvalue of the Hessian of a loss.
 
     Lanczos from a random vector, every new vector made orthogonal to all former ones. One pass forward and backward
-    is kept, through which each product is a pass of about two gradients. 2 · ``steps`` vectors as long as all weights
-    are held, and the graph. Attention runs on torch's plain kernel, since fused ones have no second derivative.
+    is kept, through which each product is a pass of about two gradients. ``steps`` vectors as long as all weights are
+    held, and the graph. Attention runs on torch's plain kernel, since fused ones have no second derivative.
 
     Args:
         loss: gives the scalar loss of fixed data; of several the mean is meant. Random numbers in it (dropout) are the
@@ -86,7 +86,7 @@ def sharpness(
             goes through all losses anew, one after the other, at half as much time again and the memory of one.
 
     Source:
-        SAMformer, section 3 (S1-LMAX), where λ_max is defined; its code takes |∇L·Hv| for it, this is v·Hv. Lanczos
+        SAMformer, section 2.3 (S1-LMAX), where λ_max is defined; its code takes |∇L·Hv| for it, this is v·Hv. Lanczos
         1950; Golub and Van Loan 2013, section 10.3. The trace after Hutchinson 1990.
 
     Raises:
@@ -104,17 +104,17 @@ def sharpness(
     losses, weights = listed(loss), trainable(parameters)
     with draws_kept() as again:
         hessian = Hessian(losses, weights, again, len(losses) == 1 if hold is None else hold)
-        basis, images, tridiagonal = _lanczos(hessian, hessian.start(seed), steps, tolerance)
-    values, mixtures = np.linalg.eigh(tridiagonal)
-    ends = [_rayleigh(basis, images, mixtures[:, place]) for place in (int(values.argmax()), int(values.argmin()))]
+        krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
+    values, mixtures = np.linalg.eigh(krylov.tridiagonal)
+    ends = [_rayleigh(krylov, mixtures[:, place]) for place in (int(values.argmax()), int(values.argmin()))]
     (largest, largest_residual, direction), (smallest, smallest_residual, _) = ends
     # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its mean
-    n, squares = hessian.size, float(images[0].double().square().sum())
-    trace = n * float(tridiagonal[0, 0])
-    spread = 2 * n / (n + 2) * max(n * squares - trace**2 / n, 0.0)
+    n = hessian.size
+    trace = n * float(krylov.tridiagonal[0, 0])
+    spread = 2 * n / (n + 2) * max(n * krylov.first - trace**2 / n, 0.0)
     return Sharpness(
         *(largest, largest_residual, smallest, smallest_residual),
-        products=len(basis),
+        products=len(krylov.basis),
         tolerance=tolerance,
         trace=trace,
         trace_error=spread**0.5,
@@ -248,22 +248,46 @@ def _twice_differentiable() -> Iterator[None]:
         ) from error
 
 
-def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> tuple[Tensor, list[Tensor], np.ndarray]:
-    """Orthonormal vectors (step, n), their images, and the tridiagonal matrix that the map is on them."""
+@dataclass(frozen=True)
+class _Krylov:
+    """What Lanczos found: H V = V R + rest eᵀ holds to rounding, however orthogonal the vectors are.
+
+    Attributes:
+        basis: V, unit vectors (step, n).
+        relation: R, (step, step), what each image is made of.
+        rest: what is left of the last image.
+        tridiagonal: R as the recurrence has it.
+        first: squared length of the first image.
+    """
+
+    basis: Tensor
+    relation: np.ndarray
+    rest: Tensor
+    tridiagonal: np.ndarray
+    first: float
+
+
+def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
+    """Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
     steps = min(steps, len(start))
-    basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
-    images: list[Tensor] = []
+    basis = _room(steps, start)
+    basis[0] = start
+    relation = np.zeros((steps, steps))
     diagonal: list[float] = []
     beside: list[float] = []
-    vector = start
+    first = 0.0
     for step in range(steps):
-        basis[step] = vector
-        images.append(product(vector))
-        diagonal.append(float(torch.dot(vector, images[step])))
-        rest = torch.sub(images[step], vector, alpha=diagonal[step])
+        vector, rest = basis[step], product(basis[step])
+        if not step:
+            first = _length(rest) ** 2
+        diagonal.append(float(torch.dot(vector, rest)))
+        rest.sub_(vector, alpha=diagonal[step])
+        relation[step, step] = diagonal[step]
         if step:
             rest.sub_(basis[step - 1], alpha=beside[-1])
-        length = _orthogonalise(rest, basis[: step + 1])
+            relation[step - 1, step] = beside[-1]
+        length, taken = _orthogonalise(rest, basis[: step + 1])
+        relation[: step + 1, step] += taken
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
         size = float(np.abs(values).max())
         # the two ends' residuals, had they been made now
@@ -272,38 +296,60 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> t
         if step + 1 == steps or exhausted or left <= 0.5 * tolerance * size:
             break
         beside.append(length)
-        vector = rest / length
+        relation[step + 1, step] = length
+        torch.div(rest, length, out=basis[step + 1])
     count = len(diagonal)
-    return basis[:count], images, _tridiagonal(diagonal, beside)
+    return _Krylov(basis[:count], relation[:count, :count], rest, _tridiagonal(diagonal, beside), first)
 
 
-def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
-    """Take a vector's parts along a basis off it, in place; its length, 0 where nothing but rounding is left."""
+def _room(steps: int, like: Tensor) -> Tensor:
+    """Room for so many vectors; numpy asks for large pages, which are had several times as fast."""
+    if like.device.type == "cpu":
+        return torch.from_numpy(np.empty((steps, len(like)), dtype=like.numpy().dtype))
+    return torch.empty(steps, len(like), dtype=like.dtype, device=like.device)
+
+
+def _orthogonalise(rest: Tensor, basis: Tensor) -> tuple[float, np.ndarray]:
+    """Take a vector's parts along a basis off it, in place.
+
+    Returns:
+        Its length, 0 where nothing but rounding is left, and what was taken of each.
+    """
     before = first = float(rest.norm())
+    taken = np.zeros(len(basis))
     # again only where the first time took much away; twice is enough (Parlett 1998, section 6.9)
     for _ in range(2):
-        rest.sub_(basis.T @ (basis @ rest))
+        parts = basis @ rest
+        rest.addmv_(basis.T, parts, alpha=-1)
+        taken += parts.double().cpu().numpy()
         after = float(rest.norm())
         if after > 0.7 * before:
-            return after
+            return after, taken
         before = after
-    return after if after > torch.finfo(rest.dtype).eps * first else 0.0
+    return after if after > torch.finfo(rest.dtype).eps * first else 0.0, taken
 
 
 def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
     return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
 
 
-def _rayleigh(basis: Tensor, images: list[Tensor], mixture: np.ndarray) -> tuple[float, float, Tensor]:
+def _rayleigh(found: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
     """Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
-    vector, image = torch.from_numpy(mixture).to(basis.device, basis.dtype) @ basis, torch.zeros_like(basis[0])
-    for weight, each in zip(mixture, images, strict=True):
-        image.add_(each, alpha=float(weight))
-    length = _dot(vector, vector) ** 0.5
-    vector, image = vector / length, image / length
+    vector, image = (_mixed(found.basis, weights) for weights in (mixture, found.relation @ mixture))
+    image.add_(found.rest, alpha=float(mixture[-1]))
+    length = _length(vector)
+    vector, image = vector.div_(length), image.div_(length)
     value = _dot(vector, image)
-    rest = image - value * vector
-    return value, _dot(rest, rest) ** 0.5, vector
+    image.sub_(vector, alpha=value)
+    return value, _length(image), vector
+
+
+def _mixed(basis: Tensor, weights: np.ndarray) -> Tensor:
+    return torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
+
+
+def _length(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
