@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from tsfm_lens import lab
 from tsfm_lens.cli import app
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.lab.grid import Arm
 from tsfm_lens.lab.samformer import LinearToy, errors_of, make_model
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training import read_watch
+from tsfm_lens.training import read_watch, sharpness
 
 SMALL = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
 
@@ -168,6 +168,66 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(text: str,
     assert told.exit_code == 1, told.output
     assert words in " ".join(told.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept(tmp_path: Path) -> None:
+    data = {"kind": "file", "file": waves(tmp_path), "length": 24, "horizon": 6}
+    arms = {}
+    for name, model, optimizer in (
+        ("waves 6 SAMformer", "samformer", {"rho": 0.2}),
+        ("waves 6 TSMixer", "tsmixer", {}),
+    ):
+        options = {"width": 4} if model == "samformer" else {"hidden": 3, "blocks": 1}
+        fields = {"model": {"name": model, "options": options}, "data": data, "optimizer": optimizer}
+        arms[name] = lab.TrainConfig.model_validate({**fields, "plan": {"epochs": 2}})
+    runs = list(lab.of_seeds(arms, range(2)))
+    with pytest.raises(InputError, match="no run"):
+        lab.ends(runs, tmp_path)
+    assert lab.run_arms(runs[:3], tmp_path, quiet=True)
+    found = lab.ends(runs, tmp_path, windows=3, products=200)
+    made = lab.samformer.benchmark(data["file"], length=24, horizon=6)
+    model = make_model("samformer", 24, 6, 2, width=4, seed=1)
+    model.load_state_dict(load_file(tmp_path / "waves-6-SAMformer-1" / "best.safetensors"))
+    one = found.sel(arm="waves 6 SAMformer", seed=1)
+    x, _ = made.test.take(torch.tensor([0, (len(made.test) - 1) // 2, len(made.test) - 1]))
+    with torch.no_grad():
+        stream = model.embed(x, *model.statistics(x))
+        attn = model.blocks[0].attn
+        patterns = (attn.q(stream) @ attn.k(stream).mT / 2.0).softmax(-1)
+    assert_close(one["end_pattern"], patterns.mean(0), depth=400, dtype="float32")
+    norms = [torch.linalg.matrix_norm(pattern, "nuc") for pattern in patterns]
+    assert_close(one["end_nuclear_norm"], norms, depth=2000, dtype="float32")
+    assert_close(one["end_diagonal_mass"], patterns.diagonal(dim1=1, dim2=2).mean(-1), depth=400, dtype="float32")
+    which = torch.linspace(0, len(made.training) - 1, 6, dtype=torch.float64).long()
+    x, y = made.training.take(which)
+    expected = sharpness(lambda: (model(x) - y).square().mean(), model, steps=200).largest
+    assert_close(float(one["end_sharpness"]), expected, depth=2**14, dtype="float32")
+    # a model without attention between channels has a sharpness alone, and a run that has not ended has nothing
+    mixer = found.sel(arm="waves 6 TSMixer")
+    assert np.isfinite(mixer["end_sharpness"].values).tolist() == [True, False]
+    assert mixer["end_nuclear_norm"].isnull().all()
+    norms_of = lab.end_norms(found, ["waves 6 SAMformer"])
+    assert norms_of["nuclear_norm"].shape == (1, 1, 1, 6)
+    assert norms_of["n_keys"].values.tolist() == [2]
+    with pytest.raises(UnknownNameError, match="waves 6 SAMformer"):
+        lab.end_norms(found, ["waves 6 SAMforme"])
+    toy = list(lab.of_seeds({"toy": config()}, (0,)))
+    lab.run_arms(toy, tmp_path, quiet=True)
+    with pytest.raises(InputError, match="of no benchmark"):
+        lab.ends(toy, tmp_path)
+    gathered = lab.gathered(runs, tmp_path)
+    assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == ([0.2, 0.0], [6, 6])
+
+
+def test_grids_of_radii_differ_in_nothing_else() -> None:
+    arms = lab.rho_arms("rates.csv", "exchange", 96, [0.0, 0.7])
+    rows = {name: config.model_dump() for name, config in arms.items()}
+    assert [row["optimizer"].pop("rho") for row in rows.values()] == [0.0, 0.7]
+    assert rows["exchange 96 rho 0"] == rows["exchange 96 rho 0.7"]
+    plain, sam = (
+        lab.benchmark_arms("rates.csv", "exchange", 96)[f"exchange 96 {name}"] for name in ("Transformer", "SAMformer")
+    )
+    assert [*arms.values()] == [plain, sam]
 
 
 def test_the_grids_of_the_paper_have_its_settings() -> None:

@@ -3,7 +3,8 @@
 from tsfm_lens.lab import samformer, structured
 from tsfm_lens.lab.config import TrainConfig, read_train_config
 from tsfm_lens.lab.encoders import ENCODER_ARMS, encoder_arms
-from tsfm_lens.lab.experiments import benchmark_arms, toy_arms
+from tsfm_lens.lab.ends import end_norms, ends
+from tsfm_lens.lab.experiments import benchmark_arms, rho_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import IN_CONTEXT_ARMS, WIDTH_ARMS, in_context_arms, in_context_results
 from tsfm_lens.lab.records import record, record_names
@@ -19,6 +20,8 @@ __all__ = [
     "TrainConfig",
     "benchmark_arms",
     "encoder_arms",
+    "end_norms",
+    "ends",
     "gathered",
     "in_context_arms",
     "in_context_results",
@@ -27,6 +30,7 @@ __all__ = [
     "read_train_config",
     "record",
     "record_names",
+    "rho_arms",
     "run_arms",
     "samformer",
     "structured",

@@ -16,7 +16,8 @@ import xarray as xr
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.lab.encoders import encoder_arms
-from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, toy_arms
+from tsfm_lens.lab.ends import ends
+from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
@@ -27,6 +28,7 @@ Out = Annotated[Path, typer.Option(help="folder of the runs")]
 Seeds = Annotated[int, typer.Option(min=1, help="seeds of each arm")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads")]
 
+RADII = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0]
 
 _TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear in the window"}
 
@@ -55,12 +57,9 @@ def benchmarks(
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
-    """Benchmarks of tables 1, 6, 9 and 10, from files of your own."""
+    """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from files of your own."""
     runs: list[Arm] = []
-    for entry in data:
-        name, _, file = entry.partition("=")
-        if not file:
-            raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
+    for name, file in map(_named, data):
         for steps in horizon:
             made = benchmark_arms(file, name, steps)
             chosen = {title: config for title, config in made.items() if title.split(" ", 2)[2] in arm}
@@ -68,7 +67,34 @@ def benchmarks(
                 known = ", ".join(title.split(" ", 2)[2] for title in made)
                 raise InputError(f"arms {', '.join(arm)}; there are {known}")
             runs += of_seeds(chosen, range(seeds))
-    _train(runs, out, "benchmarks", threads, {"names": ", ".join(RHO)})
+    _train(runs, out, "benchmarks", threads, {"names": ", ".join(RHO)}, _with_ends)
+
+
+@app.command()
+def radii(
+    out: Out,
+    *,
+    data: Annotated[str, typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange")],
+    horizon: Annotated[int, typer.Option(help="96, 192, 336 or 720")] = 96,
+    rho: Annotated[list[float], typer.Option(min=0.0, help="0 is Adam alone; repeatable")] = RADII,
+    seeds: Seeds = 5,
+    threads: Threads = 1,
+) -> None:
+    """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a file of your own."""
+    name, file = _named(data)
+    runs = list(of_seeds(rho_arms(file, name, horizon, rho), range(seeds)))
+    _train(runs, out, "radii", threads, {"names": name})
+
+
+def _named(entry: str) -> tuple[str, str]:
+    name, _, file = entry.partition("=")
+    if not file:
+        raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
+    return name, file
+
+
+def _with_ends(runs: list[Arm], out: Path) -> xr.Dataset:
+    return xr.merge([gathered(runs, out), ends(runs, out)], combine_attrs="override")
 
 
 @app.command()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.lab.config import TrainConfig
 
-__all__ = ["RHO", "TOY_ARMS", "TOY_OPTIMIZERS", "benchmark_arms", "toy_arms"]
+__all__ = ["RHO", "TOY_ARMS", "TOY_OPTIMIZERS", "benchmark_arms", "rho_arms", "toy_arms"]
 
 TOY_ARMS: dict[str, dict[str, Any]] = {
     "transformer": {"model": "transformer"},
@@ -42,11 +42,14 @@ SPLIT = {"ETTh1": "ett-hourly", "ETTh2": "ett-hourly", "exchange": "70/10/20"}
 BENCHMARK_ARMS: dict[str, dict[str, Any]] = {
     "SAMformer": {"model": "samformer", "rho": RHO},
     "Transformer": {"model": "samformer"},
+    "SAMformer fixed RevIN": {"model": "samformer", "rho": RHO, "options": {"affine": False}},
+    "Transformer fixed RevIN": {"model": "samformer", "options": {"affine": False}},
     "TSMixer+SAM": {"model": "tsmixer", "rho": MIXER_RHO},
     "TSMixer": {"model": "tsmixer"},
     "identity attention": {"model": "identity-attention", "rho": RHO},
     "temporal attention": {"model": "temporal-attention"},
     "sigma reparam": {"model": "samformer", "options": {"sigma_reparam": True}},
+    "SAMformer sigma reparam": {"model": "samformer", "rho": RHO, "options": {"sigma_reparam": True}},
     "linear": {"model": "linear"},
 }
 
@@ -123,3 +126,21 @@ def benchmark_arms(
             }
         )
     return made
+
+
+def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
+    """Configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
+
+    Args:
+        file, data, horizon, plan: as :func:`benchmark_arms` takes them.
+        rhos: radii of sharpness-aware minimisation.
+
+    Raises:
+        UnknownNameError: as in :func:`benchmark_arms`.
+
+    Example:
+        >>> list(lab.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
+        ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
+    """
+    arms = {f"rho {rho:g}": {"model": "samformer", "rho": {data: {horizon: rho}}} for rho in rhos}
+    return benchmark_arms(file, data, horizon, arms, **plan)

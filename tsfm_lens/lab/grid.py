@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.lab.config import TrainConfig
+from tsfm_lens.lab.config import FileData, TrainConfig
 from tsfm_lens.lab.running import RESULT, train
 from tsfm_lens.training import read_log, read_watch
 from tsfm_lens.training.state import LOG, STATE
@@ -122,7 +122,8 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     Returns:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
         ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
-        ``parameters``; and ``curve`` (arm, seed, epoch), the validation error after every epoch from 0 on. Of runs that
+        ``parameters``; and ``curve`` (arm, seed, epoch), the validation error after every epoch from 0 on. Where all
+        are on files, ``horizon`` and ``rho`` of each arm are coordinates. Of runs that
         were watched also what was seen, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
         residual, and ``entropy``, ``nuclear_norm``, ``diagonal_mass``, ``numerical_rank`` of the attention,
         means over heads; and ``pattern`` (arm, look, query, key) of the first input and seed where it was kept. Of
@@ -159,6 +160,11 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         coords={"arm": names, "seed": seeds, "epoch": np.arange(longest)},
         attrs={"kind": "lab_runs", "title": "Runs of the lab"},
     )
+    of_arm = {arm.name: arm.config for arm, _, _ in done}
+    if all(isinstance(config.data, FileData) for config in of_arm.values()):
+        horizons = [config.data.horizon for config in of_arm.values() if isinstance(config.data, FileData)]
+        rhos = [config.optimizer.rho for config in of_arm.values()]
+        data = data.assign_coords(horizon=("arm", horizons), rho=("arm", rhos))
     data = data.assign(curve=(("arm", "seed", "epoch"), curves), **_by_pairs(done, Path(out), names, seeds))
     seen = {
         (names.index(arm.name), seeds.index(arm.config.seed)): (read_watch(folder), arm.config)

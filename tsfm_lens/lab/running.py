@@ -161,20 +161,15 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
     if fields is None:
         return None
     x, y = task.training.take(torch.arange(min(fields.windows, len(task.training))))
-    halves = [(part.to(task.device) for part in pair) for pair in zip(x.chunk(2), y.chunk(2), strict=True)]
-
-    def loss_of(given: Tensor, wanted: Tensor) -> Callable[[], Tensor]:
-        return lambda: (task.model(given) - wanted).square().mean()
-
     looks: dict[str, Any] = {}
     if "attention" in fields.measures:
-        looks["patterns"] = _patterns(task, x)
+        looks["patterns"] = attention_of(task, x)
     return Watch(
         task.model,
         fields.measures,
         every=fields.every * task.batches_per_epoch,
         out=out,
-        loss=[loss_of(*half) for half in halves],
+        loss=losses_of(task, x, y),
         snapshots=fields.every * task.batches_per_epoch if fields.snapshots else None,
         products=fields.products,
         name=config.model.name,
@@ -183,7 +178,17 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
     )
 
 
-def _patterns(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
+def losses_of(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
+    """The losses of both halves of some windows, of which sharpness takes the mean."""
+    halves = [(part.to(task.device) for part in pair) for pair in zip(x.chunk(2), y.chunk(2), strict=True)]
+
+    def loss_of(given: Tensor, wanted: Tensor) -> Callable[[], Tensor]:
+        return lambda: (task.model(given) - wanted).square().mean()
+
+    return [loss_of(*half) for half in halves]
+
+
+def attention_of(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
     """Attention of a model over some windows by the lens on it."""
     lens = load(task.model, check=False)
     (stack,) = lens.wiring.stacks

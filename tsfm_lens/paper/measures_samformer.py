@@ -12,26 +12,14 @@ from tsfm_lens.lab import record
 from tsfm_lens.lab.samformer import oracle_loss
 from tsfm_lens.paper import items_samformer as said
 from tsfm_lens.paper import values_samformer as printed
+from tsfm_lens.paper.measures_samformer_trained import MEASURES_OF_TRAINED, by_arm, means
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.over_seeds import compare, improvement
-from tsfm_lens.paper.verdicts import LEVEL, Part, Verdict, interval, judged
+from tsfm_lens.paper.verdicts import LEVEL, Part, Verdict, judged
 
 DRAWS = 500
 NEAR_ORACLE, NEAR_ADAM = 1.01, 1.05
 CHANNELS = 7
-
-
-def _seeds(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
-    """By arm the values of a variable over the seeds that have one."""
-    return {str(arm): data[name].sel(arm=arm).dropna("seed").values for arm in data["arm"].values}
-
-
-def _means(found: Found, values: Mapping[str, np.ndarray], words: str) -> None:
-    for arm, of_seeds in values.items():
-        mean = interval(of_seeds, range(len(of_seeds)))
-        found.values[words.format(arm=arm)] = mean.estimate
-        if np.isfinite(mean.low):
-            found.intervals[words.format(arm=arm)] = (mean.low, mean.high)
 
 
 def _judged(*parts: tuple[str, np.ndarray, str]) -> Verdict:
@@ -53,7 +41,7 @@ def _settings(data: xr.Dataset) -> dict[str, str]:
 def toy(asked: Asked) -> Found:
     """Figures 1 and 2: errors at the end, beside the oracle's expected one."""
     data = record("toy")
-    errors, oracle = _seeds(data, "validation_mse"), oracle_loss(512, 70_000)
+    errors, oracle = by_arm(data, "validation_mse"), oracle_loss(512, 70_000)
     plain, sam, frozen = (errors[name] for name in ("transformer", "transformer + SAM", "random transformer"))
     both, limit = min(len(plain), len(frozen)), NEAR_ORACLE * oracle
     claims = {
@@ -62,7 +50,7 @@ def toy(asked: Asked) -> Found:
         said.RANDOM_BETTER: _judged(("", plain[:both] - frozen[:both], "error of the transformer, less the other's")),
     }
     found = Found({said.ORACLE: oracle}, _settings(data), claims=claims)
-    _means(found, errors, "error of {arm}")
+    means(found, errors, "error of {arm}")
     return found
 
 
@@ -76,7 +64,7 @@ def sharpness(asked: Asked) -> Found:
         "diagonal_mass": "diagonal mass of attention, {arm}",
         "numerical_rank": "numerical rank of attention, {arm}",
     }
-    curved, entropy = _seeds(last, "sharpness"), _seeds(last, "entropy")
+    curved, entropy = by_arm(last, "sharpness"), by_arm(last, "entropy")
     both = min(len(curved["transformer"]), len(curved["transformer + SAM"]))
     sharper = np.log(curved["transformer"][:both]) - np.log(curved["transformer + SAM"][:both])
     fewest = min(map(len, entropy.values()))
@@ -91,14 +79,14 @@ def sharpness(asked: Asked) -> Found:
     }
     found = Found({"entropy of even attention": float(np.log(CHANNELS))}, _settings(data), claims=claims)
     for name, text in words.items():
-        _means(found, _seeds(last, name), text)
+        means(found, by_arm(last, name), text)
     return found
 
 
 def optimizers(asked: Asked) -> Found:
     """Figure 15."""
     data = record("optimizers")
-    errors = _seeds(data, "validation_mse")
+    errors = by_arm(data, "validation_mse")
     count = min(map(len, errors.values()))
     logs = {arm: np.log(of_seeds[:count]) for arm, of_seeds in errors.items()}
     over = {arm: of_seeds - logs["adam"] for arm, of_seeds in logs.items()}
@@ -107,7 +95,7 @@ def optimizers(asked: Asked) -> Found:
     near = [(arm, np.log(NEAR_ADAM) - np.abs(over[arm]), of) for arm in ("adamw 1e-5", "adamw 1e-4")]
     claims = {said.UNSTABLE: _judged(*worse), said.SAME: _judged(*near)}
     found = Found({}, _settings(data), claims=claims)
-    _means(found, errors, "error of {arm}")
+    means(found, errors, "error of {arm}")
     return found
 
 
@@ -116,13 +104,14 @@ def _errors(error: str, table: Mapping[str, Mapping[printed.Cell, printed.Printe
         data = record("benchmarks")
         found = Found({}, {"training": "Adam at 1e-3, batch 32, patience 5", "intervals over": "seeds"})
         seeds = set()
-        for arm, values in _seeds(data, f"test_{error.lower()}").items():
+        for arm, values in by_arm(data, f"test_{error.lower()}").items():
             name, horizon, model = arm.split(" ", 2)
             place = said.NAMES.get(name, name), int(horizon)
             words = said.cell(error, model, *place)
-            _means(found, {words: values}, "{arm}")
+            means(found, {words: values}, "{arm}")
             seeds.add(len(values))
-            theirs = table.get(model, {}).get(place)
+            # with RevIN held fixed it is compared with what is printed of the model itself
+            theirs = table.get(model.removesuffix(" fixed RevIN"), {}).get(place)
             if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
                 continue
             ours = float(values.mean()), float(values.std(ddof=1))
@@ -234,4 +223,5 @@ MEASURES_OF_SAMFORMER: dict[str, Callable[[Asked], Found]] = {
     "S1-T6": _errors("MAE", printed.MAE),
     "S1-T7": significant,
     "S1-T8": parameters,
+    **MEASURES_OF_TRAINED,
 }

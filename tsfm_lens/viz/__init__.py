@@ -21,7 +21,7 @@ from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.in_context import in_context_errors
 from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_thresholds
 from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
-from tsfm_lens.viz.lab_runs import run_curves
+from tsfm_lens.viz.lab_runs import run_curves, run_errors, run_errors_over
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.logits import lens_logit_map
@@ -143,6 +143,8 @@ __all__ = [
     "rollout_panels",
     "row_angle_map",
     "run_curves",
+    "run_errors",
+    "run_errors_over",
     "save",
     "scoring_errors",
     "season_amplitudes",

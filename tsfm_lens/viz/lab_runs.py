@@ -1,17 +1,23 @@
-"""Grids of training runs: errors by epoch of every arm and seed, and where they end."""
+"""Grids of training runs: errors by epoch of every arm and seed, where they end, and by what the arms differ in."""
 
 from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from scipy.special import stdtrit
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.viz.grid import log_axis
+from tsfm_lens.viz.noise import Finding
 from tsfm_lens.viz.select import array, draws, names
-from tsfm_lens.viz.sheet import blank
+from tsfm_lens.viz.sheet import Panel, blank
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 
-__all__ = ["run_curves"]
+__all__ = ["run_curves", "run_errors", "run_errors_over"]
+
+_ROW = 24  # pixels of an arm
+_FEWEST = 3  # seeds that an interval takes
 
 
 @draws("lab_runs", needs=("curve",))
@@ -54,3 +60,103 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
         f"thin: {count} seeds, thick: their geometric mean",
         str(ds.attrs.get("about", "")),
     )
+
+
+@draws("lab_runs", needs=("test_mse",))
+def run_errors(ds: xr.Dataset) -> go.Figure:
+    """Test error of every seed, arm by arm.
+
+    Args:
+        ds: of kind "lab_runs", of files.
+
+    Returns:
+        A row for each arm: small points are seeds, large ones their mean with its 95 % interval.
+
+    Example:
+        >>> viz.run_errors(lab.record("benchmarks")).layout.meta["title"]
+        'Test error by arm'
+    """
+    arms, errors = names(ds, "arm"), array(ds, "test_mse", "arm", "seed")
+    made = blank(max(_ROW * len(arms), 120), min_width=460)
+    panel = next(iter(made))
+    for place, (arm, of_seeds) in enumerate(zip(arms, errors, strict=True)):
+        _dots(panel, float(place), of_seeds[np.isfinite(of_seeds)], arm, INK, across=True, legend=False)
+    panel.x("test error (mean square)", **log_axis(errors.ravel()))
+    panel.y(tickvals=list(range(len(arms))), ticktext=arms, range=[len(arms) - 0.5, -0.5], showgrid=False)
+    return made.dress("Test error by arm", _seeds(errors))
+
+
+@draws("lab_runs", needs=("test_mse", "rho"))
+def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
+    """Test error over the radius of sharpness-aware minimisation, or over the horizon.
+
+    Args:
+        ds: of kind "lab_runs", of files.
+        over: "rho" or "horizon"; arms whose names agree but for it are one curve.
+
+    Returns:
+        Means over seeds with their 95 % intervals, and every seed as a small point.
+
+    Raises:
+        InputError: ``over`` is neither.
+
+    Example:
+        >>> viz.run_errors_over(lab.record("benchmarks"), "horizon").layout.meta["title"]
+        'Test error by horizon'
+    """
+    if over not in ("rho", "horizon"):
+        raise InputError(f"over={over!r}; expected 'rho' or 'horizon'")
+    errors, at = array(ds, "test_mse", "arm", "seed"), np.asarray(ds[over].values, dtype=float)
+    titles = [_without(name, over, float(value)) for name, value in zip(names(ds, "arm"), at, strict=True)]
+    made = blank(300, min_width=420)
+    panel = next(iter(made))
+    for place, title in enumerate(dict.fromkeys(titles)):
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        rows = sorted((row for row, name in enumerate(titles) if name == title), key=lambda row: float(at[row]))
+        known = [errors[row][np.isfinite(errors[row])] for row in rows]
+        panel.line(at[rows], [one.mean() for one in known], title, "", colour=mixed(colour, 0.6), width=1.2)
+        for row, one in zip(rows, known, strict=True):
+            _dots(panel, float(at[row]), one, title, colour)
+    word = "radius ρ of sharpness-aware minimisation" if over == "rho" else "horizon"
+    panel.x(word)
+    panel.y("test error (mean square)")
+    return made.dress(f"Test error by {'ρ' if over == 'rho' else 'horizon'}", _seeds(errors))
+
+
+def _without(name: str, over: str, value: float) -> str:
+    """The name of an arm without the part that tells ρ or the horizon."""
+    data, horizon, rest = [*name.split(" ", 2), "", ""][:3]
+    if over == "horizon":
+        return f"{data} {rest}"
+    return f"{data} {horizon} {rest.removesuffix(f'rho {value:g}')}".strip()
+
+
+def _dots(
+    panel: Panel,
+    place: float,
+    of_seeds: np.ndarray,
+    arm: str,
+    colour: str,
+    *,
+    across: bool = False,
+    legend: bool = True,
+) -> None:
+    """Every seed, and their mean with its interval."""
+    count, mean = len(of_seeds), float(of_seeds.mean())
+    first, second = (of_seeds, np.full(count, place)) if across else (np.full(count, place), of_seeds)
+    number = "%{x:.4g}" if across else "%{y:.4g}"
+    hover = f"{arm}<br>one seed: {number}"
+    panel.dots(first, second, "", hover, colour=mixed(colour, 0.45), size=4, group=arm)
+    error = float(of_seeds.std(ddof=1)) / count**0.5 if count >= _FEWEST else 0.0
+    reach = float(stdtrit(count - 1, 0.975)) * error if error else 0.0
+    ends = np.array([mean - reach]), np.array([mean + reach])
+    noise = Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
+    words = f"{arm}<br>mean of {count} seeds: {number}"
+    x, y = ([mean], [place]) if across else ([place], [mean])
+    panel.dots(x, y, arm, words, colour=colour, size=8, noise=noise, across=across, legend=legend)
+
+
+def _seeds(errors: np.ndarray) -> str:
+    counts = np.isfinite(errors).sum(axis=1)
+    few, many = int(counts.min()), int(counts.max())
+    return f"{few} to {many} seeds" if few < many else f"{many} seeds"

@@ -122,6 +122,16 @@ def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_
         assert sum(weight.numel() for weight in model.parameters()) == 4 * L * 16 + L * H + 2 * D
 
 
+def test_revin_can_be_held_fixed() -> None:
+    free, held = (ChannelTransformer(L, H, D, normalise=True, affine=affine) for affine in (True, False))
+    x = windows().float()
+    assert torch.equal(free(x), held(x))
+    held(x).square().mean().backward()
+    fixed = {name for name, weight in held.named_parameters() if not weight.requires_grad}
+    assert fixed == {"embed.weight", "embed.bias"} == {name for name, w in held.named_parameters() if w.grad is None}
+    assert held.settings == {**free.settings, "affine": False}
+
+
 def test_with_identical_rows_of_scores_attention_has_rank_one() -> None:
     """A query that sees no difference between tokens: W_Q = 0 makes every row of A even."""
     model, x = moved(ChannelTransformer(L, H, D)), windows()

@@ -194,7 +194,7 @@ def cosine_by_epoch(
     """Learning rate of each step: a half cosine from ``first`` to ``floor``, constant within an epoch.
 
     Source:
-        SAMformer, appendix B, with the released code's floor: floor + (first − floor)(1 + cos(π e / epochs)) / 2.
+        SAMformer, appendix A.1, with the released code's floor: floor + (first − floor)(1 + cos(π e / epochs)) / 2.
 
     Example:
         >>> rate = lab.samformer.cosine_by_epoch(1e-3, 100)

@@ -69,6 +69,7 @@ class ChannelTransformer(nn.Module):
         width: d_m; 16 throughout the paper.
         bias: whether linear maps have one; the paper's have none, its released code has (E1-2).
         normalise: whether RevIN stands around the network.
+        affine: whether RevIN's γ and β are trained, as the paper has it, or stay 1 and 0.
         attention: over "channels"; "identity", where A is the identity and W_V W_O is still trained (S1-IA); or over
             "time", where the tokens are the L time steps of D numbers each (S1-TA; the paper gives no details of it,
             and here everything but the tokens stays as it is).
@@ -97,6 +98,7 @@ class ChannelTransformer(nn.Module):
         width: int = 16,
         bias: bool = False,
         normalise: bool = False,
+        affine: bool = True,
         attention: Over = "channels",
         frozen: bool = False,
         sigma_reparam: bool = False,
@@ -115,6 +117,8 @@ class ChannelTransformer(nn.Module):
             "width": width,
             "bias": bias,
             "normalise": normalise,
+            # told only where it differs, so that runs of before it can be resumed
+            **({} if affine else {"affine": affine}),
             "attention": attention,
             "frozen": frozen,
             "sigma_reparam": sigma_reparam,
@@ -131,6 +135,8 @@ class ChannelTransformer(nn.Module):
             glorot(self)
         if sigma_reparam:
             sigma_reparametrised(self)
+        if not affine:
+            self.embed.requires_grad_(requires_grad=False)
         # scores that the identity does not look at are not trained
         for part in (attn,) if frozen else (attn.q, attn.k) if attention == "identity" else ():
             part.requires_grad_(requires_grad=False)

@@ -99,7 +99,7 @@ def benchmark(
         name: of the data in results; the file's if None.
 
     Source:
-        SAMformer, appendix B; E1-8 for the order of the parts.
+        SAMformer, appendices A.1 and A.2; E1-8 for the order of the parts.
 
     Raises:
         InputError: the file cannot be read, a value is missing, channels differ in length, one is constant over the
