@@ -34,14 +34,23 @@ def read_errors(ds: xr.Dataset) -> list[str]:
     errors = array(ds, "test_mse", "arm", "seed")
     cells: dict[str, dict[str, float]] = {}
     for arm, of_seeds in zip(names(ds, "arm"), errors, strict=True):
-        data, horizon, rest = arm.split(" ", 2)
-        cells.setdefault(f"{data}, H = {horizon}", {})[rest] = float(np.nanmean(of_seeds))
+        cell, rest = _cell(arm)
+        cells.setdefault(cell, {})[rest] = float(np.nanmean(of_seeds))
     out = []
     for cell, means in cells.items():
         best, *others = sorted(means, key=means.__getitem__)
         beside = f", before {others[0]} ({num(means[others[0]])})" if others else ""
-        out.append(f"{cell}: the lowest mean test error is that of {best} ({num(means[best])}){beside}.")
+        where = f"{cell}: the" if cell else "The"
+        out.append(f"{where} lowest mean test error is that of {best} ({num(means[best])}){beside}.")
     return out
+
+
+def _cell(arm: str) -> tuple[str, str]:
+    """Benchmark and horizon of an arm that begins with both, else "", and the rest of its name."""
+    parts = arm.split(" ", 2)
+    if len(parts) < 3 or not parts[1].isdigit():
+        return "", arm
+    return f"{parts[0]}, H = {parts[1]}", parts[2]
 
 
 def _varies(ds: xr.Dataset, over: str) -> bool:
