@@ -93,12 +93,11 @@ def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() ->
         viz.run_errors_over(data, "seed")
     plates = plates_of({"lab_runs": data})["lab_runs"]
     assert len(plates) == 4
-    assert (
-        "exchange, H = 96: the lowest mean test error is that of rho 0.5 (2), before rho 0 (6.5)." in plates[1].reading
+    sentence = "exchange, H = 96: the lowest mean test error is that of rho 0.5 (2), before rho 0 (6.5)."
+    assert sentence in plates[1].reading
     plain = data.isel(arm=slice(0, 2)).drop_vars(("rho", "horizon")).assign_coords(arm=["a", "b"])
     reading = plates_of({"lab_runs": plain})["lab_runs"][1].reading
     assert reading == ["The lowest mean test error is that of a (2), before b (6.5)."]
-    )
 
 
 def test_the_reading_says_who_reaches_the_oracle(toy: xr.Dataset) -> None:
