@@ -218,10 +218,34 @@ class Panel:
         """A plotly shape between two corners."""
         self.sheet.fig.add_shape(type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at)
 
+    def partings(self, places: Sequence[float], *, across: bool) -> None:
+        """Thin lines across the panel, or from its foot to its top."""
+        free, fixed = ("y", "x") if across else ("x", "y")
+        refs = self._axes()
+        refs[f"{fixed}ref"] += " domain"
+        line = _stroke(GREY, 1, None)
+        ends = [{f"{free}0": at, f"{free}1": at, f"{fixed}0": 0, f"{fixed}1": 1} for at in places]
+        self._add_shapes([{"type": "line", **end, **refs, "line": line} for end in ends])
+
     def frames(self, cells: np.ndarray, colour: str) -> None:
         """A frame around each cell (row, column) of a map whose rows and columns are counted from 0."""
-        for row, col in np.argwhere(cells):
-            self.shape("rect", (col - 0.46, col + 0.46), (row - 0.44, row + 0.44), line={"color": colour, "width": 2})
+        refs, line = self._axes(), {"color": colour, "width": 2}
+        ends = [
+            {"x0": col - 0.46, "x1": col + 0.46, "y0": row - 0.44, "y1": row + 0.44} for row, col in np.argwhere(cells)
+        ]
+        self._add_shapes([{"type": "rect", **end, **refs, "line": line} for end in ends])
+
+    def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
+        """All at once: plotly looks at every shape of a figure whenever one is added."""
+        if shapes:
+            self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
+
+    def _axes(self) -> dict[str, str]:
+        """Names of the panel's axes, as shapes and notes refer to them."""
+        if not self.at:
+            return {"xref": "x", "yref": "y"}
+        place = self.sheet.fig.get_subplot(**self.at)
+        return {f"{letter}ref": place[letter == "y"].plotly_name.replace("axis", "") for letter in "xy"}
 
     def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
         """A grey band over what the noise alone reaches (``across``: along the horizontal axis), where it is known."""
@@ -243,9 +267,9 @@ class Panel:
         self, tail: tuple[float, float], tip: tuple[float, float], colour: str, width: float, head: float = 1
     ) -> None:
         """An arrow between two places on the axes."""
-        place = self.sheet.fig.get_subplot(self.at["row"], self.at["col"])
-        x, y = (axis.plotly_name.replace("axis", "") for axis in (place.xaxis, place.yaxis))
-        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], "xref": x, "yref": y, "axref": x, "ayref": y}
+        refs = self._axes()
+        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], **refs}
+        where |= {"axref": refs["xref"], "ayref": refs["yref"]}
         look = {"showarrow": True, "arrowhead": 2, "arrowsize": head, "arrowwidth": width, "arrowcolor": colour}
         self.sheet.fig.add_annotation(text="", **where, **look)
 

@@ -134,8 +134,7 @@ def places_named(labels: Sequence[str]) -> Places:
 
 def separate(panel: Panel, breaks: Sequence[float], *, across: bool = True) -> None:
     """Thin lines where layers meet, across the rows of a panel (or down its columns)."""
-    for where in breaks:
-        (panel.level if across else panel.upright)(where)
+    panel.partings(breaks, across=across)
 
 
 def _sorted(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:

@@ -68,14 +68,17 @@ def least_width(fig: go.Figure) -> int:
     that the figure has.
     """
     axes = {name: fig.layout[name] for name in fig.layout if re.fullmatch(r"[xy]axis\d*", name) and fig.layout[name]}
-    left, right = _margins(fig, axes)
+    # every look into a template makes its layout anew
+    layout = fig.layout.template.layout
+    across, upwards = _sizes(layout.xaxis), _sizes(layout.yaxis)
+    left, right = _margins(fig, axes, *upwards)
     rows: dict[Any, list[tuple[float, float]]] = defaultdict(list)
-    for key, middle, width in [*_axis_titles(fig, axes), *_panel_titles(fig)]:
+    for key, middle, width in [*_axis_titles(axes, across[0]), *_panel_titles(fig)]:
         rows[key].append((middle, width))
     plot = max((_side_by_side(sorted(row), left, right) for row in rows.values()), default=0.0)
-    plot = max([plot, *_cells(fig, axes), *_upright(fig, axes), *_thinned(fig, axes)])
+    plot = max([plot, *_cells(fig, axes), *_upright(axes, across[1]), *_thinned(fig, axes, across[1])])
     # plotly gives labels beside the panels at most half of the figure
-    return int(np.ceil(max(left + plot + right, _HALF * left, _legend(fig))))
+    return int(np.ceil(max(left + plot + right, _HALF * left, _legend(fig, layout.legend.font.size or 12))))
 
 
 def _side_by_side(row: Sequence[tuple[float, float]], left: float, right: float) -> float:
@@ -90,9 +93,8 @@ def _side_by_side(row: Sequence[tuple[float, float]], left: float, right: float)
     return max(needs)
 
 
-def _axis_titles(fig: go.Figure, axes: dict[str, Any]) -> Iterator[tuple[Any, float, float]]:
+def _axis_titles(axes: dict[str, Any], size: float) -> Iterator[tuple[Any, float, float]]:
     """Row, middle and width of every title of a horizontal axis."""
-    size = _sizes(fig, "xaxis")[0]
     for name, axis in axes.items():
         if name[0] == "x" and axis.visible is not False and axis.title.text:
             height = axes.get(_long(axis.anchor or "y", "y"))
@@ -121,9 +123,8 @@ def _cells(fig: go.Figure, axes: dict[str, Any]) -> Iterator[float]:
             yield len(trace.text[0]) * (widest + _CELL_PAD) / (high - low)
 
 
-def _upright(fig: go.Figure, axes: dict[str, Any]) -> Iterator[float]:
+def _upright(axes: dict[str, Any], size: float) -> Iterator[float]:
     """Pixels that the panels need for labels that stand upright side by side."""
-    size = _sizes(fig, "xaxis")[1]
     for name, axis in axes.items():
         if name[0] == "x" and axis.tickangle == -90 and axis.tickvals is not None and len(axis.tickvals) > 1:
             low, high = axis.domain or (0, 1)
@@ -132,9 +133,8 @@ def _upright(fig: go.Figure, axes: dict[str, Any]) -> Iterator[float]:
             yield 1.3 * (axis.tickfont.size or size) * abs(ends[1] - ends[0]) / near / (high - low)
 
 
-def _thinned(fig: go.Figure, axes: dict[str, Any]) -> Iterator[float]:
+def _thinned(fig: go.Figure, axes: dict[str, Any], size: float) -> Iterator[float]:
     """Pixels that the panels need for as many labels as their axes were given; plotly often takes fewer."""
-    size = _sizes(fig, "xaxis")[1]
     for name, axis in axes.items():
         if name[0] == "x" and axis.nticks and axis.showticklabels is not False and axis.visible is not False:
             low, high = axis.domain or (0, 1)
@@ -158,17 +158,15 @@ def _ends(places: list[np.ndarray]) -> list[str]:
     return [f"{end:.{digits}f}" for end in (low, high)]
 
 
-def _legend(fig: go.Figure) -> float:
+def _legend(fig: go.Figure, size: float) -> float:
     """Pixels that the longest name of the legend needs."""
-    size = fig.layout.template.layout.legend.font.size or 12
     listed = [trace.name for trace in fig.data if trace.name and trace.showlegend]
     return max((text_width(name, size) for name in listed), default=0.0) + _KEY if listed else 0.0
 
 
-def _margins(fig: go.Figure, axes: dict[str, Any]) -> tuple[float, float]:
+def _margins(fig: go.Figure, axes: dict[str, Any], size: float, type_size: float) -> tuple[float, float]:
     """Pixels left and right of the panels: the figure's margins, or what labels and titles beside them take."""
     left = float(fig.layout.margin.l or 64)
-    size, type_size = _sizes(fig, "yaxis")
     labels = _labels(fig)
     for name, axis in axes.items():
         across = axes.get(_long(axis.anchor or "x", "x"))
@@ -198,9 +196,8 @@ def _long(short: str, letter: str) -> str:
     return short.replace(letter, f"{letter}axis", 1) if short[:1] == letter else f"{letter}axis"
 
 
-def _sizes(fig: go.Figure, axis: str) -> tuple[float, float]:
-    """Type sizes of titles and of labels, as the figure's template has them for an axis."""
-    known = fig.layout.template.layout[axis]
+def _sizes(known: Any) -> tuple[float, float]:
+    """Type sizes of titles and of labels, as a template has them for an axis."""
     return known.title.font.size or _TITLE, known.tickfont.size or 12
 
 
