@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHAPTERS",
+    "EXPLAINED",
     "analyse",
     "as_plain",
     "bundled_in",
     "checked_chapters",
+    "explain",
     "hook_shapes",
     "provenance",
     "read_sources",
@@ -36,6 +38,10 @@ Progress = Callable[[str, int, int], None]
 
 CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
 """Kinds of the measurements that a report has unless it is asked for others."""
+EXPLAINED = ("forecast", "input_attribution", "input_routes", "input_proof", "covariate_use")
+"""Kinds of the measurements that an explanation has unless it is asked for others."""
+ITEMS = ("input_attribution", "input_routes", "input_proof")
+"""Those of them that explain one item."""
 _BUNDLED = "bundled:"
 
 
@@ -43,6 +49,7 @@ def analyse(
     run: Run,
     *,
     chapters: Sequence[str] = CHAPTERS,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
 ) -> dict[str, xr.Dataset]:
@@ -51,6 +58,7 @@ def analyse(
     Args:
         run: what every chapter looks at; at most one pass of the model.
         chapters: kinds of measurements, in the order of the report; see :func:`tsfm_lens.catalogue.measurements`.
+        options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after each.
         left_out: where given, a chapter that these series do not allow is left out as long as another one is computed,
             and its heading and the reason are put here.
@@ -72,13 +80,14 @@ def analyse(
     work = work_on(run)
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
-    for name, measurement, options in _results(run.lens, chapters):
+    for name, measurement, own in _results(run.lens, chapters):
+        asked = {**own, **(options or {}).get(measurement.kind, {})}
         told = partial(progress or _untold, name)
         told(0, 1)
         work.progress = told
         try:
-            if options or name not in work.results:
-                work.results[name] = measurement.of(work, **options)
+            if asked or name not in work.results:
+                work.results[name] = measurement.of(work, **asked)
             results[name] = work.results[name]
         except InputError as error:
             if left_out is None:
@@ -87,6 +96,50 @@ def analyse(
         told(1, 1)
     if refusal is not None and not results:
         raise refusal
+    return results
+
+
+def explain(
+    run: Run,
+    out: str | Path | None = None,
+    *,
+    item: int | str = 0,
+    chapters: Sequence[str] = EXPLAINED,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    title: str | None = None,
+    sources: Sequence[str] = (),
+    progress: Progress | None = None,
+    left_out: dict[str, str] | None = None,
+) -> dict[str, xr.Dataset]:
+    """What moved a forecast, on which routes, whether that can be believed, and whether covariates are used.
+
+    Args:
+        run: the forecast; at most one pass of the model.
+        out: folder for index.html; nothing is written if None.
+        item: whose forecast is explained, by position or name; the use of covariates is measured over all.
+        chapters: see :func:`analyse`.
+        options: of the probes, by kind of measurement, such as ``{"input_attribution": {"reference": "mean"}}``.
+        title, sources: of the report; see :func:`report`.
+        progress, left_out: see :func:`analyse`. Without covariates their chapter is left out.
+
+    Returns:
+        Labelled results by name, as :func:`analyse` gives them.
+
+    Raises:
+        InputError: no chapter can be computed; see :func:`analyse`.
+
+    Example:
+        >>> list(pipeline.explain(driven, chapters=("forecast", "covariate_use")))
+        ['forecast', 'covariate_use']
+    """
+    missing: dict[str, str] = {} if left_out is None else left_out
+    asked: dict[str, dict[str, Any]] = {kind: {"item": item} for kind in ITEMS}
+    for kind, more in (options or {}).items():
+        asked[kind] = {**asked.get(kind, {}), **more}
+    results = analyse(run, chapters=chapters, options=asked, progress=progress, left_out=missing)
+    if out is not None:
+        heading = title or f"What moved the forecasts of {run.lens.model_id}"
+        _written(run, results, out, heading, sources, progress, missing)
     return results
 
 
@@ -130,6 +183,7 @@ def report(
     *,
     title: str | None = None,
     chapters: Sequence[str] = CHAPTERS,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
     sources: Sequence[str] = (),
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
@@ -142,7 +196,7 @@ def report(
         run: what every chapter looks at; at most one pass of the model.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
-        chapters: see :func:`analyse`.
+        chapters, options: see :func:`analyse`.
         sources: where the series come from, in words or as ``bundled:NAME``.
         progress: see :func:`analyse`.
         left_out: gets the headings of the chapters that were left out, with the reasons.
@@ -158,13 +212,25 @@ def report(
         >>> pipeline.report(run, folder, chapters=("forecast",)).name
         'index.html'
     """
-    from tsfm_lens.report import build_report
-
     missing = {} if left_out is None else left_out
-    results = analyse(run, chapters=chapters, progress=progress, left_out=missing)
+    results = analyse(run, chapters=chapters, options=options, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
-    told = progress or (lambda _name, _done, _total: None)
+    return _written(run, results, out, heading, sources, progress, missing)
+
+
+def _written(
+    run: Run,
+    results: Mapping[str, xr.Dataset],
+    out: str | Path,
+    heading: str,
+    sources: Sequence[str],
+    progress: Progress | None,
+    missing: Mapping[str, str],
+) -> Path:
+    from tsfm_lens.report import build_report
+
+    told = progress or _untold
     told("report", 0, 1)
     facts = provenance(run, sources)
     if missing:

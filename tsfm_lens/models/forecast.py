@@ -192,6 +192,12 @@ def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.Date
     return pd.date_range(shown[-1], periods=horizon + 1, freq=batch.freqs[index])[1:]
 
 
+def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
+    """(series, step), NaN beyond what is known."""
+    longer = np.full((len(truth), max(horizon - truth.shape[1], 0)), np.nan)
+    return np.concatenate([truth[:, :horizon], longer], axis=1)
+
+
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
     """The part that all results share: the context, the truth, their times, units, groups and variates.
 

@@ -22,7 +22,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.forecast import Forecast, context_dataset
+from tsfm_lens.models.forecast import Forecast, context_dataset, over_steps
 from tsfm_lens.models.memory import limit_of
 from tsfm_lens.models.paths import median_path
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
@@ -317,7 +317,7 @@ class Run:
             if self.whole is not None:
                 other = self.lens.run(self.whole, horizon, holdout=True, rollout=rollout, **how)
             else:
-                truth = None if self.truth is None else _cut(self.truth, horizon)
+                truth = None if self.truth is None else over_steps(self.truth, horizon)
                 other = self.lens.run(self.batch, horizon, truth=truth, rollout=rollout, **how)
             self._others[horizon] = replace(other, chosen=self.chosen)
         return self._others[horizon]
@@ -334,6 +334,11 @@ class Run:
         """Write one HTML report of this run; see :func:`tsfm_lens.pipeline.report`."""
         path: Path = import_module("tsfm_lens.pipeline").report(self, out, **options)
         return path
+
+    def explain(self, out: str | Path | None = None, **options: Any) -> dict[str, xr.Dataset]:
+        """What moved this forecast, on which routes, and the proof; see :func:`tsfm_lens.pipeline.explain`."""
+        found: dict[str, xr.Dataset] = import_module("tsfm_lens.pipeline").explain(self, out, **options)
+        return found
 
     def explore(self, **options: Any) -> Any:
         """One linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`."""
@@ -391,9 +396,3 @@ def _values_along(run: Run, along: Any) -> np.ndarray:
     if values.shape != (len(run.batch), run.horizon):
         raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(run.batch), run.horizon)}")
     return values
-
-
-def _cut(truth: np.ndarray, horizon: int) -> np.ndarray:
-    """(series, step), NaN beyond what is known."""
-    longer = np.full((len(truth), max(horizon - truth.shape[1], 0)), np.nan)
-    return np.concatenate([truth[:, :horizon], longer], axis=1)
