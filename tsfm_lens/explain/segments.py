@@ -203,11 +203,11 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     width = -(-length // count)
     token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
     both = math.lcm(season, token)
-    for unit in (both, season, token):
-        if unit <= width:
+    for unit in (both, season):
+        # half a season or more becomes a whole one
+        if 1 < unit < min(2 * width, length):
             return -(-width // unit) * unit
-    # half a season or more becomes a whole one
-    return season if season < 2 * width and season < length else max(width, min(token, length))
+    return -(-width // token) * token if token <= width else max(width, min(token, length))
 
 
 def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> list[tuple[int, int]]:
