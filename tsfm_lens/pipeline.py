@@ -26,6 +26,7 @@ __all__ = [
     "as_plain",
     "bundled_in",
     "checked_chapters",
+    "defined_for",
     "explain",
     "hook_shapes",
     "provenance",
@@ -38,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
 """Kinds of the measurements that a report has unless it is asked for others."""
-EXPLAINED = ("forecast", "input_attribution", "input_routes", "input_proof", "covariate_use")
+EXPLAINED = ("forecast", "covariate_use")
 """Kinds of the measurements that an explanation has unless it is asked for others."""
 ITEMS = ("input_attribution", "input_routes", "input_proof")
 """Those of them that explain one item."""
@@ -113,26 +114,23 @@ def explain(
 ) -> dict[str, xr.Dataset]:
     """What moved a forecast, on which routes, whether that can be believed, and whether covariates are used.
 
+    Chapters that the model or the series do not allow are left out.
+
     Args:
-        run: the forecast; at most one pass of the model.
         out: folder for index.html; nothing is written if None.
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
-        chapters: see :func:`analyse`.
         options: of the probes, by kind of measurement, such as ``{"input_attribution": {"reference": "mean"}}``.
-        title, sources: of the report; see :func:`report`.
-        progress, left_out: see :func:`analyse`. Without covariates their chapter is left out.
+        run, chapters, title, sources, progress, left_out: see :func:`report`.
 
     Returns:
-        Labelled results by name, as :func:`analyse` gives them.
-
-    Raises:
-        InputError: no chapter can be computed; see :func:`analyse`.
+        Labelled results by name; errors as of :func:`analyse`, which gives them.
 
     Example:
         >>> list(pipeline.explain(driven, chapters=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
     missing: dict[str, str] = {} if left_out is None else left_out
+    chapters = defined_for(run.lens, chapters, missing)
     asked: dict[str, dict[str, Any]] = {kind: {"item": item} for kind in ITEMS}
     for kind, more in (options or {}).items():
         asked[kind] = {**asked.get(kind, {}), **more}
@@ -141,6 +139,33 @@ def explain(
         heading = title or f"What moved the forecasts of {run.lens.model_id}"
         _written(run, results, out, heading, sources, progress, missing)
     return results
+
+
+def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -> list[str]:
+    """Those of some chapters whose definition allows a model.
+
+    Args:
+        lens: the model.
+        chapters: kinds of measurements.
+        left_out: gets the headings of the others, with the reasons.
+
+    Raises:
+        InputError: it allows none.
+
+    Example:
+        >>> pipeline.defined_for(lens, ("forecast", "covariate_use"), {})
+        ['forecast']
+    """
+    allowed: list[str] = []
+    for measurement in checked_chapters(chapters):
+        try:
+            measurement.check(lens)
+            allowed.append(measurement.kind)
+        except InputError as error:
+            left_out[measurement.heading] = str(error)
+    if not allowed:
+        raise InputError("; ".join(left_out.values()))
+    return allowed
 
 
 def _untold(name: str, done: int, total: int) -> None:

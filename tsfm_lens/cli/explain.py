@@ -44,7 +44,7 @@ def explain(
     reading: Reading,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
-    from tsfm_lens.pipeline import EXPLAINED, checked_chapters, steps_of
+    from tsfm_lens.pipeline import EXPLAINED, checked_chapters, defined_for, steps_of
     from tsfm_lens.pipeline import explain as write_explanation
 
     kinds = EXPLAINED if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
@@ -54,6 +54,8 @@ def explain(
         opening = bar.add_task("open the model", total=1)
         lens = open_lens(model)
         bar.update(opening, completed=1)
+        missing: dict[str, str] = {}
+        kinds = tuple(defined_for(lens, kinds, missing))
         bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
 
         def progress(name: str, done: int, total: int) -> None:
@@ -63,7 +65,6 @@ def explain(
         ends = _ends_early(series) if holdout is None else holdout
         run = lens.run(series, horizon, holdout=ends, seed=seed)
         named = {name: value for name, value in (("method", method), ("reference", reference)) if value}
-        missing: dict[str, str] = {}
         asked: dict[str, Any] = {"options": {"input_attribution": named}, "item": item or 0}
         write_explanation(run, out, chapters=kinds, **asked, sources=data, progress=progress, left_out=missing)
     if ends and holdout is None:

@@ -1,0 +1,84 @@
+"""`tsfm-lens explain` on a file with covariates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from tsfm_lens.cli.common import app
+
+HOURS, AHEAD = 96, 12
+OPTIONS = [
+    "--target",
+    "load",
+    "--known",
+    "temperature",
+    "--past",
+    "price",
+    "--id-column",
+    "site",
+    "--time-column",
+    "ts",
+]
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["explain", *words])
+
+
+def sheet(path: Path, *, ahead: int = AHEAD) -> str:
+    rng = np.random.default_rng(1)
+    frames = []
+    for site in "AB":
+        steps = HOURS + ahead
+        temperature = rng.normal(size=steps)
+        hidden = np.where(np.arange(steps) < HOURS, 1.0, np.nan)
+        columns = {
+            "load": hidden * (5 + temperature),
+            "temperature": temperature,
+            "price": hidden * rng.normal(size=steps),
+        }
+        frames.append(
+            pd.DataFrame({"site": site, "ts": pd.date_range("2024-01-01", periods=steps, freq="h"), **columns})
+        )
+    pd.concat(frames).to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.mark.parametrize("ahead", [AHEAD, 0])
+def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, tmp_path: Path) -> None:
+    data = sheet(tmp_path / "load.csv", ahead=ahead)
+    done = run("chronos2-nano", "--data", data, *OPTIONS, "--horizon", "12", "--out", str(tmp_path / "page"))
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "Use of covariates" in page
+    assert "temperature" in page
+    # without a known future the end of the target is the truth, and what a covariate is worth can be told
+    assert ("are held out" in done.output) == (ahead == 0)
+    assert ("change of the error without it" in page) == (ahead == 0)
+
+
+def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    done = run("bolt-nano", "--data", "bundled:nile", "--horizon", "8", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "left out: Use of covariates" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["bolt-nano", "--horizon", "12"], "takes no past covariates"),
+        (["chronos2-nano", "--horizon", "24"], "ends 12 steps after the context"),
+        (["chronos2-nano", "--horizon", "12", "--chapters", "forcast"], "forecast"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_written(words: list[str], complaint: str, tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    done = run(*words, "--data", sheet(tmp_path / "load.csv"), *OPTIONS, "--out", str(out))
+    assert done.exit_code == 1
+    assert complaint in done.output
+    assert not out.exists()
