@@ -41,8 +41,7 @@ CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "
 """Kinds of the measurements that a report has unless it is asked for others."""
 EXPLAINED = ("forecast", "covariate_use")
 """Kinds of the measurements that an explanation has unless it is asked for others."""
-ITEMS = ("input_attribution", "input_routes", "input_proof")
-"""Those of them that explain one item."""
+ITEMS = ("input_attribution", "input_routes", "input_proof")  # which explain one item
 _BUNDLED = "bundled:"
 
 
@@ -145,8 +144,6 @@ def defined_for(lens: Lens, chapters: Sequence[str], left_out: dict[str, str]) -
     """Those of some chapters whose definition allows a model.
 
     Args:
-        lens: the model.
-        chapters: kinds of measurements.
         left_out: gets the headings of the others, with the reasons.
 
     Raises:
