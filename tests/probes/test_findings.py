@@ -7,7 +7,8 @@ import pytest
 import xarray as xr
 from scipy import stats
 
-from tsfm_lens.probes.findings import _holm, interval_over_series, judge, leader, standing
+from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.probes.findings import Control, _by, _holm, interval_over_series, judge, leader, standing
 
 
 def effects(values: np.ndarray) -> xr.Dataset:
@@ -64,6 +65,52 @@ def test_holm_is_that_of_statsmodels() -> None:
 
     p = np.random.default_rng(5).random(20) ** 4
     np.testing.assert_allclose(_holm(p), multipletests(p, method="holm")[1])
+
+
+def test_benjamini_and_yekutieli_is_that_of_scipy() -> None:
+    p = np.random.default_rng(6).random(20) ** 4
+    np.testing.assert_allclose(_by(p), stats.false_discovery_control(p, method="by"))
+
+
+def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.ndarray:
+    """(head, series): noise that heads share with one another, half of them with the other sign, and true effects."""
+    shared = rng.normal(size=8) * np.where(np.arange(heads) % 2, 1.0, -1.0)[:, None]
+    values = 0.8 * shared + 0.6 * rng.normal(size=(heads, 8))
+    values[:true] += 3.0
+    return values
+
+
+@pytest.mark.parametrize("control", ["holm", "by"])
+def test_of_heads_that_depend_on_each_other_no_more_are_wrong_than_promised(control: Control) -> None:
+    rng = np.random.default_rng(7)
+    tries, true = 400, 10
+    wrong, wrongly, found = 0.0, 0, 0
+    for _ in range(tries):
+        stands_out, _ = standing(dependent_effects(rng, 40, true), 0.0, signed=True, control=control)
+        named = int(stands_out.sum())
+        wrong += float(stands_out[true:].sum() / max(named, 1))
+        wrongly += bool(stands_out[true:].any())
+        found += int(stands_out[:true].sum())
+    allowed = 0.05 + 4 * np.sqrt(0.05 * 0.95 / tries)
+    assert wrong / tries <= allowed
+    # only Holm promises that few results have any wrong head
+    assert control == "by" or wrongly / tries <= allowed
+    assert found > 0.5 * true * tries
+
+
+def test_of_dependent_noise_alone_the_false_discovery_rate_is_that_of_any_discovery() -> None:
+    rng = np.random.default_rng(8)
+    any_found = sum(
+        bool(standing(dependent_effects(rng, 40, 0), 0.0, signed=True, control="by")[0].any()) for _ in range(400)
+    )
+    assert any_found <= 20 + 4 * np.sqrt(400 * 0.05 * 0.95)
+
+
+def test_the_control_is_named_and_an_unknown_one_refused() -> None:
+    values = effects(np.random.default_rng(9).normal(size=(4, 5)))
+    assert "Benjamini and Yekutieli" in judge(values, "effect", floor=0.0, control="by").attrs["test"]
+    with pytest.raises(UnknownNameError, match="holm"):
+        judge(values, "effect", floor=0.0, control="bonferroni")  # type: ignore[arg-type]
 
 
 def test_the_interval_is_students() -> None:

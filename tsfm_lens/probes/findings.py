@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
 from scipy.special import stdtr, stdtrit
 
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, unknown_name
+
+Control = Literal["holm", "by"]
+"""How many looks are paid for: "holm" names a wrong member in at most 5 % of results (family-wise error), "by" lets at
+most 5 % of the named members be wrong on average (Benjamini and Yekutieli's false-discovery rate), however members
+depend on each other."""
 
 CONFIDENCE = 0.95
 SMALLEST_SHARE = 0.01
@@ -27,6 +32,7 @@ def judge(
     groups: str | xr.DataArray | Sequence[Hashable] | None = None,
     values: xr.DataArray | None = None,
     over: str = "series",
+    control: Control = "holm",
 ) -> xr.Dataset:
     """Add to an effect what is needed to know whether it is one.
 
@@ -34,9 +40,9 @@ def judge(
     so that what is found would be found on others like them. Fewer are spoken of as they are. Members are what the
     effect is told of beside series: components, or components at positions. One stands out if its effect is above the
     noise floor, and leads its group if it is also larger than that of every other member: one-sided t tests over series
-    (paired between members), after Holm over the members of a group; of fewer than three series the effect, or the
-    difference, must exceed the floor in each. To stand out is to be more than rounding or draws, and not to be large:
-    where every head writes a little, every head stands out.
+    (paired between members), after Holm, or as ``control`` says, over the members of a group (a leader's always after
+    Holm); of fewer than three series the effect, or the difference, must exceed the floor in each. To stand out is to
+    be more than rounding or draws, and not to be large: where every head writes a little, every head stands out.
 
     Args:
         data: result with ``name`` over (…, series).
@@ -48,13 +54,19 @@ def judge(
             within each. None puts all into one.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
+        control: see :data:`Control`; "by" where a list is wanted and a few wrong members among many are no harm.
 
     Returns:
         The result with ``NAME_estimate``, ``NAME_low``, ``NAME_high`` (…), the ends of the 95 % interval over series
         (the estimate itself where there are fewer than three), ``NAME_floor`` (series, or as labelled), and the
         booleans ``NAME_stands_out`` and ``NAME_leads`` (…). The attribute ``test`` names the test, and ``below_noise``
         says of which effects no member stands out.
+
+    Raises:
+        UnknownNameError: no such control.
     """
+    if control not in _ADJUST:
+        raise unknown_name("control", control, list(_ADJUST))
     effect = data.variables[name] if values is None else values.variable
     dims = [dim for dim in effect.dims if dim != over]
     effect = effect.transpose(*dims, over)
@@ -74,14 +86,16 @@ def judge(
     stands_out, leads = np.zeros(len(flat), dtype=bool), np.zeros(len(flat), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        stands_out[members], leads[members] = standing(flat[members], beneath[members], signed=signed)
+        stands_out[members], leads[members] = standing(flat[members], beneath[members], signed=signed, control=control)
     found = {"estimate": estimate, "low": low, "high": high, "stands_out": stands_out, "leads": leads}
     shape = effect.shape[:-1]
     judged = {f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in found.items()}
     data = data.assign({**judged, f"{name}_floor": floors})
     plural = over if over == "series" else f"{over}s"
     data.attrs["test"] = (
-        f"t tests over {plural} after Holm, {100 * CONFIDENCE:g} % intervals" if flat.shape[1] >= FEWEST else "none"
+        f"t tests over {plural} after {_NAMES[control]}, {100 * CONFIDENCE:g} % intervals"
+        if flat.shape[1] >= FEWEST
+        else "none"
     )
     if not stands_out.any():
         above = np.nan_to_num(np.abs(estimate), nan=0.0) <= beneath.mean(-1)
@@ -113,14 +127,16 @@ def refuse_no_share(value: object, what: str) -> None:
         raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")
 
 
-def standing(effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def standing(
+    effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False, control: Control = "holm"
+) -> tuple[np.ndarray, np.ndarray]:
     """Which members (member, series) stand out of floors of their own or shared ones, and which one leads, (member,).
 
     See :func:`judge`.
     """
     # the side that the estimate is on; testing the size of each value would find noise large
     side = np.where(signed & (interval_over_series(effect)[0] < 0), -1.0, 1.0)[:, None]
-    stands_out = _exceeds(side * effect - floor, 2.0 if signed else 1.0)
+    stands_out = _exceeds(side * effect - floor, 2.0 if signed else 1.0, control)
     leads = np.zeros(len(effect), dtype=bool)
     first = leader(np.abs(effect) if signed else effect, floor)
     if first is not None:
@@ -178,8 +194,8 @@ def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
     return first if _exceeds(effect[first] - effect[others] - (floors[first] + floors[others]), 1.0).all() else None
 
 
-def _exceeds(values: np.ndarray, sides: float) -> np.ndarray:
-    """(member,): whether values (member, series) are above zero, after Holm over the members."""
+def _exceeds(values: np.ndarray, sides: float, control: Control = "holm") -> np.ndarray:
+    """(member,): whether values (member, series) are above zero, with the number of members paid for."""
     count = np.isfinite(values).sum(-1)
     few = count < FEWEST
     above = np.where(few, np.nan_to_num(values, nan=-1.0).min(-1) > 0, False)
@@ -191,7 +207,7 @@ def _exceeds(values: np.ndarray, sides: float) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > 0, mean / (spread / np.sqrt(count[tested])), np.sign(mean) * np.inf)
     p = np.minimum(sides * stdtr(count[tested] - 1, -np.nan_to_num(t, nan=0.0)), 1.0)
-    above[tested] = _holm(p) <= 1 - CONFIDENCE
+    above[tested] = _ADJUST[control](p) <= 1 - CONFIDENCE
     return above
 
 
@@ -200,3 +216,17 @@ def _holm(p: np.ndarray) -> np.ndarray:
     order = np.argsort(p)
     adjusted = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
     return np.minimum(adjusted, 1.0)[np.argsort(order)]
+
+
+def _by(p: np.ndarray) -> np.ndarray:
+    """Benjamini and Yekutieli's adjusted p-values (2001, Annals of Statistics 29, theorem 1.3)."""
+    count = len(p)
+    ranks = np.arange(1, count + 1)
+    order = np.argsort(p)
+    raised = p[order] * count * (1 / ranks).sum() / ranks
+    adjusted = np.minimum.accumulate(raised[::-1])[::-1]
+    return np.minimum(adjusted, 1.0)[np.argsort(order)]
+
+
+_ADJUST: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"holm": _holm, "by": _by}
+_NAMES = {"holm": "Holm", "by": "Benjamini and Yekutieli"}
