@@ -2,31 +2,42 @@
 
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.behaviour import covariate_use
+from tsfm_lens.explain.curves import deletion_curves
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
+from tsfm_lens.explain.proof import named_routes, prove_routes
+from tsfm_lens.explain.routes import input_routes, missed_by_search
 from tsfm_lens.explain.segments import Segment, item_of, item_rows, refined, segments, token_edges
 from tsfm_lens.explain.shapley import Sampled, all_masks, exact_shapley, sampled_shapley, shapley_interactions
 from tsfm_lens.explain.values import Masks, forecasts
+from tsfm_lens.explain.verdict import RULES, verdict
 
 __all__ = [
     "METHODS",
     "MaskedBatch",
     "Masks",
     "REFERENCES",
+    "RULES",
     "Sampled",
     "Segment",
     "all_masks",
     "attribute_inputs",
     "covariate_use",
+    "deletion_curves",
     "exact_shapley",
     "forecasts",
+    "input_routes",
     "item_of",
     "item_rows",
     "mask_seen",
     "masked",
+    "missed_by_search",
+    "named_routes",
+    "prove_routes",
     "reference_values",
     "refined",
     "sampled_shapley",
     "segments",
     "shapley_interactions",
     "token_edges",
+    "verdict",
 ]

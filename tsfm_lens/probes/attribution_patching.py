@@ -108,7 +108,7 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
         forecast = run.read(output, encoded)
         return (forecast * weight.to(forecast)).sum()
 
-    acts = _with_gradients(run, names, recovered)
+    acts = with_gradients(run, names, recovered)
     for name in names:
         finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
         if not finite.all():
@@ -120,8 +120,14 @@ def slopes(pair: Contrast, names: Sequence[str]) -> Activations:
     return acts
 
 
-def _with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
-    """Activations of one forward, and a loss's gradients with respect to them; none for weights, which cost as much."""
+def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
+    """Activations of one forward, and a loss's gradients with respect to them; none for weights, which cost as much.
+
+    Args:
+        run: looked at in one pass.
+        names: of hook points.
+        loss: of the forward's output, one number or several (value,); gradients of several have a leading axis.
+    """
     lens, entered = run.lens, dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
@@ -135,7 +141,12 @@ def _with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Ten
         output, acts = lens.run_with_cache(run.encoded, names_filter=list(names))
         places = [(name, call) for name in names for call in range(len(entered[name]))]
         tensors = [entered[name][call] for name, call in places]
-        gradients = torch.autograd.grad(loss(output), tensors, allow_unused=True, materialize_grads=True)
+        losses = loss(output)
+        of_each = [
+            torch.autograd.grad(one, tensors, allow_unused=True, materialize_grads=True, retain_graph=True)
+            for one in losses.reshape(-1)
+        ]
+        gradients = of_each[0] if not losses.ndim else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
     for (name, call), gradient in zip(places, gradients, strict=True):
         passed = replace(acts.calls(name)[call], value=gradient)
         acts.recorded.setdefault(f"{name}_grad", []).append(passed)

@@ -1,0 +1,193 @@
+"""Routes of the input against patches set by hand, sums that must close, and mechanisms that are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.explain import Segment, input_routes, missed_by_search, segments
+from tsfm_lens.explain.masking import masked
+from tsfm_lens.explain.sides import two_sides
+from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.probes.attribution_patching import with_gradients
+from tsfm_lens.probes.places import places_of
+from tsfm_lens.testing import assert_close
+from tsfm_lens.zoo.planted import plant
+
+# a finite step feels the curvature, of the order of its size
+CURVATURE = 0.05
+
+
+@pytest.fixture(scope="module")
+def series() -> SeriesBatch:
+    rng = np.random.default_rng(0)
+    # around zero, so that the few bins of a tiny token model tell values apart
+    return as_series(2 * np.sin(np.arange(96) / 4) + rng.normal(size=96), seasonality=24)
+
+
+def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.ndarray:
+    """(step,): plain torch hooks put what a component writes without a segment into the forward with it."""
+    lens, (place,) = run.lens, places_of(run.lens, [name])
+    keep = np.arange(len(parts))[None] != number
+    other: SeriesBatch = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
+    how: dict[str, Any] = {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
+    whole, without = lens.encode(run.batch, **how), lens.encode(other, **how)
+    _, there = lens.run_with_cache(without, names_filter=[place.point])
+
+    def put(value: torch.Tensor, hook: Any) -> torch.Tensor:
+        out = value.clone()
+        if place.head is None:
+            out[:] = there[place.point]
+        else:
+            out[:, :, place.head] = there[place.point][:, :, place.head]
+        return out
+
+    with torch.no_grad(), lens.hooks([(place.point, put)]):
+        patched = run.read(lens.forward(whole), whole)
+    with torch.no_grad():
+        plain = run.read(lens.forward(whole), whole)
+    return np.asarray((plain - patched)[0].double())
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "toto-1"])
+def test_an_effect_is_that_of_a_patch_set_by_hand(name: str, series: SeriesBatch) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    run = lens.run(series, 4)
+    parts = segments(run, parts=2)
+    components = [str(each) for each in lens.components(f"{lens.wiring.output_stack.name}.*.mlp".lstrip("."))][:1]
+    head = next(row.kind for row in lens.wiring.stacks[0].rows(0) if "attn" in row.kind)
+    components.append(f"{lens.wiring.stacks[0].name}.0.{head}.1".lstrip("."))
+    routes = input_routes(run, parts=parts, reference="mean", components=components)
+    magnitude = float(np.abs(run.point).max())
+    for number in range(len(parts)):
+        for component in components:
+            effect = routes["effect"].sel(component=component)[number].values
+            expected = by_hand(run, parts, number, component)
+            assert_close(effect, expected, depth=400, magnitude=magnitude, dtype="float32", what=component)
+    assert float(routes["size"].max()) > float(routes["size_floor"].max())
+
+
+def test_the_total_is_the_change_of_the_forecast_without_the_segment(bolt_run: Run) -> None:
+    routes = input_routes(bolt_run, parts=3, reference="mean", components=["decoder.0.mlp"])
+    parts = segments(bolt_run, parts=3)
+    other = masked(bolt_run.batch, parts, ~np.eye(3, dtype=bool), "mean")
+    median = bolt_run.forecast.median - bolt_run.lens.forecast(other, bolt_run.horizon).median
+    assert_close(routes["total"].values, median, depth=400, magnitude=float(bolt_run.point.max()), dtype="float32")
+
+
+def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> None:
+    last = f"decoder.{bolt_run.lens.wiring.output_stack.n_layers - 1}.mlp"
+    routes = input_routes(bolt_run, parts=2, reference="mean", components=[last, "encoder.0.mlp"], direct=True)
+    one, earlier = (routes.sel(component=name) for name in (last, "encoder.0.mlp"))
+    magnitude = float(bolt_run.point.max())
+    assert_close(one["direct"].values, one["effect"].values, depth=400, magnitude=magnitude, dtype="float32")
+    handed = routes["branch_direct"].sel(branch=last).values
+    assert_close(one["direct"].values, handed, depth=400, magnitude=magnitude, dtype="float32")
+    # an encoder reaches the readout through the decoder's attention alone, which is held
+    assert_close(earlier["direct"].values, 0.0, depth=400, magnitude=magnitude, dtype="float32")
+    assert float(earlier["size"].max()) > float(routes["size_floor"].max())
+
+
+def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
+    """Of a reference that is almost the series itself, first order is all that there is."""
+    parts = segments(bolt_run, parts=2)
+    batch = bolt_run.batch
+    rng = np.random.default_rng(0)
+    near = (np.concatenate([batch.values[0] + 1e-3 * rng.normal(size=batch.lengths[0]), np.full(16, np.nan)]),)
+    routes = input_routes(bolt_run, parts=parts, reference=near)
+    size = np.abs(routes["effect"].values).max()
+    error = np.abs(routes["estimate"].values - routes["effect"].values).max()
+    assert error <= CURVATURE * size + float(routes["size_floor"].max())
+
+
+def test_gradients_of_several_numbers_are_those_of_each(bolt_run: Run) -> None:
+    names = ["decoder_blocks.0.mlp.hook_out"]
+    both = with_gradients(bolt_run, names, lambda output: bolt_run.read(output)[0, :2])
+    for step in range(2):
+        one = with_gradients(bolt_run, names, lambda output, step=step: bolt_run.read(output)[0, step])
+        assert_close(both[f"{names[0]}_grad"][step], one[f"{names[0]}_grad"], depth=100)
+
+
+def test_a_planted_covariate_goes_through_its_head_alone() -> None:
+    planted = plant("covariate", "chronos-2")
+    lens, head = planted.lens(), planted.card.components("mechanism")[0]
+    rng = np.random.default_rng(1)
+    horizon = planted.card.horizon
+    item = {
+        "target": rng.normal(size=96).cumsum(),
+        "past_covariates": {"k": rng.normal(size=96)},
+        "future_covariates": {"k": rng.normal(size=horizon)},
+    }
+    run = lens.run(as_series([item]), horizon)
+    parts = segments(run, parts=2)
+    routes = input_routes(run, parts=parts, reference="mean", direct=True)
+    future = [part.kind == "known covariate" and part.start == 0 for part in parts].index(True)
+    one = routes.isel(segment=future)
+    share = dict(zip(one["component"].values, one["share"].values, strict=True))
+    # the norms feel the covariate, too
+    assert share.pop(head) > 0.95
+    assert max(np.abs(list(share.values()))) < 0.05
+    assert abs(float(one["no_attention_share"])) < 0.05
+    # nothing comes between the head and the readout, so that its direct effect is the whole
+    of_head = one.sel(component=head)
+    assert np.abs(of_head["direct"] - of_head["effect"]).max() < 0.05 * np.abs(one["total"]).max()
+    # and the parts sum to the whole, the readout being all but linear
+    assert np.abs(one["rest"]).max() < 0.05 * np.abs(one["total"]).max()
+
+
+def test_a_rollout_has_the_effects_of_its_passes(bolt: Lens, series: SeriesBatch) -> None:
+    """Within the first pass nothing has been fed back yet, so that a rollout's first steps are those of one pass."""
+    most = bolt.longest_pass
+    components = ["decoder.0.cross_attn.1"]
+    long = bolt.run(series, most + 4)
+    assert long.rollout
+    routes = input_routes(long, parts=2, reference="mean", components=components)
+    once = input_routes(bolt.run(series, most), parts=2, reference="mean", components=components)
+    magnitude = float(np.abs(long.point).max())
+    for name in ("effect", "total"):
+        first = routes[name].isel(step=slice(most)).values
+        assert_close(first, once[name].values, depth=400, magnitude=magnitude, dtype="float32", what=name)
+    assert routes["effect"].sizes["step"] == most + 4
+    assert "estimate" not in routes
+    assert routes.attrs["search"] == "full"
+
+
+def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
+    full = input_routes(bolt_run, parts=4, reference="mean")
+    assert full.attrs["search"] == "full"
+    assert missed_by_search(full, len(full["component"])) == 0
+    some = input_routes(bolt_run, parts=4, reference="mean", top=16)
+    tried = np.isfinite(some["effect"].values)
+    assert (tried.all(-1).sum(-1) == 16 + 8).all()
+    assert_close(some["effect"].values[tried], full["effect"].values[tried], depth=400, magnitude=20, dtype="float32")
+    assert some.attrs["spot_checks"] == 8 * full.sizes["segment"]
+    assert 0 <= some.attrs["miss_rate"] <= some.attrs["miss_rate_high"] <= 1
+    # what the spot checks say is what the full search shows
+    assert missed_by_search(full, 16) <= some.attrs["miss_rate_high"]
+
+
+def test_masks_that_drop_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, bolt: Lens, series: SeriesBatch) -> None:
+    run = bolt.run(series, 4)
+    assert run.spans
+    sides = two_sides(run, parts=2, reference="mean")
+    monkeypatch.setitem(run.__dict__, "spans", {**run.spans, "encoder": run.spans["decoder"]})
+    monkeypatch.setitem(sides.run.__dict__, "spans", run.__dict__["spans"])
+    with pytest.raises(InputError, match="drops tokens"):
+        sides.without([0])
+
+
+def test_what_is_no_component_is_refused(bolt_run: Run) -> None:
+    with pytest.raises(InputError, match="residual stream"):
+        input_routes(bolt_run, components=["decoder_blocks.0.hook_resid_pre"])
+    with pytest.raises(UnknownNameError):
+        input_routes(bolt_run, components=["decoder.0.mpl"])
+    with pytest.raises(InputError, match="top is 0"):
+        input_routes(bolt_run, top=0)
+    found = input_routes(bolt_run, parts=2, reference="mean", components=["decoder.0.mlp"])
+    with pytest.raises(InputError, match="full search"):
+        missed_by_search(found.drop_vars("estimate"), 1)

@@ -1,0 +1,187 @@
+"""Deletion and insertion: does the forecast move as an explanation says when segments go in its order?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.segments import Segment
+from tsfm_lens.explain.sides import parts_of, segment_coords
+from tsfm_lens.explain.values import Masks, quantiles_of
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import CONFIDENCE
+
+__all__ = ["deletion_curves"]
+
+_SOURCE = "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)"
+# orders of all segments that are drawn
+_ORDERS = 64
+
+Explanations = Mapping[str, Any]
+
+
+def deletion_curves(
+    run: Run,
+    explanations: Explanations | xr.Dataset,
+    item: int | str = 0,
+    *,
+    target: int | str = 0,
+    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    reference: str | Sequence[np.ndarray] = "missing",
+    orders: int = _ORDERS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Mask segments in the order of each explanation, the largest first, and in random orders.
+
+    A true explanation names first what the forecast needs: without its first segments the forecast is far away
+    (deletion), and with them alone it is near (insertion). The area between the two curves is 0 on average for orders
+    drawn at random, whatever the model, and below 0 for an explanation that names the useless first.
+
+    Args:
+        run: the forecast that is explained.
+        explanations: by name, the first of which is on trial: results of kind "input_attribution", or scores (segment,)
+            of which more means more important; one result by itself stands for its method.
+        item, target: as they were explained.
+        parts, reference: likewise; see :func:`tsfm_lens.explain.attribute_inputs`. Segments are those of the first
+            result if None.
+        orders: that are drawn.
+        seed: of them, and of a shuffled reference.
+        progress: called with the masks done and their number.
+
+    Returns:
+        Dataset of kind "deletion_curves": over (explanation, masked), in data units, ``deletion`` and ``insertion``,
+        the mean absolute distance of the median forecast from the whole one without, or with only, the first
+        ``masked`` segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their 95 % bands
+        ``random_low`` and ``random_high`` (curve, masked); ``area`` (explanation), the area between the curves as a
+        share of the distance with everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of
+        orders at random, itself counted, that are as good. ``order`` (explanation, rank), places of segments.
+
+    Source:
+        Samek et al. 2017; Petsiuk et al. 2018.
+
+    Raises:
+        InputError: no explanation, scores of another number than segments, fewer than two segments, orders is no
+            count, or the forecast does not depend on the segments.
+
+    Example:
+        >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
+        >>> curves["deletion"].sizes["masked"]
+        4
+    """
+    if not is_count(orders):
+        raise InputError(f"orders is {orders!r}, expected how many random orders are drawn, 1 or more")
+    if isinstance(explanations, xr.Dataset):
+        explanations = {str(explanations.attrs.get("method", "explanation")): explanations}
+    if not explanations:
+        raise InputError("there is no explanation to try: give results or scores by name")
+    chosen = _segments(explanations) if parts is None else None
+    chosen = parts_of(run, item, target, parts) if chosen is None else chosen
+    masks = Masks(run, chosen, reference, item, target, seed, progress)
+    players = len(masks.segments)
+    if players < 2:
+        raise InputError("there is one segment, which has no order; cut the input into more parts")
+    scores = {name: scores_of(each, players) for name, each in explanations.items()}
+    ranked = np.stack([np.argsort(-each, kind="stable") for each in scores.values()])
+    rng = np.random.default_rng(seed)
+    drawn = np.stack([rng.permutation(players) for _ in range(orders)])
+    deletion, insertion = _curves(masks, np.concatenate([ranked, drawn]))
+    plain = masks.run
+    floor = noise_floor(plain, lambda other, same: np.abs(other - same).mean(-1))[masks.row]
+    everything = deletion[0, -1]
+    if everything <= floor:
+        raise InputError(
+            f"the forecast of {masks.batch.ids[masks.row]!r} does not change when all segments are masked, so that no "
+            "order is better than another; choose another reference"
+        )
+    area = (deletion - insertion).mean(-1) / everything
+    data = _dataset(masks, list(scores), ranked, deletion, insertion, area)
+    data["everything_masked"] = ((), float(everything))
+    named = reference if isinstance(reference, str) else "given"
+    facts = {"reference": named, "target": masks.batch.ids[masks.row], "orders": orders}
+    units = masks.batch.units[masks.row]
+    data.attrs = plain.describe("deletion_curves", "Deletion and insertion", _SOURCE, units=units, **facts)
+    return data
+
+
+def _dataset(
+    masks: Masks, names: list[str], ranked: np.ndarray, deletion: np.ndarray, insertion: np.ndarray, area: np.ndarray
+) -> xr.Dataset:
+    count, axes = len(names), ("explanation", "masked")
+    tail = (1 - CONFIDENCE) / 2
+    bands = np.quantile(np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1)
+    p = (1 + (area[count:] >= area[:count, None]).sum(-1)) / (1 + len(area) - count)
+    coords = {
+        **segment_coords(masks.segments),
+        "explanation": names,
+        "masked": np.arange(deletion.shape[1]),
+        "curve": ["deletion", "insertion"],
+    }
+    data = masks.run.dataset().assign_coords(coords)
+    return data.assign(
+        deletion=(axes, deletion[:count]),
+        insertion=(axes, insertion[:count]),
+        random_deletion=(("draw", "masked"), deletion[count:]),
+        random_insertion=(("draw", "masked"), insertion[count:]),
+        random_low=(("curve", "masked"), bands[0]),
+        random_high=(("curve", "masked"), bands[1]),
+        area=(axes[:1], area[:count]),
+        random_area=(("draw",), area[count:]),
+        p=(axes[:1], p),
+        order=(("explanation", "rank"), ranked),
+    )
+
+
+def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(order, masked) distances from the whole forecast without, and with only, the first segments of each order."""
+    players = orders.shape[1]
+    place = np.argsort(orders, axis=1)
+    first = place[:, None, :] < np.arange(players + 1)[:, None]
+    keep = np.stack([~first, first]).reshape(-1, players)
+    middle = int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))
+    forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[:, middle]
+    away = np.abs(forecasts[1:] - forecasts[0]).mean(-1)
+    deletion, insertion = away.reshape(2, len(orders), players + 1)
+    return deletion, insertion
+
+
+def scores_of(explanation: Any, players: int) -> np.ndarray:
+    """(segment,) importance: the mean size over steps of an attribution at its middle quantile, or scores as given.
+
+    Raises:
+        InputError: scores are no numbers, or not one for each segment.
+    """
+    if isinstance(explanation, xr.Dataset):
+        values = explanation["attribution"]
+        if "quantile" in values.dims:
+            values = values.isel(quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5))))
+        sizes = np.abs(values.transpose("segment", ...).values)
+        scores = sizes.reshape(len(sizes), -1).mean(-1)
+    else:
+        scores = np.asarray(explanation, dtype=float)
+    if scores.shape != (players,) or not np.isfinite(scores).all():
+        raise InputError(f"an explanation has scores of shape {scores.shape}, expected {players} numbers, one a part")
+    return scores
+
+
+def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
+    """The segments that a result is about."""
+    kinds = data["kind"].values
+    return tuple(
+        Segment(str(name), int(row), int(start), int(stop), kind)
+        for name, row, start, stop, kind in zip(
+            *(data[part].values for part in ("segment", "row", "start", "stop")), kinds, strict=True
+        )
+    )
+
+
+def _segments(explanations: Explanations) -> tuple[Segment, ...] | None:
+    known = [each for each in explanations.values() if isinstance(each, xr.Dataset)]
+    return segments_in(known[0]) if known else None

@@ -1,0 +1,253 @@
+"""Proof of routes: cut what is named, predict what happens, measure it, and hold it against components at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.curves import segments_in
+from tsfm_lens.explain.routes import all_writers
+from tsfm_lens.explain.sides import Sides, two_sides
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.places import places_of
+
+__all__ = ["named_routes", "prove_routes"]
+
+_SOURCE = (
+    "Geiger et al. 2021, arXiv:2106.02997 (interchange interventions); Wang et al. 2022 (faithfulness of circuits)"
+)
+# components named for a segment at most, sets of others at random, segments that are proved
+_MOST, _CONTROLS, _SEGMENTS = 6, 32, 4
+WORTH_NAMING = 0.25
+"""Of a segment's largest route: smaller ones are not named."""
+MATTERS = 0.1
+"""Of the largest total effect of a segment: routes of others are not named. A model that scales a series by its own
+mean moves every activation with any of its values, and takes that back with the scale in the end."""
+
+
+def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
+    """The components that carry most of each segment's influence, by segment.
+
+    Args:
+        routes: of kind "input_routes".
+        most: components named for a segment.
+
+    Returns:
+        Names of components that stand out of the noise with a quarter of the segment's largest route or more, largest
+        first; none for segments whose total effect is noise, or less than a tenth of another's.
+
+    Example:
+        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
+        >>> all(len(names) <= 2 for names in explain.named_routes(found, most=2).values())
+        True
+    """
+    names = [str(name) for name in routes["component"].values]
+    totals = np.abs(routes["total"].values).mean(-1)
+    moved = totals > max(float(routes["total_floor"]), MATTERS * totals.max(initial=0.0))
+    found = {}
+    for number, segment in enumerate(routes["segment"].values):
+        sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
+        stands = routes["size_stands_out"].values[number] & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
+        order = [place for place in np.argsort(-sizes, kind="stable") if stands[place]][:most]
+        found[str(segment)] = [names[place] for place in order] if moved[number] else []
+    return found
+
+
+def prove_routes(
+    run: Run,
+    routes: xr.Dataset,
+    item: int | str = 0,
+    *,
+    target: int | str = 0,
+    named: Mapping[str, Sequence[str]] | None = None,
+    reference: str | Sequence[np.ndarray] = "missing",
+    controls: int = _CONTROLS,
+    most: int = _SEGMENTS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Cut the named routes of each segment, restore them, and do the same to random components of the same kinds.
+
+    A component is cut when it writes what it writes without the segment; it is restored when, without the segment, it
+    writes what it writes with it. Routes are necessary if cutting them together takes the segment's effect away, and
+    sufficient if restoring them together brings it back.
+
+    Args:
+        run: the forecast that is explained.
+        routes: of kind "input_routes", of the same run, item and target.
+        item, target, reference: as for the routes.
+        named: components by segment; those of :func:`named_routes` if None.
+        controls: sets of components at random, as many of each stack and kind as are named.
+        most: segments that are proved, those of the largest total effect.
+        seed: of the controls, and of a shuffled reference.
+        progress: called with (segments done, of).
+
+    Returns:
+        Dataset of kind "route_proof" over segments that have named routes: ``cut`` counts components, the last place
+        all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units, ``predicted``, of
+        all together the segment's total effect, of single ones their effect to first order (NaN without gradients);
+        and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``, of single components:
+        the root of squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency``
+        (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and
+        ``sufficiency_p``, the share of sets at random, itself counted, that do as well. ``overlap`` (segment): how many
+        named components the same influence passes, the single necessities over that of all together. ``total``
+        (segment, step).
+
+    Source:
+        Geiger et al. 2021; Wang et al. 2022.
+
+    Raises:
+        InputError: no segment has named routes; controls or most are no counts; other routes than of this item.
+        UnknownNameError: no such component.
+
+    Example:
+        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
+        >>> proof = explain.prove_routes(run, found, reference="mean", controls=4)
+        >>> float(proof["necessity"].max()) <= 1.5
+        True
+    """
+    for what, value in (("controls", controls), ("most", most)):
+        if not is_count(value):
+            raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
+    sides = two_sides(run, item, target, segments_in(routes), reference, seed)
+    chosen = named_routes(routes) if named is None else {name: list(map(str, each)) for name, each in named.items()}
+    unknown = set(chosen) - {part.name for part in sides.segments}
+    if unknown:
+        raise InputError(f"{sorted(unknown)[0]!r} is no segment of these routes")
+    totals = np.abs(routes["total"].values).mean(-1)
+    numbers = [int(n) for n in np.argsort(-totals, kind="stable") if chosen.get(sides.segments[n].name)][:most]
+    if not numbers:
+        raise InputError("no segment has a named route to prove: none stands out of the noise")
+    proved = []
+    for done, number in enumerate(numbers):
+        names = chosen[sides.segments[number].name]
+        proved.append(_prove(sides, routes, number, names, controls, np.random.default_rng([seed, number])))
+        if progress is not None:
+            progress(done + 1, len(numbers))
+    data = _dataset(sides, numbers, proved)
+    facts = {"target": sides.name, "controls": controls, "rollout": int(sides.run.rollout)}
+    named_reference = reference if isinstance(reference, str) else "given"
+    units = sides.run.batch.units[sides.row]
+    data.attrs = sides.run.describe("route_proof", "Proof of routes", _SOURCE, units=units, reference=named_reference)
+    return data.assign_attrs(facts)
+
+
+@dataclass(frozen=True)
+class _Proved:
+    """What was measured of one segment.
+
+    Attributes:
+        names: of cuts; predicted, measured: (cut, step); total: (step,).
+        kept: (2, 1 + controls) shares lost without, and brought back by, the named components and random ones.
+    """
+
+    names: list[str]
+    predicted: np.ndarray
+    measured: np.ndarray
+    total: np.ndarray
+    kept: np.ndarray
+
+
+def _prove(
+    sides: Sides, routes: xr.Dataset, number: int, names: Sequence[str], controls: int, rng: np.random.Generator
+) -> _Proved:
+    lens = sides.run.lens
+    components = [each for name in names for each in lens.components(name)]
+    sets = [components, *matched_sets(lens, components, controls, rng)]
+    without = sides.without([number])
+    total = sides.run.point[sides.row] - without.point[sides.row]
+    points = sorted({place.point for each in sets for place in places_of(lens, list(each))})
+    there, whole = without.record(points), sides.run.record(points)
+    cuts = [[component] for component in components] + sets
+    lost = sides.change([Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts])
+    restored = [Variant("restored", tuple(PatchFrom(each, whole) for each in each_set)) for each_set in sets]
+    back = point_forecasts(without, restored)[:, sides.row] - without.point[sides.row]
+    count = len(components)
+    scale = np.square(total).sum()
+    kept = np.stack([lost[count:], back]) @ total / (scale if scale > 0 else np.nan)
+    known = [str(name) for name in routes["component"].values]
+    predicted = np.full((count + 1, sides.run.horizon), np.nan)
+    predicted[-1] = total
+    for place, name in enumerate(map(str, components)):
+        if "estimate" in routes and name in known:
+            predicted[place] = routes["estimate"].values[number, known.index(name)]
+    return _Proved([*map(str, components), "all together"], predicted, lost[: count + 1], total, kept)
+
+
+def matched_sets(
+    lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
+) -> list[list[Component]]:
+    """Sets of random components, as many of each stack and kind as there are among some, and other ones where possible.
+
+    Args:
+        lens: the model.
+        components: heads and branches.
+        count: of sets.
+        rng: of the draws.
+    """
+    pools: dict[tuple[object, ...], list[Component]] = {}
+    for each in [*all_writers(lens), *components]:
+        pools.setdefault(_kind(each), [])
+        if each not in pools[_kind(each)]:
+            pools[_kind(each)].append(each)
+    sets = []
+    for _ in range(count):
+        drawn: list[Component] = []
+        for kind in dict.fromkeys(map(_kind, components)):
+            needed = [each for each in components if _kind(each) == kind]
+            others = [each for each in pools[kind] if each not in needed]
+            pool = others if len(others) >= len(needed) else pools[kind]
+            drawn += [pool[index] for index in rng.choice(len(pool), len(needed), replace=False)]
+        sets.append(drawn)
+    return sets
+
+
+def _kind(component: Component) -> tuple[object, ...]:
+    return component.stack, component.kind, component.head is None
+
+
+def _dataset(sides: Sides, numbers: Sequence[int], proved: Sequence[_Proved]) -> xr.Dataset:
+    steps, cuts = sides.run.horizon, max(len(each.names) for each in proved)
+    names = np.full((len(numbers), cuts), "", dtype=object)
+    predicted, measured = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
+    for place, each in enumerate(proved):
+        # all together always stand last
+        where = [*range(len(each.names) - 1), cuts - 1]
+        names[place, where] = each.names
+        predicted[place, where], measured[place, where] = each.predicted, each.measured
+    kept = np.stack([each.kept for each in proved], axis=1)
+    single = np.stack([(each.measured[:-1] @ each.total).sum() / np.square(each.total).sum() for each in proved])
+    data = sides.dataset().isel(segment=list(numbers)).assign_coords(cut=np.arange(cuts))
+    of = ("segment",)
+    data = data.assign(
+        cut_name=(("segment", "cut"), names.astype(str)),
+        predicted=(("segment", "cut", "step"), predicted),
+        measured=(("segment", "cut", "step"), measured),
+        total=(("segment", "step"), np.stack([each.total for each in proved])),
+        prediction_error=(of, _relative_error(predicted[:, -1:], measured[:, -1:])),
+        single_error=(of, _relative_error(predicted[:, :-1], measured[:, :-1])),
+        overlap=(of, single / kept[0, :, 0]),
+    )
+    for name, values in zip(("necessity", "sufficiency"), kept, strict=True):
+        data[name], data[f"random_{name}"] = (of, values[:, 0]), (("segment", "draw"), values[:, 1:])
+        as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
+        data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
+    return data
+
+
+def _relative_error(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """(segment,) of (segment, cut, step); NaN where nothing is known."""
+    known = np.isfinite(predicted) & np.isfinite(measured)
+    error = np.square(np.where(known, predicted - measured, 0.0)).sum((1, 2))
+    size = np.square(np.where(known, measured, 0.0)).sum((1, 2))
+    return np.sqrt(np.divide(error, size, out=np.full(len(size), np.nan), where=size > 0))

@@ -1,0 +1,346 @@
+"""Routes: through which components the influence of a segment of the input reaches the forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.stats import beta
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.segments import Segment
+from tsfm_lens.explain.sides import Sides, two_sides
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import noise_floor, share_floor
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.places import Place, listed, places_of
+
+__all__ = ["input_routes", "missed_by_search"]
+
+_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969 (path patching)"
+# components up to which all are tried; how many are tried of more, and how many beside them at random
+_ALL, _TOP, _SPOT = 96, 32, 8
+LARGEST = 5
+"""Routes of a segment that a search must find."""
+
+
+def input_routes(
+    run: Run,
+    item: int | str = 0,
+    *,
+    target: int | str = 0,
+    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    reference: str | Sequence[np.ndarray] = "missing",
+    components: Sequence[str | Component] | None = None,
+    direct: bool = False,
+    top: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """How much of what each segment moves the forecast goes through each component.
+
+    The model sees the whole input and the input without the segment. The effect of the segment through a component is
+    the change of the forecast when that component alone writes what it writes without the segment, and all that comes
+    after it is free to respond. A chain of components carries one effect, which each of them has in full; so these
+    effects overlap. What each branch hands to the readout itself does not: the total effect of a segment is the sum of
+    these direct effects, of what needs no component (the tokens themselves, and the scale that the model takes from
+    the series), and of a ``rest`` that the readout makes of them together.
+
+    Where there are many components, gradients say which are tried: change of the activation times gradient. The effects
+    of those are exact, and components drawn at random beside them tell how often the search misses one.
+
+    Args:
+        run: the forecast to explain; in rollouts, components write in every pass what they write in the same pass of
+            the rollout without the segment.
+        item: of the run's batch: a position or a name.
+        target: of the item's targets, by position or name.
+        parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
+        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
+        components: heads and branches; all heads and MLPs of all stacks if None.
+        direct: also the effect of each component on the readout alone, all later branches held.
+        top: components that are tried for each segment; if None all of up to 96, and 32 of more.
+        seed: of a shuffled reference, and of what is tried at random.
+        progress: called with (segments done, of).
+
+    Returns:
+        Dataset of kind "input_routes" over (segment, component, step), in data units: ``effect``, NaN where it was not
+        tried, ``estimate``, the same to first order where gradients exist, and ``direct``. Over (segment, step)
+        ``total``, ``no_component``, ``no_attention`` (the change that is left with every attention held at what it
+        writes with the segment) and ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component)
+        ``size``, the mean absolute effect, with what :func:`tsfm_lens.probes.findings.judge` adds, and ``share``, the
+        part of the total effect that goes through the component (a projection: 0 none, 1 all, NaN where the total is
+        noise). Over (segment) ``no_attention_share``. Attributes ``search`` ("full" or "gradient"), and of the latter
+        ``spot_checks``, ``miss_rate`` (components drawn at random that are above the fifth largest that was tried) and
+        ``miss_rate_high``, the end of its 95 % interval.
+
+    Source:
+        Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
+
+    Raises:
+        InputError: masking changes what tokens there are; top is no count; as in
+            :func:`tsfm_lens.explain.attribute_inputs`.
+        UnknownNameError: no such component, item or target.
+
+    Example:
+        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
+        >>> found["effect"].dims
+        ('segment', 'component', 'step')
+    """
+    if top is not None and not is_count(top):
+        raise InputError(f"top is {top!r}, expected how many components are tried, 1 or more")
+    sides = two_sides(run, item, target, parts, reference, seed)
+    tried = _Tried.of(sides, components, top, direct, seed)
+    sums = _Sums(sides)
+    for number in range(len(sides.segments)):
+        without = sides.without([number])
+        tried.add(number, without)
+        sums.add(number, without)
+        if progress is not None:
+            progress(number + 1, len(sides.segments))
+    data = sides.dataset().assign_coords(component_coords(tried.places))
+    data = data.assign_coords(branch=[str(branch) for branch in sums.branches])
+    data = data.assign(tried.variables() | sums.variables())
+    named = reference if isinstance(reference, str) else "given"
+    facts = {"reference": named, "target": sides.name, "rollout": int(sides.run.rollout), **tried.facts()}
+    units = sides.run.batch.units[sides.row]
+    data.attrs = sides.run.describe("input_routes", "Routes of the input", _SOURCE, units=units, **facts)
+    return _judged(data, sides)
+
+
+def _judged(data: xr.Dataset, sides: Sides) -> xr.Dataset:
+    """With sizes against their noise floor, and shares of what is more than noise."""
+    run, row = sides.run, sides.row
+    floor = noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))[row]
+    total = data["total"].values
+    length = np.square(total).sum(-1)
+    way = np.zeros((len(total), *run.point.shape))
+    way[:, row] = total
+    known = (np.abs(total).mean(-1) > floor) & (share_floor(run, way)[:, row] < 1)
+
+    def share(values: np.ndarray) -> np.ndarray:
+        """(segment, …) of values (segment, …, step)."""
+        by = total.reshape(len(total), *[1] * (values.ndim - 2), -1)
+        along = (values * by).sum(-1)
+        scale = np.where(known, length, np.nan).reshape(len(total), *[1] * (along.ndim - 1))
+        return np.asarray(along / scale)
+
+    data["share"] = (("segment", "component"), share(data["effect"].values))
+    data["no_attention_share"] = (("segment",), share(data["no_attention"].values))
+    data["total_floor"] = ((), float(floor))
+    data["size"] = (("segment", "component"), np.abs(data["effect"].values).mean(-1))
+    data = data.assign_coords(target=[sides.name])
+    sizes = data["size"].expand_dims(target=data["target"])
+    return judge(data, "size", floor=float(floor), values=sizes, over="target", groups="segment")
+
+
+def component_coords(places: Sequence[Place]) -> dict[str, Any]:
+    """Coordinates that name components beside segments, whose own coordinates have the plain names."""
+    return {
+        "component": [str(place.target) for place in places],
+        "stack": ("component", [place.stack for place in places]),
+        "component_kind": ("component", [place.kind for place in places]),
+        "layer_index": ("component", [place.layer for place in places]),
+        "head": ("component", [-1 if place.head is None else place.head for place in places]),
+    }
+
+
+def all_writers(lens: Lens) -> list[Component]:
+    """The heads and MLPs of every stack."""
+    return [each for stack in lens.wiring.stacks for each in writers(lens.wiring, stack.name)]
+
+
+@dataclass
+class _Tried:
+    """The effects of segments through components, as they are found.
+
+    Attributes:
+        sides: what is explained.
+        places: candidates.
+        top: how many are tried for each segment.
+        seed: of what is tried at random beside them.
+        effect, direct: (segment, component, step); NaN where not tried, ``direct`` None if not asked for.
+        estimate: (segment, component, step), None without gradients.
+        spots, missed: components tried at random, and how many of them the search should have found.
+    """
+
+    sides: Sides
+    places: list[Place]
+    top: int
+    seed: int
+    effect: np.ndarray
+    direct: np.ndarray | None
+    estimate: np.ndarray | None
+    spots: int = 0
+    missed: int = 0
+
+    @classmethod
+    def of(cls, sides: Sides, components: Any, top: int | None, direct: bool, seed: int) -> _Tried:
+        """Nothing tried yet."""
+        lens = sides.run.lens
+        places = places_of(lens, all_writers(lens) if components is None else listed(components, "components"))
+        if any(isinstance(place.target, str) for place in places):
+            raise InputError("routes go through heads and branches; name components, and no residual stream")
+        count = len(places) if top is None and len(places) <= _ALL else min(top or _TOP, len(places))
+        estimated = sides.differentiable
+        # without a gradient nothing says which to try
+        count = count if estimated else len(places)
+        shape = (len(sides.segments), len(places), sides.run.horizon)
+        nothing = np.full(shape, np.nan)
+        return cls(
+            sides,
+            places,
+            count,
+            seed,
+            nothing,
+            nothing.copy() if direct else None,
+            nothing.copy() if estimated else None,
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether every component is tried."""
+        return self.top == len(self.places)
+
+    def add(self, number: int, without: Run) -> None:
+        """Find the effects of one segment, given the run without it."""
+        chosen = np.arange(len(self.places))
+        if self.estimate is not None:
+            self.estimate[number] = self.sides.estimated(without, self.places, self._slopes)
+        if not self.full:
+            assert self.estimate is not None
+            order = by_size(self.estimate[number])
+            drawn = np.random.default_rng([self.seed, number]).permutation(order[self.top :])[:_SPOT]
+            chosen = np.concatenate([order[: self.top], drawn])
+        self._run(number, without, chosen)
+        if not self.full:
+            sizes = np.abs(self.effect[number]).mean(-1)
+            least = np.sort(sizes[chosen[: self.top]])[::-1][:LARGEST][-1]
+            self.spots += len(chosen) - self.top
+            self.missed += int((sizes[chosen[self.top :]] > np.fmax(least, self.sides.floor)).sum())
+
+    @cached_property
+    def _slopes(self) -> Activations:
+        return self.sides.slopes(self.places)
+
+    def _run(self, number: int, without: Run, chosen: np.ndarray) -> None:
+        places = [self.places[index] for index in chosen]
+        acts = without.record(sorted({place.point for place in places}))
+        through = [Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places]
+        held = self.sides.directly(acts, [place.target for place in places]) if self.direct is not None else []
+        change = self.sides.change([*through, *held])
+        self.effect[number, chosen] = change[: len(places)]
+        if self.direct is not None:
+            self.direct[number, chosen] = change[len(places) :]
+
+    def variables(self) -> dict[str, Any]:
+        """As variables of the result."""
+        axes = ("segment", "component", "step")
+        found: dict[str, Any] = {"effect": (axes, self.effect)}
+        if self.direct is not None:
+            found["direct"] = (axes, self.direct)
+        if self.estimate is not None:
+            found["estimate"] = (axes, self.estimate)
+        return found
+
+    def facts(self) -> dict[str, object]:
+        """As attributes of the result."""
+        if self.full:
+            return {"search": "full"}
+        rate = self.missed / self.spots if self.spots else 0.0
+        # Clopper and Pearson; one-sided where nothing was missed
+        high = beta.ppf(0.975, self.missed + 1, self.spots - self.missed) if self.missed < self.spots else 1.0
+        known = {"spot_checks": self.spots, "miss_rate": rate, "miss_rate_high": float(high)}
+        return {"search": "gradient", "top": self.top, **known}
+
+
+@dataclass
+class _Sums:
+    """What the total effects of segments are the sum of, as it is found."""
+
+    sides: Sides
+
+    def __post_init__(self) -> None:
+        segments, steps = len(self.sides.segments), self.sides.run.horizon
+        self.total, self.no_component, self.no_attention = (np.full((segments, steps), np.nan) for _ in range(3))
+        self.branch_direct = np.full((segments, len(self.branches), steps), np.nan)
+
+    @cached_property
+    def branches(self) -> list[Component]:
+        """Of the stack that is read out, in order of writing."""
+        stack = self.sides.run.lens.wiring.output_stack
+        return [Component(stack.name, layer, row.kind) for layer in range(stack.n_layers) for row in stack.rows(layer)]
+
+    def add(self, number: int, without: Run) -> None:
+        """Find the sums of one segment, given the run without it."""
+        sides = self.sides
+        acts = without.record([sides.written_at(branch) for branch in self.branches])
+        self.branch_direct[number] = sides.change(sides.directly(acts, self.branches))
+        lens = sides.run.lens
+        whole = sides.run.record([sides.written_at(each) for each in sides.branches])
+        looking = [each for each in sides.branches if isinstance(_row(lens, each), Attention)]
+        held = [
+            Variant("no component", tuple(PatchFrom(branch, whole) for branch in self.branches)),
+            Variant("no attention", tuple(PatchFrom(branch, whole) for branch in looking)),
+        ]
+        plain = sides.run.point[sides.row]
+        self.no_component[number], self.no_attention[number] = (
+            plain - point_forecasts(without, [each])[0, sides.row] for each in held
+        )
+        self.total[number] = plain - without.point[sides.row]
+
+    def variables(self) -> dict[str, Any]:
+        """As variables of the result."""
+        axes = ("segment", "step")
+        rest = self.total - self.no_component - self.branch_direct.sum(1)
+        found = {"total": self.total, "no_component": self.no_component, "no_attention": self.no_attention}
+        variables: dict[str, Any] = {name: (axes, values) for name, values in {**found, "rest": rest}.items()}
+        return {**variables, "branch_direct": (("segment", "branch", "step"), self.branch_direct)}
+
+
+def _row(lens: Lens, branch: Component) -> object:
+    return next(row for row in lens.wiring.stack(branch.stack).rows(branch.layer) if row.kind == branch.kind)
+
+
+def by_size(effects: np.ndarray) -> np.ndarray:
+    """Places of (component, step) in order of their mean size, largest first; what is no number comes first."""
+    return np.argsort(-np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable")
+
+
+def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) -> float:
+    """The share of the largest routes of all segments that a search among so many estimates would not have tried.
+
+    Args:
+        routes: of kind "input_routes", of a full search of a model with gradients.
+        top: components that would have been tried for each segment.
+        largest: routes of each segment, among those that stand out of the noise, that should be found.
+
+    Raises:
+        InputError: the search was not full, or there are no estimates.
+
+    Example:
+        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
+        >>> explain.missed_by_search(found, 4)
+        0.0
+    """
+    if routes.attrs.get("search") != "full" or "estimate" not in routes:
+        raise InputError("misses are counted against a full search with estimates; give no top, and a run of one pass")
+    missed, wanted = 0, 0
+    for number in range(routes.sizes["segment"]):
+        one = routes.isel(segment=number)
+        tried = set(by_size(one["estimate"].values)[:top])
+        true = [place for place in by_size(one["effect"].values)[:largest] if one["size_stands_out"].values[place]]
+        wanted += len(true)
+        missed += len(set(true) - tried)
+    return missed / max(wanted, 1)

@@ -1,0 +1,218 @@
+"""One item seen whole and with segments masked: two runs made alike, whose activations fit into each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import point_forecasts
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.masking import masked, reference_values
+from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, segments, target_row
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attribution_patching import with_gradients
+from tsfm_lens.probes.places import Place, later_branches
+
+# steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
+_STEPS, _NUMBERS = 48, 2**26
+
+
+def parts_of(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
+    """Segments as :func:`tsfm_lens.explain.attribute_inputs` takes them."""
+    if parts is None or isinstance(parts, int):
+        return segments(run, item, target=target, parts=parts)
+    if isinstance(parts, Mapping):
+        return segments(run, item, target=target, **parts)
+    return tuple(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """One item's run, and runs of the same item with segments masked.
+
+    Attributes:
+        run: of the item alone, everything shown.
+        row: of the target in the item.
+        segments: of the item.
+        stands: for each series (time + horizon,) what stands for a masked step.
+        numbered: the item, categories as the numbers that the model is shown.
+    """
+
+    run: Run
+    row: int
+    segments: tuple[Segment, ...]
+    stands: tuple[np.ndarray, ...]
+    numbered: SeriesBatch
+    _known: dict[tuple[int, ...], Run] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the target."""
+        return self.run.batch.ids[self.row]
+
+    def without(self, hidden: Sequence[int]) -> Run:
+        """The run with some segments masked, made as the whole one is; the last one asked for is kept.
+
+        Raises:
+            InputError: other tokens than with everything shown.
+        """
+        key = tuple(sorted(hidden))
+        if key not in self._known:
+            self._known.clear()
+            self._known[key] = self._without(key)
+        return self._known[key]
+
+    def _without(self, hidden: tuple[int, ...]) -> Run:
+        run = self.run
+        keep = np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
+        batch = masked(self.numbered, self.segments, keep, self.stands, horizon=run.horizon)
+        # one copy is the item itself
+        batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
+        # what a decoder reads as its own past is the same on both sides
+        along = run.path if run.tokens_read and not run.rollout else None
+        other = replace(run, batch=batch, truth=None, whole=None, along=along, _of=None)
+        if other.spans != run.spans:
+            names = ", ".join(self.segments[index].name for index in hidden[:3])
+            raise InputError(
+                f"{run.lens.model_id} drops tokens where {names} is masked, so that activations do not fit; choose "
+                "another reference, such as 'mean' or 'seasonal naive'"
+            )
+        return other
+
+    def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
+        """What variants of the run take away from the target's forecast, (variant, step), in data units."""
+        if not variants:
+            return np.empty((0, self.run.horizon))
+        return self.run.point[self.row] - point_forecasts(of or self.run, variants)[:, self.row]
+
+    def written_at(self, branch: Component) -> str:
+        """The hook point of what a branch writes."""
+        return f"{self.run.lens.wiring.stack(branch.stack).prefix}.{branch.layer}.{branch.kind}.hook_out"
+
+    @cached_property
+    def branches(self) -> list[Component]:
+        """Of all stacks, in order."""
+        return [
+            Component(stack.name, layer, row.kind)
+            for stack in self.run.lens.wiring.stacks
+            for layer in range(stack.n_layers)
+            for row in stack.rows(layer)
+        ]
+
+    def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
+        """Variants in which a component alone writes what ``acts`` have, and every later branch what it writes anyway.
+
+        A component of an earlier stack then reaches the readout through nothing.
+        """
+        whole = self.run.record([self.written_at(branch) for branch in self.branches])
+        wiring = self.run.lens.wiring
+        return [
+            Variant(
+                f"{component} alone",
+                (PatchFrom(component, acts), *(PatchFrom(each, whole) for each in later_branches(wiring, component))),
+            )
+            for component in components
+        ]
+
+    @cached_property
+    def floor(self) -> float:
+        """What the mean absolute change of the target's forecast comes to when nothing is changed, in data units."""
+        return float(noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[self.row])
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients of the forecast exist, in one pass over the horizon."""
+        lens = self.run.lens
+        return bool(lens.wiring.true_gradients) and self.run.horizon <= lens.adapter.longest_pass
+
+    @cached_property
+    def _blocks(self) -> list[np.ndarray]:
+        """Forecast steps, one by one or a few together, whose gradients are taken."""
+        tokens = sum(len(spans) for spans in self.run.spans.values()) * len(self.run.batch)
+        branches = 2 * max(len(self.branches), 1)
+        fit = max(1, min(_STEPS, _NUMBERS // (tokens * self.run.lens.d_model * branches)))
+        return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
+
+    def slopes(self, places: Sequence[Place]) -> Activations:
+        """Activations at places of the whole run, with gradients of the target's forecast, (block of steps, …)."""
+        run = self.run.in_one_pass()
+
+        def means(output: Tensor) -> Tensor:
+            forecast = run.read(output, run.encoded)[self.row]
+            return torch.stack([forecast[block].mean() for block in self._blocks])
+
+        return with_gradients(run, sorted({place.point for place in places}), means)
+
+    def estimated(self, without: Run, places: Sequence[Place], slopes: Activations) -> np.ndarray:
+        """(place, step) effects through places to first order, in data units; steps that go together have their mean.
+
+        NaN where there is no number, as at tokens that nobody reads.
+        """
+        along = self.run.in_one_pass().path if self.run.tokens_read else None
+        once = without if not without.rollout else replace(without, rollout=False, along=along, _of=None)
+        there = once.record(sorted({place.point for place in places}))
+        found = np.empty((len(places), self.run.horizon))
+        for values, place in zip(found, places, strict=True):
+            for block, effect in zip(self._blocks, _products(place, slopes, there), strict=True):
+                values[block] = effect
+        return found
+
+    def dataset(self) -> xr.Dataset:
+        """Context, coordinates of segments, and the forecast with everything shown."""
+        coords = segment_coords(self.segments)
+        data = self.run.dataset().assign_coords(coords)
+        return data.assign(forecast=(("step",), self.run.point[self.row]))
+
+
+def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
+    """Coordinates that name segments, as every result about them has them."""
+    facts = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
+    return {"segment": [part.name for part in parts], **facts}
+
+
+def _products(place: Place, slopes: Activations, there: Activations) -> np.ndarray:
+    """(block,): what an activation loses on the other side times its gradient, over all series and tokens."""
+    product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
+    if place.head is not None:
+        product = product[..., place.head, :]
+    return np.asarray(product.detach().double().flatten(1).sum(1).cpu())
+
+
+def two_sides(
+    run: Run,
+    item: int | str = 0,
+    target: int | str = 0,
+    parts: Any = None,
+    reference: str | Sequence[np.ndarray] = "missing",
+    seed: int = 0,
+) -> Sides:
+    """One item of a run, ready to have segments masked; arguments as :func:`tsfm_lens.explain.input_routes` has them.
+
+    Raises:
+        InputError: segments or the reference do not fit the item.
+        UnknownNameError: no such item, target or reference.
+    """
+    alone = item_of(run, item)
+    chosen = parts_of(run, item, target, parts)
+    renumber: Any = getattr(alone.lens.adapter, "numbered", None)
+    numbered = alone.batch if renumber is None else renumber(alone.batch)
+    refuse_overlap(chosen, numbered, alone.horizon)
+    if isinstance(reference, str):
+        shown = alone.batch if reference in ("missing", "zero") else numbered
+        stands = reference_values(shown, reference, alone.horizon, seed)
+    else:
+        stands = tuple(reference)
+    return Sides(alone, target_row(alone.batch, target), chosen, stands, numbered)

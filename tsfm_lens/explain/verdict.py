@@ -1,0 +1,120 @@
+"""What a proof comes to, in words: an explanation holds, holds in part, or fails, by stated rules."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.probes.findings import CONFIDENCE
+
+__all__ = ["RULES", "verdict"]
+
+HALF = 0.5
+"""Of a segment's effect: routes must take away, or bring back, so much of it."""
+RULES = (
+    "An order of segments holds if the area between its deletion and insertion curve is above 0 and above that of all "
+    "but 5 % of random orders; it holds in part if a rival's area is larger.",
+    "Routes are necessary if the segment's effect loses half or more of its size when they are cut together, and more "
+    "than with all but 5 % of random sets of the same kinds; they are sufficient if restoring them brings half or more "
+    "back, and more than with all but 5 % of such sets.",
+    "Routes hold if they are necessary and sufficient and predict the forecast without the segment: what cutting them "
+    "does differs from the segment's effect by less than half of it. They hold in part if any of this is true, and "
+    "fail otherwise.",
+    "An explanation fails if its order or the routes of the segment that matters most fail; it holds if all hold.",
+)
+"""The rules, as a report states them."""
+
+Word = Literal["holds", "holds in part", "fails"]
+
+
+def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
+    """What proofs say together.
+
+    Args:
+        proofs: of kind "deletion_curves" or "route_proof".
+
+    Returns:
+        The verdict in a word, and a sentence for each thing that was tried, by :data:`RULES`.
+
+    Raises:
+        InputError: no proof, or a result of another kind.
+
+    Example:
+        >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
+        >>> explain.verdict(curves)[0] in ("holds", "fails")
+        True
+    """
+    if not proofs:
+        raise InputError("there is no proof to judge: give results of deletion_curves and prove_routes")
+    words: list[Word] = []
+    decisive: list[Word] = []
+    sentences: list[str] = []
+    for proof in proofs:
+        kind = proof.attrs.get("kind")
+        if kind not in _JUDGES:
+            raise InputError(f"a result of kind {kind!r} proves nothing; give one of {', '.join(_JUDGES)}")
+        found, said = _JUDGES[str(kind)](proof)
+        words += found
+        # segments stand in the order of their effects
+        decisive.append(found[0])
+        sentences += said
+    word: Word = "fails" if "fails" in decisive else "holds" if set(words) == {"holds"} else "holds in part"
+    return word, sentences
+
+
+def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
+    names = [str(name) for name in curves["explanation"].values]
+    area, p = curves["area"].values, curves["p"].values
+    # what few orders at random can show at best
+    smallest = 1 / (1 + curves.sizes["draw"])
+    beats = bool(area[0] > 0 and p[0] <= max(1 - CONFIDENCE, smallest))
+    share = 100 * (curves["random_area"].values < area[0]).mean()
+    said = [
+        f"Masked in the order of {names[0]}, the forecast moves sooner than in {share:.0f} % of "
+        f"{curves.sizes['draw']} random orders (area between the curves {area[0]:.2f}): the order "
+        f"{'holds' if beats else 'does not hold'}."
+    ]
+    better = [name for name, other in zip(names[1:], area[1:], strict=True) if other > area[0]]
+    if better and beats:
+        said.append(f"{' and '.join(better)} order{'s' * (len(better) == 1)} the segments better.")
+    return ["fails" if not beats else "holds in part" if better else "holds"], said
+
+
+def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
+    words: list[Word] = []
+    said = []
+    smallest = 1 / (1 + proof.sizes["draw"])
+    for place, segment in enumerate(proof["segment"].values):
+        one = proof.isel(segment=place)
+        names = [str(name) for name in one["cut_name"].values[:-1] if name]
+        passed = {}
+        parts = []
+        for name, does in (("necessity", "takes {} of its effect away"), ("sufficiency", "brings {} of it back")):
+            value, p = float(one[name]), float(one[f"{name}_p"])
+            passed[name] = value >= HALF and p <= max(1 - CONFIDENCE, smallest)
+            chance = float(np.median(one[f"random_{name}"].values))
+            parts.append(f"{does.format(f'{100 * value:.0f} %')} (random components {100 * chance:.0f} %)")
+        error = float(one["prediction_error"])
+        passed["prediction"] = error < HALF
+        words.append("holds" if all(passed.values()) else "holds in part" if any(passed.values()) else "fails")
+        what = [name for name, good in zip(("necessary", "sufficient"), passed.values(), strict=False) if good]
+        end = f"the routes are {' and '.join(what)}" if what else "the routes are neither necessary nor sufficient"
+        said.append(
+            f"{segment}: cutting {_few(names)} {parts[0]}, restoring {'them' if len(names) > 1 else 'it'} {parts[1]}: "
+            f"{end}."
+        )
+        if not passed["prediction"]:
+            said[-1] += f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
+    return words, said
+
+
+def _few(names: list[str]) -> str:
+    shown = names[:3]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (", ".join(shown) if more or len(shown) < 2 else f"{', '.join(shown[:-1])} and {shown[-1]}") + more
+
+
+_JUDGES = {"deletion_curves": _of_curves, "route_proof": _of_routes}
