@@ -379,9 +379,9 @@ def test_an_apostrophe_of_other_files_never_joins_two_ids(reading: Any) -> None:
     assert reading("id,y\n'90s,1\nb,2\n").ids == ("'90s", "b")
 
 
-def test_a_hundred_thousand_columns(reading: Any) -> None:
-    """Quadratic work on names took minutes for these."""
-    count = 20_000
+def test_thousands_of_columns(reading: Any) -> None:
+    """Quadratic work on names took a minute for these."""
+    count = 5_000
     batch = reading(",".join(f"c{i}" for i in range(count)) + "\n" + (",".join(["1.5"] * count) + "\n") * 2)
     assert len(batch) == count
 
