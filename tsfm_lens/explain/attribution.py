@@ -11,6 +11,8 @@ import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.explain.baselines import flow_shares, rollout_shares
+from tsfm_lens.explain.gradients import gradient_times_input, integrated_gradients
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.occlusion import include_one, leave_one_out
 from tsfm_lens.explain.segments import EXACT, Segment, segments
@@ -62,7 +64,34 @@ def _inclusion(masks: Masks) -> Found:
     return Found(include_one(masks, len(masks.segments)), source=SOURCES["inclusion"])
 
 
+def _integrated(masks: Masks, *, steps: int = 32) -> Found:
+    return Found(integrated_gradients(masks, steps), attrs={"places": steps}, source=SOURCES["integrated gradients"])
+
+
+def _slope(masks: Masks) -> Found:
+    return Found(gradient_times_input(masks), source=SOURCES["gradient × input"])
+
+
+def _weighed(shares: Array, masks: Masks, name: str) -> Found:
+    """Shares (segment, step) of the forecast less the reference forecast."""
+    whole, nothing = _ends(masks)
+    dims = ("segment", "step")
+    return Found(shares[:, None] * (whole - nothing), more={"share": (dims, shares)}, source=SOURCES[name])
+
+
+def _rollout(masks: Masks) -> Found:
+    return _weighed(rollout_shares(masks), masks, "attention roll-out")
+
+
+def _flow(masks: Masks) -> Found:
+    return _weighed(flow_shares(masks), masks, "attention flow")
+
+
 SOURCES = {
+    "attention roll-out": "Abnar and Zuidema 2020, arXiv:2005.00928",
+    "attention flow": "Abnar and Zuidema 2020, arXiv:2005.00928",
+    "integrated gradients": "Sundararajan et al. 2017, arXiv:1703.01365",
+    "gradient × input": "Shrikumar et al. 2017, arXiv:1605.01713",
     "shapley": "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
     "occlusion": "Zeiler and Fergus 2014, arXiv:1311.2901",
     "inclusion": "Covert et al. 2021, arXiv:2011.14878, include individual features",
@@ -71,6 +100,10 @@ METHODS: dict[str, Callable[..., Found]] = {
     "shapley": _shapley,
     "occlusion": _occlusion,
     "inclusion": _inclusion,
+    "integrated gradients": _integrated,
+    "gradient × input": _slope,
+    "attention roll-out": _rollout,
+    "attention flow": _flow,
 }
 
 
@@ -95,6 +128,11 @@ def attribute_inputs(
       they end. ``interactions=True`` adds what every two segments add together beyond what each does.
     - "occlusion": the forecast less that without the segment.
     - "inclusion": the forecast of the segment alone less the reference forecast.
+    - "integrated gradients": the slope towards the segment, integrated from the reference to the input; "gradient ×
+      input": the slope at the input alone. The reference must be numbers. From a constant reference, such as "mean",
+      both are the same in models that normalise each series: the way between only rescales it.
+    - "attention roll-out", "attention flow": not what a segment does, but how much of the attention goes to it, as a
+      share of the forecast less the reference forecast. They are what people use, and are here to be compared with.
 
     Args:
         run: the forecast to explain.
@@ -110,9 +148,10 @@ def attribute_inputs(
     Returns:
         Dataset of kind "input_attribution": ``attribution`` (segment, step, quantile) in data units; ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, and what
-        segments do together for others; ``attribution_error`` (segment, step, quantile) standard errors, where orders
-        are sampled. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
+        quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, the error
+        of completeness for gradients, and what segments do together for occlusion and inclusion;
+        ``attribution_error`` (segment, step, quantile) standard errors, where orders are sampled; ``share`` (segment,
+        step) of attention. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
@@ -169,8 +208,8 @@ def described(masks: Masks, attribution: Array, error: Array | None = None) -> x
         attribution: (segment, quantile, step).
         error: standard errors of it, if any.
     """
-    players, parts = len(masks.segments), masks.segments
-    whole, nothing = masks(np.array([[True] * players, [False] * players]))
+    parts = masks.segments
+    whole, nothing = _ends(masks)
     places = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
     names = {"segment": [part.name for part in parts], "quantile": list(quantiles_of(masks.run))}
     data = masks.run.dataset().assign_coords({**names, **places})
@@ -181,3 +220,10 @@ def described(masks: Masks, attribution: Array, error: Array | None = None) -> x
     data["forecast"], data["reference_forecast"] = (axes[1:], whole), (axes[1:], nothing)
     data["remainder"] = (axes[1:], whole - nothing - attribution.sum(0))
     return data.transpose(..., "step", "quantile")
+
+
+def _ends(masks: Masks) -> tuple[Array, Array]:
+    """The forecast of everything, and of nothing but the reference, (quantile, step) each."""
+    players = len(masks.segments)
+    whole, nothing = masks(np.array([[True] * players, [False] * players]))
+    return whole, nothing

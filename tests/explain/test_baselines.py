@@ -1,0 +1,86 @@
+"""Attention as an explanation: roll-out as the probe has it, flow as a linear programme has it, known graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from tsfm_lens import explain, probes
+from tsfm_lens.explain.baselines import Graph, flow_shares, graph_of, rollout_shares
+from tsfm_lens.models import Run, architectures, load
+from tsfm_lens.testing import assert_close
+
+DEPTH = 300
+
+
+def test_roll_out_over_one_stack_is_the_probe_s() -> None:
+    run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(5 + np.sin(np.arange(64) / 3), 4)
+    flow = probes.attention_flow(run)["flow"].values[-1][-1]
+    parts = explain.segments(run, parts=8)
+    found = explain.attribute_inputs(run, method="attention roll-out", reference="mean", parts=parts)
+    by_token = {(part.start, part.stop): share for part, share in zip(parts, found["share"].values, strict=True)}
+    starts, stops = run.encoded.spans[""].start, run.encoded.spans[""].stop
+    assert len(by_token) == len(flow)
+    for start, stop, expected in zip(starts, stops, flow, strict=True):
+        assert_close(by_token[start, stop], np.full(4, expected), depth=DEPTH, magnitude=1.0, dtype=torch.float32)
+
+
+def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -> None:
+    rolled = probes.attention_flow(bolt_run, stack="encoder")["flow"].values[-1]
+    held = np.zeros(rolled.shape[-1])
+    for layer in range(3):
+        cross = bolt_run.record([f"decoder_blocks.{layer}.cross_attn.hook_pattern"])
+        mean = cross[f"decoder_blocks.{layer}.cross_attn.hook_pattern"][0, :, 0].double().mean(0).numpy()
+        # the one decoder token attends to itself, and its own half stays what it was
+        held = 0.5 * held + 0.5 * mean @ rolled
+    masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=4, season=1))
+    tokens = graph_of(masks).inputs[:, : len(held)] @ held
+    answer = tokens / tokens.sum()
+    shares = rollout_shares(masks)
+    assert_close(shares[:, 0], answer, depth=DEPTH, magnitude=1.0, dtype=torch.float32)
+
+
+def by_programme(graph: Graph, covered: np.ndarray) -> float:
+    """The largest flow, by a linear programme over all connections."""
+    edges, count = [], graph.tokens
+    last = len(graph.updates) * count
+    for layer, attention in enumerate(graph.updates):
+        own = np.ones(count)
+        for writes, reads, pattern in attention:
+            own[writes] = 0.5
+            edges += [
+                (layer * count + b, (layer + 1) * count + a, 0.5 * pattern[i, j])
+                for i, a in enumerate(writes)
+                for j, b in enumerate(reads)
+            ]
+        edges += [(layer * count + token, (layer + 1) * count + token, own[token]) for token in range(count)]
+    inner = last + count
+    edges += [(inner, token, share) for token, share in enumerate(covered) if share]
+    edges += [(last + token, inner + 1, 1.0) for token in np.flatnonzero(graph.asking.sum(0))]
+    balance = np.zeros((inner, len(edges)))
+    for column, (begin, end, _) in enumerate(edges):
+        for node, sign in ((begin, 1.0), (end, -1.0)):
+            if node < inner:
+                balance[node, column] = sign
+    objective = [-1.0 if begin == inner else 0.0 for begin, _, _ in edges]
+    done = linprog(objective, A_eq=balance, b_eq=np.zeros(inner), bounds=[(0, most) for _, _, most in edges])
+    return float(-done.fun)
+
+
+def test_flow_is_the_largest_that_can_go_through() -> None:
+    run = load(architectures()["chronos-2"].tiny()).run(np.random.default_rng(0).normal(size=(1, 2, 16)), 4)
+    masks = explain.Masks(run, explain.segments(run, parts=2, season=1), reference="mean")
+    graph = graph_of(masks)
+    flows = np.array([by_programme(graph, covered) for covered in graph.inputs])
+    # capacities are rounded to millionths, and as many connections as tokens squared carry a flow
+    np.testing.assert_allclose(flow_shares(masks)[:, 0], flows / flows.sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["attention roll-out", "attention flow"])
+def test_shares_sum_to_the_forecast_and_see_covariates(covariate_run: Run, method: str) -> None:
+    found = explain.attribute_inputs(covariate_run, method=method, reference="mean", parts=3)
+    assert_close(found["share"].sum("segment"), 1.0, depth=100)
+    assert (found["share"].sel(segment=["a", "k, past", "k, future"]) > 0).all()
+    assert_close(found["remainder"], 0.0, depth=100, magnitude=40.0)

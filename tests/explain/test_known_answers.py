@@ -1,0 +1,243 @@
+"""Attributions of forecasters whose answer is known: closed forms, planted mechanisms, other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens import explain
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.models import Lens, Run
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.testing import assert_close
+from tsfm_lens.zoo import planted
+
+STEPS, HORIZON, SEASON, DEPTH = 24, 6, 6, 600
+EXACT = ["shapley", "occlusion", "inclusion", "integrated gradients", "gradient × input"]
+Rule = Callable[[Tensor, Tensor], Tensor]
+
+
+class Known(nn.Module):
+    """A forecast by a rule of the context (item, series, time) and the known future (item, series, step)."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+        block = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("attn", "q", "k", "v", "o", "mlp", "i", "out")})
+        # modules that a wiring names; none of them runs
+        self.blocks, self.embed, self.head = nn.ModuleList([block]), nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, context: Tensor, future: Tensor) -> Tensor:
+        middle = self.rule(torch.nan_to_num(context), torch.nan_to_num(future))
+        return (middle[..., None, :] + torch.tensor([-1.0, 0.0, 1.0])[:, None]).flatten(0, 1)
+
+
+class Wired(PatchAdapter):
+    """Items with their series side by side."""
+
+    architecture = "known"
+    context_length, prediction_length, levels = STEPS, HORIZON, (0.1, 0.5, 0.9)
+    multivariate = True
+    covariates = ("past", "known")
+
+    def __init__(self, native: Known) -> None:
+        self.native = self.model = native
+        q, k, v, o = (Projection(name) for name in "qkvo")
+        attention = Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o)
+        mlp = Mlp(Site("mlp"), Site("", "in"), Site("i"), Site("out", "in"), "out", Projection("i", "d_mlp"))
+        stack = Stack("", "blocks", 1, 1, 2, 2, 2, (attention, mlp), upstream=("embed",))
+        self.wiring = Wiring("known", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        count, ahead = batch.n_variates, torch.tensor(batch.known_future(HORIZON)).float()
+        context = torch.tensor(np.stack(batch.values)).float()
+        inputs = {"context": context.unflatten(0, (-1, count)), "future": ahead.unflatten(0, (-1, count))}
+        spans = {"": TokenSpans.patches(-STEPS, STEPS // 2, 2)}
+        zero, one = torch.zeros(len(batch)), torch.ones(len(batch))
+        return Encoded(inputs, spans, zero, one, batch, items=len(inputs["context"]))
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        return self.model(**inputs)
+
+
+def known_run(rule: Rule, seed: int = 0) -> Run:
+    """A run of that rule on a target with a past covariate "a" and a known one "k"."""
+    rng = np.random.default_rng(seed)
+    past = {name: rng.normal(size=STEPS) for name in "ak"}
+    item = {
+        "target": rng.normal(size=STEPS) + 3,
+        "past_covariates": past,
+        "future_covariates": {"k": rng.normal(size=HORIZON)},
+    }
+    return Lens(Wired(Known(rule)), "known").run(as_series([item], seasonality=SEASON), HORIZON)
+
+
+def linear(seed: int = 0) -> tuple[Rule, Tensor, Tensor]:
+    """A linear rule, its weights of the context (step, series, time) and of the future (step, series, step)."""
+    rng = torch.Generator().manual_seed(seed)
+    past, ahead = (torch.randn(HORIZON, 3, width, generator=rng) / 5 for width in (STEPS, HORIZON))
+
+    def rule(context: Tensor, future: Tensor) -> Tensor:
+        made = torch.einsum("isc,hsc->ih", context, past) + torch.einsum("isc,hsc->ih", future, ahead)
+        return made[:, None].expand(-1, 3, -1)
+
+    return rule, past, ahead
+
+
+def linear_answer(run: Run, parts: tuple[explain.Segment, ...], reference: str, weights: np.ndarray) -> np.ndarray:
+    """(segment, step): weights (step, series, time + horizon) times the distance from the reference."""
+    stands = np.nan_to_num(np.stack(explain.reference_values(run.batch, reference, HORIZON)))
+    own = np.concatenate([np.stack(run.batch.values), np.nan_to_num(run.batch.known_future(HORIZON))], 1)
+    moved = weights * (own - stands)
+    return np.stack([moved[:, part.row, part.start + STEPS : part.stop + STEPS].sum(-1) for part in parts])
+
+
+@pytest.mark.parametrize("reference", explain.REFERENCES)
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("others", ["past and future", "stretches"])
+def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
+    rule, past, ahead = linear()
+    run = known_run(rule)
+    parts = explain.segments(run, parts=3, others=others)
+    if reference == "missing" and method in EXACT[3:]:
+        with pytest.raises(InputError, match="missing values, towards which there is no gradient"):
+            explain.attribute_inputs(run, method=method, reference=reference, parts=parts)
+        return
+    found = explain.attribute_inputs(run, method=method, reference=reference, parts=parts)
+    weights = np.concatenate([past.numpy(), ahead.numpy()], -1)
+    answer = linear_answer(run, parts, reference, weights)
+    for level in run.lens.levels:
+        got = found["attribution"].sel(quantile=level)
+        assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32, what=f"{method} at {level}")
+    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+
+
+def test_sampled_orders_of_a_linear_forecaster() -> None:
+    rule, past, ahead = linear(3)
+    run = known_run(rule)
+    parts = explain.segments(run, parts=12, season=1, others="stretches")
+    found = explain.attribute_inputs(run, reference="zero", parts=parts)
+    assert len(parts) > 12
+    assert found.attrs["settled"] == 1
+    answer = linear_answer(run, parts, "zero", np.concatenate([past.numpy(), ahead.numpy()], -1))
+    got = found["attribution"].sel(quantile=0.5)
+    assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+
+
+def seasonal(context: Tensor, _future: Tensor) -> Tensor:
+    return context[..., -SEASON:]
+
+
+def test_a_seasonal_naive_forecaster_comes_from_its_last_season() -> None:
+    run = known_run(seasonal)
+    for method in EXACT:
+        found = explain.attribute_inputs(run, method=method, reference="mean", parts={"parts": 24, "season": 1})
+        past = found["attribution"].sel(quantile=0.5)
+        for index, (start, stop, kind) in enumerate(
+            zip(found.start.values, found.stop.values, found.kind.values, strict=True)
+        ):
+            steps = np.arange(HORIZON) - SEASON
+            inside = (steps >= start) & (steps < stop) & (kind == "past")
+            target = run.batch.values[0]
+            answer = np.where(inside, target[-SEASON:] - target.mean(), 0.0)
+            assert_close(past[index], answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32, what=method)
+    # from the season before as reference, what is masked is another season
+    naive = explain.attribute_inputs(run, reference="seasonal naive", parts=1)
+    before = run.batch.values[0][-2 * SEASON : -SEASON]
+    got = naive["reference_forecast"].sel(quantile=0.5)
+    assert_close(got, before, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+
+
+def product(context: Tensor, future: Tensor) -> Tensor:
+    """The target's last value times the covariate's future, plus the past covariate's last value."""
+    made = context[:, :1, -1:] * future[:, 2:] + context[:, 1:2, -1:]
+    return made.expand(-1, 3, -1)
+
+
+def test_what_two_inputs_do_together_is_told() -> None:
+    run = known_run(product)
+    both = run.batch.values[0][-1] * run.batch.futures[2]
+    single = np.full(HORIZON, run.batch.values[1][-1])
+    halves = np.stack([0 * both, both / 2, single, 0 * both, both / 2])
+    wholes = np.stack([0 * both, both, single, 0 * both, both])
+    parts = (
+        explain.Segment("early", 0, -STEPS, -1, "past"),
+        explain.Segment("last", 0, -1, 0, "past"),
+        *explain.segments(run, parts=1)[1:],
+    )
+    answers = {"shapley": halves, "integrated gradients": halves, "gradient × input": wholes, "occlusion": wholes}
+    answers["inclusion"] = wholes - np.stack([0 * both, both, 0 * both, 0 * both, both])
+    for method, answer in answers.items():
+        how = {"interactions": True} if method == "shapley" else {}
+        found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts, **how)
+        got = found["attribution"].sel(quantile=0.5)
+        assert_close(got, answer, depth=DEPTH, magnitude=20.0, dtype=torch.float32, what=method)
+        rest = both + single - answer.sum(0)
+        assert_close(found["remainder"].sel(quantile=0.5), rest, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+        if how:
+            together = found["interaction"].sel(quantile=0.5)
+            assert_close(together[1, 4], both, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+            assert_close(together[1, 2], 0 * both, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+
+
+def test_one_target_of_several_is_explained() -> None:
+    values = np.random.default_rng(0).normal(size=(2, STEPS))
+
+    def swapped(context: Tensor, _future: Tensor) -> Tensor:
+        return context.flip(1)[..., -SEASON:]
+
+    batch = as_series(values[None], variates=None)
+    run = Lens(Wired(Known(swapped)), "known").run(batch, HORIZON)
+    found = explain.attribute_inputs(run, reference="zero", target=1, parts={"parts": 1, "others": "whole"})
+    assert list(found.kind.values) == ["past", "variate"]
+    got = found["attribution"].sel(quantile=0.5)
+    answer = np.stack([np.zeros(HORIZON), values[0, -SEASON:]])
+    assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("mechanism", ["seasonal-copy", "local-mean"])
+def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
+    made = planted.plant(mechanism, "chronos-bolt")
+    rule, horizon = made.card.rule, made.card.horizon
+    (context,) = planted.draw_contexts(rule, 1, made.card.context, seed=4)
+    run = made.lens().run(context, horizon)
+    found = explain.attribute_inputs(run, reference="seasonal naive", parts=4)
+    stands = explain.reference_values(run.batch, "seasonal naive", horizon)[0][: len(context)]
+    moved = rule.inputs(context, horizon) * (context - stands)
+    parts = zip(found.start.values + len(context), found.stop.values + len(context), strict=True)
+    answer = np.stack([moved[:, start:stop].sum(-1) for start, stop in parts])
+    # the card tells how far the planted model is from its rule, in mean absolute values, here for each of 16 masks
+    allowed = 2 * made.card.error * np.abs(context).mean()
+    assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed
+
+
+def test_a_planted_covariate() -> None:
+    made = planted.plant("covariate", "chronos-2")
+    rule, horizon, steps = made.card.rule, made.card.horizon, made.card.context[1]
+    rng = np.random.default_rng(0)
+    target, known = rng.normal(size=steps) * 2 + 5, rng.normal(size=steps + horizon)
+    item = {"target": target, "past_covariates": {"k": known[:steps]}, "future_covariates": {"k": known[steps:]}}
+    run = made.lens().run(as_series([item]), horizon)
+    width = -(-horizon // 4)
+    future = [part for part in explain.segments(run, parts=1) if part.start == 0]
+    parts = explain.refined(future, [0], width=width)
+    found = explain.attribute_inputs(run, reference="mean", parts=parts)
+    moved = rule.inputs(target, known[:steps], horizon) * (known[steps:] - known[:steps].mean())
+    answer = np.stack([moved[:, part.start : part.stop].sum(-1) for part in parts])
+    allowed = 4 * made.card.error * np.abs(target).mean()
+    assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed

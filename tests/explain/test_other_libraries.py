@@ -1,0 +1,84 @@
+"""The same function explained by shap and captum, where they are installed (pip install shap captum)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens import explain
+from tsfm_lens.models import Run
+from tsfm_lens.testing import assert_close
+
+PARTS, DEPTH = 5, 1000
+
+
+class Middle(nn.Module):
+    """The model's median in data units, from its context."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.model, self.level = run.lens.model, run.lens.levels.index(0.5)
+        self.horizon = run.horizon
+
+    def forward(self, context: Tensor) -> Tensor:
+        return self.model(context=context).quantile_preds[:, self.level, : self.horizon]
+
+
+def given(run: Run) -> tuple[tuple[explain.Segment, ...], Tensor, Tensor, Tensor]:
+    """Segments, the input, the reference, and the number of each step's segment; (1, time) each."""
+    parts = explain.segments(run, parts=PARTS, season=1)
+    own = run.encoded.inputs["context"]
+    away = torch.tensor(explain.reference_values(run.batch, "seasonal naive", run.horizon)[0][: own.shape[1]])
+    number = torch.zeros(own.shape, dtype=torch.long)
+    for index, part in enumerate(parts):
+        number[:, part.start + own.shape[1] : part.stop + own.shape[1]] = index
+    return parts, own, away[None].float(), number
+
+
+def ours(run: Run, method: str, parts: tuple[explain.Segment, ...], **how: Any) -> np.ndarray:
+    found = explain.attribute_inputs(run, method=method, reference="seasonal naive", parts=parts, **how)
+    return found["attribution"].sel(quantile=0.5).values
+
+
+def test_shap_gives_the_same_values(bolt_run: Run) -> None:
+    shap = pytest.importorskip("shap")
+    parts, own, away, number = given(bolt_run)
+    model = Middle(bolt_run)
+
+    def value(shown: np.ndarray) -> np.ndarray:
+        kept = torch.tensor(shown > 0.5)[:, number[0]]
+        with torch.no_grad():
+            return model(torch.where(kept, own, away)).double().numpy()
+
+    nothing, everything = np.zeros((1, len(parts))), np.ones((1, len(parts)))
+    found = shap.explainers.Exact(value, shap.maskers.Independent(nothing))(everything)
+    assert_close(ours(bolt_run, "shapley", parts), found.values[0], depth=DEPTH, magnitude=12.0, dtype=torch.float32)
+
+
+def test_captum_gives_the_same_values(bolt_run: Run) -> None:
+    attr = pytest.importorskip("captum.attr")
+    parts, own, away, number = given(bolt_run)
+    model = Middle(bolt_run)
+    steps = range(0, bolt_run.horizon, 5)
+
+    def by_segment(values: Tensor) -> np.ndarray:
+        """Captum repeats a group's value at each of its steps; the first of each is it."""
+        return np.array([values[0][number[0] == index][0].item() for index in range(len(parts))])
+
+    cases = {"shapley": attr.ShapleyValues(model), "occlusion": attr.FeatureAblation(model)}
+    for method, theirs in cases.items():
+        mine = ours(bolt_run, method, parts)
+        for step in steps:
+            found = theirs.attribute(own, baselines=away, target=step, feature_mask=number)
+            assert_close(
+                mine[:, step], by_segment(found), depth=DEPTH, magnitude=12.0, dtype=torch.float32, what=method
+            )
+    mine = ours(bolt_run, "integrated gradients", parts, steps=16)
+    for step in steps:
+        found = attr.IntegratedGradients(model).attribute(own, baselines=away, target=step, n_steps=16)
+        summed = np.array([found[number == index].sum().item() for index in range(len(parts))])
+        assert_close(mine[:, step], summed, depth=DEPTH, magnitude=12.0, dtype=torch.float32, what="integrated")

@@ -1,0 +1,200 @@
+"""Attention taken for an explanation, as people do: roll-out and flow from input segments to the forecast's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.segments import Segment
+from tsfm_lens.explain.shapley import Array
+from tsfm_lens.explain.values import Masks
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models.run import Run
+
+# capacities are whole numbers of this share
+_UNIT = 10**6
+
+
+Part = tuple[np.ndarray, np.ndarray, Array]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Tokens of all stacks, and who attends to whom in each attention, in order of execution.
+
+    Attributes:
+        updates: for each attention, in parts that touch no common token, the tokens that it writes, those that it
+            reads, and its mean pattern over heads between them, whose rows sum to 1.
+        tokens: how many there are.
+        inputs: (segment, token) the share of each token's steps that a segment covers.
+        asking: (step, token) the tokens from which a step of the target's forecast is read, summing to 1.
+    """
+
+    updates: tuple[tuple[Part, ...], ...]
+    tokens: int
+    inputs: Array
+    asking: Array
+
+
+def rollout_shares(masks: Masks) -> Array:
+    """Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
+
+    Half of a token stays its own, half goes to what it attends to, attention after attention: over time, between
+    series, and from a decoder to its encoder. What ends at no segment is left out, and the shares of a step sum to 1.
+
+    Args:
+        masks: what is explained.
+
+    Source:
+        Abnar and Zuidema 2020, arXiv:2005.00928, section 3; over several stacks as in Chefer et al. 2021,
+        arXiv:2103.15679.
+
+    Raises:
+        InputError: one pass does not cover the horizon.
+    """
+    graph = graph_of(masks)
+    held = np.eye(graph.tokens)
+    for attention in graph.updates:
+        for writes, reads, pattern in attention:
+            held[writes] = 0.5 * held[writes] + 0.5 * pattern @ held[reads]
+    return _shares((graph.asking @ held @ graph.inputs.T).T)
+
+
+def flow_shares(masks: Masks) -> Array:
+    """Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
+
+    The most that can flow from a segment's tokens to all tokens that the forecast is read from, where each connection
+    carries at most half of its attention, and a token's own connection a half.
+
+    Args:
+        masks: what is explained.
+
+    Source:
+        Abnar and Zuidema 2020, arXiv:2005.00928, section 3.
+
+    Raises:
+        InputError: one pass does not cover the horizon.
+    """
+    graph = graph_of(masks)
+    layers = len(graph.updates) + 1
+    begins, ends, most = [], [], []
+
+    def join(begin: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
+        begins.append(begin.ravel())
+        ends.append(end.ravel())
+        most.append(np.round(share.ravel() * _UNIT).astype(np.int32))
+
+    every = np.arange(graph.tokens)
+    for layer, attention in enumerate(graph.updates):
+        here, after = layer * graph.tokens, (layer + 1) * graph.tokens
+        own = np.ones(graph.tokens)
+        for writes, reads, pattern in attention:
+            own[writes] = 0.5
+            end, begin = np.meshgrid(writes + after, reads + here, indexing="ij")
+            join(begin, end, 0.5 * pattern)
+        join(every + here, every + after, own)
+    source, sink = layers * graph.tokens, layers * graph.tokens + 1
+    asked = np.flatnonzero(graph.asking.sum(0))
+    join(asked + (layers - 1) * graph.tokens, np.full(len(asked), sink), np.ones(len(asked)))
+    flows = []
+    for covered in graph.inputs:
+        tokens = np.flatnonzero(covered)
+        edges = (
+            np.concatenate([*most, np.round(covered[tokens] * _UNIT).astype(np.int32)]),
+            (np.concatenate([*begins, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
+        )
+        flows.append(maximum_flow(csr_array(edges, shape=(sink + 1, sink + 1)), source, sink).flow_value)
+    return _shares(np.tile(np.array(flows, dtype=float)[:, None], masks.run.horizon))
+
+
+def _shares(mass: Array) -> Array:
+    """(segment, step) summing to 1 over segments; 0 where nothing comes from any."""
+    total = mass.sum(0)
+    return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+
+
+def graph_of(masks: Masks) -> Graph:
+    """The tokens of one item and their attention; errors as in :func:`rollout_shares`."""
+    run = masks.run.in_one_pass()
+    stacks, series = run.lens.wiring.stacks, len(masks.batch)
+    spans = run.encoded.spans
+    packed = run.encoded.packed
+    rows = {stack.name: 1 if packed else series for stack in stacks}
+    first, begin = {}, 0
+    for stack in stacks:
+        first[stack.name] = begin
+        begin += rows[stack.name] * len(spans[stack.name])
+    layers = [
+        (stack, layer, row) for stack in stacks for layer in range(stack.n_layers) for row in stack.attentions(layer)
+    ]
+    points = [f"{stack.prefix}.{layer}.{row.kind}.hook_pattern" for stack, layer, row in layers]
+    acts = run.record(points)
+    updates = []
+    for (stack, _, row), point in zip(layers, points, strict=True):
+        pattern = acts[point].double().cpu().numpy().mean(1)
+        own, keys = first[stack.name], first[row.keys_from or stack.name]
+        sizes = (len(spans[stack.name]), len(spans[row.keys_from or stack.name]))
+        updates.append(tuple(_parts(row, pattern, own, keys, sizes)))
+    inputs = _inputs(masks.segments, masks.batch.lengths, spans[stacks[0].name], first[stacks[0].name], begin, packed)
+    output = run.lens.wiring.output_stack.name
+    asking = _asking(run, spans[output], first[output], begin, masks.row, packed)
+    return Graph(tuple(updates), begin, inputs, asking)
+
+
+def _parts(row: Attention, pattern: Array, own: int, keys: int, sizes: tuple[int, int]) -> list[Part]:
+    """One attention: of each series by itself, or of each position over the series."""
+    found: list[Part] = []
+    for index, rows in enumerate(pattern):
+        total = rows.sum(-1, keepdims=True)
+        # a token that may attend to nothing keeps to itself
+        alone = np.eye(*rows.shape) if rows.shape[0] == rows.shape[1] else np.full(rows.shape, 1 / rows.shape[1])
+        mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
+        if row.over == "variate":
+            writes = reads = own + index + sizes[0] * np.arange(len(mean))
+        else:
+            writes = own + index * sizes[0] + np.arange(sizes[0])
+            reads = keys + index * sizes[1] + np.arange(sizes[1])
+        found.append((writes, reads, mean))
+    return found
+
+
+def _places(spans: TokenSpans, series: int, packed: bool) -> np.ndarray:
+    """Positions of a series' tokens among those of its row."""
+    special = np.array([bool(word) for word in spans.special])
+    if packed and spans.variate:
+        return np.flatnonzero((np.array(spans.variate) == series) & ~special)
+    return np.flatnonzero(~special)
+
+
+def _inputs(
+    segments: Sequence[Segment], lengths: Sequence[int], spans: TokenSpans, first: int, count: int, packed: bool
+) -> Array:
+    """(segment, token) the share of a token's steps that belong to a segment."""
+    shares = np.zeros((len(segments), count))
+    for index, part in enumerate(segments):
+        offset = first if packed else first + part.row * len(spans)
+        for token in _places(spans, part.row, packed):
+            start, stop = spans.start[token], spans.stop[token]
+            common = min(stop, part.stop) - max(start, part.start)
+            if common > 0:
+                shares[index, offset + token] = common / (stop - start)
+    return shares
+
+
+def _asking(run: Run, spans: TokenSpans, first: int, count: int, row: int, packed: bool) -> Array:
+    """(step, token): a step's forecast is read from the token that covers it, otherwise from the series' last one."""
+    tokens = _places(spans, row, packed)
+    if not len(tokens):
+        raise InputError(f"no token of {run.lens.wiring.architecture} covers series {row}")
+    asking = np.zeros((run.horizon, count))
+    offset = first if packed else first + row * len(spans)
+    for step in range(run.horizon):
+        covering = [token for token in tokens if spans.start[token] <= step < spans.stop[token]]
+        asking[step, offset + np.array(covering or [tokens[-1]])] = 1 / max(len(covering), 1)
+    return asking
