@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +12,15 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import tsfm_lens
+from executing import EXAMPLES, executed
 from tsfm_lens import lab
 from tsfm_lens.testing import ORACLES, last_digit
-from tsfm_lens.zoo import checkpoint_names, training_record
+from tsfm_lens.zoo import training_record
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-
-
-@cache
-def kernel() -> KernelManager:
-    """One for all notebooks, as starting one takes longer than most of them."""
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(EXAMPLES))
-    atexit.register(manager.shutdown_kernel, now=True)
-    return manager
-
-
-def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook after a run in a kernel that holds no name of another one."""
-    notebook = nbformat.read(path, as_version=4)
-    source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    missing = set(re.findall(r'load\("([\w-]+)"\)', source)) - set(checkpoint_names())
-    if missing:
-        pytest.skip(f"the embedded checkpoint {', '.join(sorted(missing))} is not in the package folder")
-    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    NotebookClient(notebook, km=kernel(), timeout=300).execute()
-    del notebook.cells[0]
-    return notebook
 
 
 def test_a_notebook_finds_nothing_of_another_one(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def test_a_condition_that_fails_is_told(
     """Pytest itself, on a file that passes with AVX2 kernels alone."""
     # this test, too, may run under one of the conditions
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    # of all plugins it needs the one that shares tests out
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import os\n\n\ndef test_it():\n    assert os.environ.get('ATEN_CPU_CAPABILITY') == 'avx2'\n"
