@@ -66,6 +66,13 @@ def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(base: 
     assert same(train(wrapped, SAM(base(wrapped.parameters()), rho=0.0), range(8)), expected)
 
 
+def test_without_a_neighbourhood_one_gradient_is_taken() -> None:
+    model, seen = network(), list[float]()
+    optimizer = SAM(torch.optim.Adam(model.parameters()), 0.0)
+    optimizer.step(closure_of(model, optimizer, 3, seen))
+    assert len(seen) == 1
+
+
 def test_a_step_is_that_of_the_definition() -> None:
     """In numpy, on a quadratic of two groups: one norm over both, gradient at ω + ε̂, applied at ω."""
     rng = np.random.default_rng(0)

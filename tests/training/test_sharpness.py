@@ -117,6 +117,23 @@ def test_the_trace_is_that_of_the_hessian_within_its_error() -> None:
     assert 0.8 < told / estimates.std() < 1.25
 
 
+def test_the_trace_of_a_multiple_of_the_identity_is_exact() -> None:
+    weights, loss, _ = planted([3.0] * 9)
+    found = sharpness(loss, [weights], steps=1)
+    assert_close(found.trace, 27.0, depth=100)
+    # a difference of squares, so that half of the digits are left
+    assert_close(found.trace_error, 0.0, depth=100, magnitude=27.0 / torch.finfo(torch.float64).eps ** 0.5)
+
+
+def test_an_outlier_is_found_once_and_the_other_end_as_if_it_were_not_there() -> None:
+    """Vectors that drift from orthogonal find a converged end again and again, and never come to the other."""
+    values = [1e6, *np.linspace(1, 2, 59).tolist()]
+    weights, loss, _ = planted(values)
+    found = sharpness(loss, [weights], steps=60, tolerance=0)
+    assert_close(found.largest, 1e6, depth=1000, magnitude=1e6)
+    assert_close(found.smallest, 1.0, depth=1000, magnitude=1e6)
+
+
 def test_the_same_seed_gives_the_same_bits_and_random_numbers_are_left_alone() -> None:
     model, losses = trained(torch.float32, dropout=0.4)
     before = torch.get_rng_state()

@@ -148,6 +148,18 @@ def test_a_slice_is_the_loss_at_moved_weights(axes: int) -> None:
         assert_close(found["loss"].values[place], expected, depth=200, dtype=torch.float32)
 
 
+def test_random_directions_differ_by_axis_and_seed_alone() -> None:
+    weights = torch.randn(3, 4, requires_grad=True)
+    far = torch.randn(3, 4)
+    first, again, other = (
+        loss_landscape(lambda: (weights * far).sum(), [weights], points=3, seed=seed)["loss"].values
+        for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first[0, 1], first[1, 0]) != (other[0, 1], other[1, 0])
+    assert first[0, 1] != first[1, 0]
+
+
 def test_directions_are_as_long_as_the_filters_and_leave_biases_alone() -> None:
     weights = [torch.randn(3, 2, 4), torch.randn(5), torch.zeros(2, 2), torch.randn(2, 6)]
     random = [torch.randn_like(weight) for weight in weights]

@@ -14,7 +14,7 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import InputError
 from tsfm_lens.lab.encoders import encoder_arms
 from tsfm_lens.lab.ends import ends
 from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
@@ -22,6 +22,7 @@ from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
 from tsfm_lens.lab.transfer import transfer_arms, transfer_results
+from tsfm_lens.training.command import run_command
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 Out = Annotated[Path, typer.Option(help="folder of the runs")]
@@ -151,8 +152,4 @@ def _write(record: xr.Dataset, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except LensError as error:
-        console(stderr=True).print(f"error: {error}")
-        raise SystemExit(1) from None
+    run_command(app)

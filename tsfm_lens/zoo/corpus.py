@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from tsfm_lens.errors import CheckpointError, unknown_name
@@ -51,7 +54,7 @@ class Corpus:
     @classmethod
     def read(cls, path: Path) -> Corpus:
         """Read what :meth:`save` wrote."""
-        with np.load(path) as stored:
+        with arrays_of(path) as stored:
             bounds = {
                 str(name): (int(a), int(b)) for name, (a, b) in zip(stored["names"], stored["bounds"], strict=True)
             }
@@ -63,6 +66,26 @@ def known_families() -> tuple[str, ...]:
     return (*FAMILIES, "kernelsynth", "chaotic", REAL, "tsmixup")
 
 
+@contextmanager
+def arrays_of(path: Path) -> Iterator[NpzFile]:
+    """The arrays of a file that `tools/build_training_series.py` or :meth:`Corpus.save` wrote.
+
+    Raises:
+        CheckpointError: there is no such file, or it is none of theirs.
+    """
+    made = f"make it with tools/build_training_series.py {path}"
+    if not path.exists():
+        raise CheckpointError(f"no training series at {path}: {made}")
+    try:
+        stored = np.load(path)
+    except (ValueError, BadZipFile, EOFError) as error:
+        raise CheckpointError(f"{path} holds no series (.npz): {made}") from error
+    if not isinstance(stored, NpzFile):
+        raise CheckpointError(f"{path} holds one array, no series (.npz): {made}")
+    with stored:
+        yield stored
+
+
 def real_rows(path: Path) -> NDArray[np.float32]:
     """Rows (row, LENGTH) of the training series in `path`, as `tools/build_training_series.py` writes it.
 
@@ -71,10 +94,8 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     Raises:
         CheckpointError: there is no such file, or no training series in it.
     """
-    if not path.exists():
-        raise CheckpointError(f"no training series at {path}: make them with tools/build_training_series.py {path}")
     rows: list[NDArray[np.float32]] = []
-    with np.load(path) as stored:
+    with arrays_of(path) as stored:
         for name in sorted(key for key in stored if key.startswith("training/")):
             series = stored[name]
             if len(series) <= LENGTH:
@@ -110,9 +131,11 @@ def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDA
 
 def build_corpus(sizes: Mapping[str, int], *, seed: int, real: Path | None = None, device: str = "cpu") -> Corpus:
     """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
+    # looked at first: a wrong file is told before anything is drawn
+    held = None if real is None else real_rows(real)
     parts = {name: draw_family(name, count, seed=seed, device=device) for name, count in sorted(sizes.items())}
-    if real is not None:
-        parts[REAL] = real_rows(real)
+    if held is not None:
+        parts[REAL] = held
     stops = np.cumsum([len(part) for part in parts.values()])
     rows = {name: (int(stop) - len(part), int(stop)) for (name, part), stop in zip(parts.items(), stops, strict=True)}
     return Corpus(np.concatenate(list(parts.values())), rows)

@@ -16,6 +16,8 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
+from tsfm_lens.training.command import run_command
+from tsfm_lens.zoo.corpus import arrays_of
 from tsfm_lens.zoo.export import as_pipeline, open_pipeline
 from tsfm_lens.zoo.mixture import CALENDAR_PERIODS, Array
 from tsfm_lens.zoo.skill import Case, Skill, geometric_mean, interval, measure, summary
@@ -77,7 +79,7 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
 
 def validation_cases(path: Path) -> list[Case]:
     """The real validation series of `tools/build_training_series.py`."""
-    with np.load(path) as stored:
+    with arrays_of(path) as stored:
         names = sorted(key.removeprefix("validation/") for key in stored if key.startswith("validation/"))
         return [
             Case(name, stored[f"validation/{name}"].astype(np.float64), int(stored[f"season/{name}"])) for name in names
@@ -134,10 +136,15 @@ def skill_table(title: str, skills: list[Skill]) -> Table:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="folder of a checkpoint in the native format")],
-    horizon: Annotated[int, typer.Option(help="forecast steps per window")] = 24,
-    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
-    real: Annotated[Path | None, typer.Option(help="validation series of tools/build_training_series.py")] = None,
+    folder: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="folder of a checkpoint in the native format")
+    ],
+    horizon: Annotated[int, typer.Option(min=1, help="forecast steps per window")] = 24,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+    real: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="validation series of tools/build_training_series.py"),
+    ] = None,
 ) -> None:
     """Print MASE and CRPS against naive forecasts, series by series and as geometric means."""
     torch.set_num_threads(threads)
@@ -154,4 +161,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -20,6 +20,7 @@ from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.training import read_log
+from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_files
 from tsfm_lens.zoo.export import as_pipeline
 from tsfm_lens.zoo.recipes import TrainingRecipe
@@ -89,7 +90,7 @@ def main(
     out: Annotated[Path, typer.Option(help="netCDF file to write")],
     motif: Annotated[int | None, typer.Option(help="tokens of a repeated motif; the probe's own if left out")] = None,
     repeats: Annotated[int, typer.Option(help="times that a motif is shown")] = 4,
-    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
     """Measure what heads do at every checkpoint of a training run."""
     from tsfm_lens.probes import training_history
@@ -105,4 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -18,6 +18,7 @@ import xarray as xr
 from tsfm_lens.console import console
 from tsfm_lens.lab.structured import level_attention_operations
 from tsfm_lens.training import read_log
+from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import LOG
 from tsfm_lens.zoo.arms import BASE, Arm
 from tsfm_lens.zoo.compared import HELD_OUT_SEED
@@ -107,11 +108,11 @@ def level_record(arms: Sequence[Arm], out: Path, corpus: Corpus, *, per_family: 
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder of the runs")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the runs")],
     *,
-    steps: Annotated[int | None, typer.Option(help="optimiser steps of each arm")] = None,
-    seeds: Annotated[int, typer.Option(help="seeds of each arm")] = 6,
-    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps of each arm")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="seeds of each arm")] = 6,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
     """Train every arm, then write what they came to as OUT/chronos_levels.nc."""
     torch.set_num_threads(threads)
@@ -128,4 +129,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -13,6 +13,7 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
+from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.arms import ATTENTION, BASE, DENSE, SEEDS, VOCABULARIES, Arm, arms
 from tsfm_lens.zoo.compared import attention_record, spectra_record, vocabulary_record
@@ -50,12 +51,12 @@ def records(chosen: list[Arm], out: Path, corpus: Corpus) -> dict[str, xr.Datase
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder of the runs")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the runs")],
     *,
-    steps: Annotated[int | None, typer.Option(help="optimiser steps of each arm")] = None,
-    seeds: Annotated[int, typer.Option(help="seeds of each arm of attention")] = SEEDS,
-    vocabulary_seeds: Annotated[int, typer.Option(help="seeds of each fixed vocabulary")] = 1,
-    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps of each arm")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="seeds of each arm of attention")] = SEEDS,
+    vocabulary_seeds: Annotated[int, typer.Option(min=1, help="seeds of each fixed vocabulary")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
     """Train every arm, then write what they came to as OUT/attention.nc, vocabulary.nc and spectra.nc."""
     torch.set_num_threads(threads)
@@ -73,4 +74,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

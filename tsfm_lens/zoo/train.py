@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens.training import Plan, Training
+from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export
@@ -201,15 +202,18 @@ class Trainer(Training):
 
 def main(
     name: Annotated[str, typer.Argument(help="chronos-nano, bolt-nano or chronos2-nano")],
-    out: Annotated[Path, typer.Option(help="folder of the run and of the exported checkpoint")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run and of the exported checkpoint")],
     *,
-    real: Annotated[Path, typer.Option(help="training series of tools/build_training_series.py")],
-    steps: Annotated[int | None, typer.Option(help="optimiser steps instead of the recipe's")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed instead of the recipe's")] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    real: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="training series of tools/build_training_series.py")
+    ],
+    steps: Annotated[int | None, typer.Option(min=1, help="optimiser steps instead of the recipe's")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="seed instead of the recipe's")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
     end_within: Annotated[
-        int | None, typer.Option(help="end the run of --out within so many steps, in OUT/ended; the run itself stays")
+        int | None,
+        typer.Option(min=1, help="end the run of --out within so many steps, in OUT/ended; the run itself stays"),
     ] = None,
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
@@ -227,4 +231,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -250,20 +250,18 @@ def _twice_differentiable() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Krylov:
-    """What Lanczos found: H V = V R + rest eᵀ holds to rounding, however orthogonal the vectors are.
+    """What Lanczos found: H V = V T + rest eᵀ, to rounding, so that images of mixtures need no further product.
 
     Attributes:
-        basis: V, unit vectors (step, n).
-        relation: R, (step, step), what each image is made of.
+        basis: V, orthonormal (step, n).
+        tridiagonal: T, (step, step).
         rest: what is left of the last image.
-        tridiagonal: R as the recurrence has it.
         first: squared length of the first image.
     """
 
     basis: Tensor
-    relation: np.ndarray
-    rest: Tensor
     tridiagonal: np.ndarray
+    rest: Tensor
     first: float
 
 
@@ -272,7 +270,6 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
     steps = min(steps, len(start))
     basis = _room(steps, start)
     basis[0] = start
-    relation = np.zeros((steps, steps))
     diagonal: list[float] = []
     beside: list[float] = []
     first = 0.0
@@ -282,12 +279,9 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
             first = _length(rest) ** 2
         diagonal.append(float(torch.dot(vector, rest)))
         rest.sub_(vector, alpha=diagonal[step])
-        relation[step, step] = diagonal[step]
         if step:
             rest.sub_(basis[step - 1], alpha=beside[-1])
-            relation[step - 1, step] = beside[-1]
-        length, taken = _orthogonalise(rest, basis[: step + 1])
-        relation[: step + 1, step] += taken
+        length = _orthogonalise(rest, basis[: step + 1])
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
         size = float(np.abs(values).max())
         # the two ends' residuals, had they been made now
@@ -296,10 +290,8 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         if step + 1 == steps or exhausted or left <= 0.5 * tolerance * size:
             break
         beside.append(length)
-        relation[step + 1, step] = length
         torch.div(rest, length, out=basis[step + 1])
-    count = len(diagonal)
-    return _Krylov(basis[:count], relation[:count, :count], rest, _tridiagonal(diagonal, beside), first)
+    return _Krylov(basis[: len(diagonal)], _tridiagonal(diagonal, beside), rest, first)
 
 
 def _room(steps: int, like: Tensor) -> Tensor:
@@ -309,24 +301,17 @@ def _room(steps: int, like: Tensor) -> Tensor:
     return torch.empty(steps, len(like), dtype=like.dtype, device=like.device)
 
 
-def _orthogonalise(rest: Tensor, basis: Tensor) -> tuple[float, np.ndarray]:
-    """Take a vector's parts along a basis off it, in place.
-
-    Returns:
-        Its length, 0 where nothing but rounding is left, and what was taken of each.
-    """
+def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
+    """Take a vector's parts along a basis off it, in place; its length, 0 where nothing but rounding is left."""
     before = first = float(rest.norm())
-    taken = np.zeros(len(basis))
     # again only where the first time took much away; twice is enough (Parlett 1998, section 6.9)
     for _ in range(2):
-        parts = basis @ rest
-        rest.addmv_(basis.T, parts, alpha=-1)
-        taken += parts.double().cpu().numpy()
+        rest.addmv_(basis.T, basis @ rest, alpha=-1)
         after = float(rest.norm())
         if after > 0.7 * before:
-            return after, taken
+            return after
         before = after
-    return after if after > torch.finfo(rest.dtype).eps * first else 0.0, taken
+    return after if after > torch.finfo(rest.dtype).eps * first else 0.0
 
 
 def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
@@ -335,7 +320,7 @@ def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
 
 def _rayleigh(found: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
     """Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
-    vector, image = (_mixed(found.basis, weights) for weights in (mixture, found.relation @ mixture))
+    vector, image = (_mixed(found.basis, weights) for weights in (mixture, found.tridiagonal @ mixture))
     image.add_(found.rest, alpha=float(mixture[-1]))
     length = _length(vector)
     vector, image = vector.div_(length), image.div_(length)

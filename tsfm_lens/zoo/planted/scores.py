@@ -20,6 +20,7 @@ import typer
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.models import Lens
+from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import scores_edges, scores_inputs
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
@@ -314,4 +315,4 @@ def _chosen(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -1,0 +1,33 @@
+"""Functions as commands, ``python -m …``: what goes wrong is told in a line, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import LensError
+
+__all__ = ["run_command"]
+
+
+def run_command(command: Callable[..., Any]) -> None:
+    """Run a function, or an app of typer, with the arguments of the command line.
+
+    Raises:
+        SystemExit: 1 after an error made on purpose, or one of the file system, which is told on stderr; 2 where an
+            argument is wrong.
+    """
+    try:
+        command() if isinstance(command, typer.Typer) else typer.run(command)
+    except LensError as error:
+        words = str(error)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        words = f"{place}{error.strerror or error}"
+    else:
+        return
+    console(stderr=True).print(f"error: {words}", soft_wrap=True)
+    raise SystemExit(1)
