@@ -10,7 +10,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import random
 import shutil
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,25 +52,3 @@ def new_browser() -> Callable[..., Any]:
         return browser
 
     return start
-
-
-@cache
-def _tiny(name: str) -> Any:
-    from tsfm_lens.models import architectures, load
-
-    return load(architectures()[name].tiny(), check=False)
-
-
-@pytest.fixture(scope="session")
-def opened() -> Callable[[str], Any]:
-    """Name of an architecture to its tiny lens, built once for all; skips where its library is not installed."""
-    from tsfm_lens.models import architectures
-    from tsfm_lens.models.extras import status
-
-    def lens(name: str) -> Any:
-        extra = architectures()[name].extra
-        if extra and not status()[extra].importable:
-            pytest.skip(f"the extra {extra} is not installed")
-        return _tiny(name)
-
-    return lens

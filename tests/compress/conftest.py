@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
 
-from tsfm_lens.models import Lens, Run
+from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models.extras import status
 from tsfm_lens.testing import example_case
+
+
+@cache
+def _tiny(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+@pytest.fixture(scope="session")
+def opened() -> Callable[[str], Lens]:
+    """Name of an architecture to its tiny lens, built once; skips where its library is not installed."""
+
+    def lens(name: str) -> Lens:
+        extra = architectures()[name].extra
+        if extra and not status()[extra].importable:
+            pytest.skip(f"the extra {extra} is not installed")
+        return _tiny(name)
+
+    return lens
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.models import Lens
-from tsfm_lens.models.extras import require
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.extras import require, status
 
 LEVELS = tuple(level / 10 for level in range(1, 10))
 DRAWS = 3
@@ -27,12 +28,30 @@ class Answer(NamedTuple):
     samples: np.ndarray | None = None
 
 
+@cache
+def tiny(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
 @pytest.fixture(autouse=True)
 def silent() -> Iterator[None]:
     """Libraries warn of every long horizon."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def opened() -> Callable[[str], Lens]:
+    """Name of an architecture to its tiny lens, built once; skips where its library is not installed."""
+
+    def lens(name: str) -> Lens:
+        extra = architectures()[name].extra
+        if extra and not status()[extra].importable:
+            pytest.skip(f"the extra {extra} is not installed")
+        return tiny(name)
+
+    return lens
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,22 @@ def require(name: str) -> None:
     extra = architectures()[name].extra
     if extra and not status()[extra].importable:
         pytest.skip(f"the extra {extra} is not installed")
+
+
+@cache
+def tiny(name: str) -> Lens:
+    return load(architectures()[name].tiny(), check=False)
+
+
+@pytest.fixture(scope="session")
+def opened() -> Callable[[str], Lens]:
+    """Name of an architecture to its tiny lens, built once."""
+
+    def lens(name: str) -> Lens:
+        require(name)
+        return tiny(name)
+
+    return lens
 
 
 @pytest.fixture(scope="session")

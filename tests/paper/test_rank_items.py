@@ -256,3 +256,22 @@ def test_one_model_alone_takes_no_text() -> None:
         reproduce("S3-F2", text(), **FEW)
     with pytest.raises(InputError, match="is measured on one model"):
         reproduce("S3-F2", ["bolt-nano", "chronos-nano"], **FEW)
+
+
+def test_a_trained_embedding_of_patches_keeps_the_count_of_the_theorem() -> None:
+    """That of bolt-nano is the theorem's residual MLP, with a row of ones for what it adds; noise goes through it."""
+    block = nano("bolt-nano").model.input_patch_embedding
+    (inner, add), (outer, shift), (skip, base) = (
+        (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
+        for layer in (block.hidden_layer, block.output_layer, block.residual_layer)
+    )
+    mlp = theory.ResidualMlpEmbedding(np.c_[inner, add], outer, np.c_[skip, base + shift])
+    values = np.random.default_rng(0).normal(size=(inner.shape[1] // 2, 400))
+    columns = np.vstack([values, np.ones((len(values) + 1, 400))])
+    with torch.no_grad():
+        tokens = block(torch.as_tensor(columns[:-1].T, dtype=torch.float32)).T
+    assert_close(mlp.embed(columns), tokens.numpy(), depth=1000, dtype=np.float32)
+    count, most = theory.mlp_count(mlp, columns, [0.01, 0.1, 1.0, 2.0])
+    assert (count <= most).all()
+    assert count[0] > 1
+    assert most[-1] < len(tokens)
