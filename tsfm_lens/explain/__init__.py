@@ -4,6 +4,7 @@ from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.behaviour import covariate_use
 from tsfm_lens.explain.curves import deletion_curves
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
+from tsfm_lens.explain.over_items import input_effects
 from tsfm_lens.explain.proof import named_routes, prove_routes
 from tsfm_lens.explain.routes import input_routes, missed_by_search
 from tsfm_lens.explain.segments import Segment, item_of, item_rows, refined, segments, token_edges
@@ -25,6 +26,7 @@ __all__ = [
     "deletion_curves",
     "exact_shapley",
     "forecasts",
+    "input_effects",
     "input_routes",
     "item_of",
     "item_rows",

@@ -18,6 +18,7 @@ from tsfm_lens.explain.occlusion import include_one, leave_one_out
 from tsfm_lens.explain.segments import EXACT, Segment, segments
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley, shapley_interactions
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
+from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "attribute_inputs"]
@@ -45,15 +46,22 @@ class Found:
 def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **how: Any) -> Found:
     players = len(masks.segments)
     if players > exact:
-        drawn = sampled_shapley(masks, players, seed=masks.run.seed, **how)
+        drawn = sampled_shapley(lambda keep: _with_mean(masks(keep)), players, seed=masks.run.seed, **how)
         facts: dict[str, object] = {"exact": 0, "orders": drawn.orders, "settled": int(drawn.settled)}
-        return Found(drawn.attribution, drawn.error, attrs=facts, source=SOURCES["shapley"])
+        found = Found(drawn.attribution[..., :-1], drawn.error[..., :-1], attrs=facts, source=SOURCES["shapley"])
+        found.more["mean_error"] = (("segment", "quantile"), drawn.error[..., -1])
+        return found
     values = masks(all_masks(players))
     found = Found(exact_shapley(values, players), attrs={"exact": 1}, source=SOURCES["shapley"])
     if interactions and players > 1:
         dims = ("segment", "other_segment", "quantile", "step")
         found.more["interaction"] = (dims, shapley_interactions(values, players))
     return found
+
+
+def _with_mean(values: Array) -> Array:
+    """The mean over steps as one step more: its error is not told by those of the steps."""
+    return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
 
 
 def _occlusion(masks: Masks) -> Found:
@@ -150,8 +158,10 @@ def attribute_inputs(
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
         quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, the error
         of completeness for gradients, and what segments do together for occlusion and inclusion;
-        ``attribution_error`` (segment, step, quantile) standard errors, where orders are sampled; ``share`` (segment,
-        step) of attention. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
+        ``attribution_error`` (segment, step, quantile) standard errors, where orders are sampled, and ``mean_error``
+        (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. Attribute
+        ``rounding``: how far rounding moves the forecast. Coordinates of ``segment``: ``row``, ``start``, ``stop``,
+        ``kind``.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
@@ -187,6 +197,7 @@ def attribute_inputs(
         target=masks.batch.ids[masks.row],
         units=masks.batch.units[masks.row],
         forecasts=masks.made,
+        rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         **found.attrs,
     )
     return data

@@ -16,6 +16,8 @@ from tsfm_lens.viz.compress import compressed_forecasts, size_and_error
 from tsfm_lens.viz.covariates import covariate_dots
 from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
+from tsfm_lens.viz.explain_inputs import input_map, input_timeline, input_waterfall
+from tsfm_lens.viz.explain_inputs_swarm import input_beeswarm
 from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.in_context import in_context_errors
@@ -111,6 +113,10 @@ __all__ = [
     "in_context_errors",
     "induction_corner",
     "induction_maps",
+    "input_beeswarm",
+    "input_map",
+    "input_timeline",
+    "input_waterfall",
     "kernel_bandwidths",
     "lag_attention_map",
     "layer_distances",

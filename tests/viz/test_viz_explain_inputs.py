@@ -1,0 +1,135 @@
+"""Figures of what inputs do show the numbers of their results."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens import catalogue, explain, viz
+from tsfm_lens.catalogue.inputs import read_effects, read_inputs
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.models import load
+
+HORIZON = 8
+
+
+@cache
+def results() -> dict[str, xr.Dataset]:
+    """Of three items with a covariate: a short and a long cut, and the effects over all."""
+    rng = np.random.default_rng(0)
+    items = []
+    for _ in range(3):
+        known = rng.normal(size=72 + HORIZON)
+        target = 20 + 5 * np.sin(np.arange(72) / 4) + known[:72]
+        items.append({"target": target, "past_covariates": {"k": known[:72]}, "future_covariates": {"k": known[72:]}})
+    run = load("chronos2-nano").run(as_series(items), HORIZON)
+    sampled = {"parts": 8, "others": "stretches", "season": 1}
+    return {
+        "exact": explain.attribute_inputs(run, reference="mean", parts=3),
+        "occlusion": explain.attribute_inputs(run, 1, method="occlusion", reference="zero", parts=2),
+        "sampled": explain.attribute_inputs(run, reference="mean", parts=sampled, orders=32, tolerance=0),
+        "effects": explain.input_effects(run, parts=2),
+    }
+
+
+def effect(ds: xr.Dataset) -> np.ndarray:
+    return ds["attribution"].sel(quantile=0.5).mean("step").values
+
+
+def test_strips_cover_the_segments_of_each_series() -> None:
+    ds = results()["exact"]
+    fig = viz.input_timeline(ds)
+    strips = [trace for trace in fig.data if trace.type == "heatmap"]
+    assert len(strips) == 2
+    np.testing.assert_allclose(np.concatenate([np.ravel(strip.z) for strip in strips]), effect(ds))
+    for row, strip in enumerate(strips):
+        here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
+        edges = [*here["start"].values, here["stop"].values[-1]]
+        np.testing.assert_array_equal(np.array(strip.x) + 0.5, edges)
+    drawn = {trace.name: trace for trace in fig.data if trace.name}
+    np.testing.assert_array_equal(drawn["forecast"].y, ds["forecast"].sel(quantile=0.5))
+    np.testing.assert_array_equal(drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5))
+    other = viz.input_timeline(ds, step=2, quantile=0.9)
+    one = np.concatenate([np.ravel(trace.z) for trace in other.data if trace.type == "heatmap"])
+    np.testing.assert_allclose(one, ds["attribution"].sel(quantile=0.9)[:, 2])
+    assert "quantile 0.9, step 2" in other.layout.title.text + other.layout.meta.get("subtitle", "")
+
+
+def test_a_gap_between_segments_stays_empty() -> None:
+    ds = results()["exact"]
+    fig = viz.input_timeline(ds.isel(segment=[0, 2, 3]))
+    (first, _) = [trace for trace in fig.data if trace.type == "heatmap"]
+    assert np.isnan(np.ravel(first.z)[1])
+    assert len(first.x) == 4
+
+
+@pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
+def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
+    ds = results()[name]
+    bars = [trace for trace in viz.input_waterfall(ds, top=3).data if trace.type == "bar"]
+    reference, forecast = (float(ds[each].sel(quantile=0.5).mean()) for each in ("reference_forecast", "forecast"))
+    ends = [bar.base[0] + bar.x[0] for bar in bars]
+    assert bars[0].base[0] == pytest.approx(reference)
+    assert ends[-1] == pytest.approx(forecast, abs=ds.attrs["rounding"])
+    assert [bar.base[0] for bar in bars[1:]] == pytest.approx(ends[:-1])
+    sizes = np.sort(np.abs(effect(ds)))[::-1][:3]
+    np.testing.assert_allclose([abs(bar.x[0]) for bar in bars[:3]], sizes)
+    whiskers = [bar.error_x.array for bar in bars[:3]]
+    assert all(each is not None for each in whiskers) == (name == "sampled")
+    if name == "sampled":
+        order = np.argsort(-np.abs(effect(ds)))[:3]
+        expected = ds["mean_error"].sel(quantile=0.5).values[order]
+        np.testing.assert_allclose([each[0] for each in whiskers], expected)
+
+
+def test_the_map_has_every_segment_and_step() -> None:
+    ds = results()["exact"]
+    (cells,) = viz.input_map(ds).data
+    np.testing.assert_array_equal(cells.z, ds["attribution"].sel(quantile=0.5))
+    fewer = viz.input_map(ds, top=2)
+    assert len(fewer.data[0].z) == 2
+    with pytest.raises(UnknownNameError, match=r"0\.9"):
+        viz.input_map(ds, quantile=0.95)
+
+
+def test_each_series_is_a_dot_in_each_row() -> None:
+    ds = results()["effects"]
+    fig = viz.input_beeswarm(ds)
+    dots = np.concatenate([np.asarray(trace.x) for trace in fig.data])
+    np.testing.assert_allclose(np.sort(dots), np.sort(ds["effect"].values.ravel()))
+    largest = ds["segment"].values[int(ds["size_estimate"].values.argmax())]
+    assert fig.layout.yaxis.ticktext[0] == largest
+    with pytest.raises(InputError, match="input_beeswarm draws that kind"):
+        viz.input_map(ds)
+
+
+def test_dots_in_one_place_stand_in_line() -> None:
+    ds = results()["effects"].copy(deep=True)
+    ds["effect"][:] = 1.0
+    heights = [float(y) for trace in viz.input_beeswarm(ds).data for y in trace.y]
+    assert len(set(heights)) == ds["effect"].size
+
+
+def test_readings_tell_the_sum_and_what_stands_out() -> None:
+    told = read_inputs(results()["exact"])
+    first = results()["exact"]["segment"].values[int(np.abs(effect(results()["exact"])).argmax())]
+    assert f"It is moved most by {first}" in told[1]
+    apart = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
+    assert "The parts do not add up: +5 belongs to several of them together." in read_inputs(apart)
+    assert not any("do not add up" in each for each in told)
+    assert any("sample more" in each for each in read_inputs(results()["sampled"]))
+    same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
+    assert read_inputs(same)[1].startswith("No part of the input moves it")
+    kinds = read_effects(results()["effects"])
+    assert [each.split(":")[0] for each in kinds] == ["Past", "Known covariate"]
+
+
+def test_the_catalogue_draws_them() -> None:
+    for kind, name in (("input_attribution", "exact"), ("input_effects", "effects")):
+        plates = list(catalogue.find(kind).plates(results()[name]))
+        assert plates[0].reading
+        assert all(len(plate.table) and plate.figure.data for plate in plates)

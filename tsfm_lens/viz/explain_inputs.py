@@ -1,0 +1,284 @@
+"""Figures of what the parts of an input do to a forecast: on the time axis, as a sum, and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.panels import Scene, fit, scene
+from tsfm_lens.viz.select import (
+    array,
+    draws,
+    median_position,
+    model_of,
+    names,
+    position,
+    series_position,
+    statistic_of,
+    unit_of,
+)
+from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, number, plain, significant
+
+__all__ = ["input_map", "input_timeline", "input_waterfall"]
+
+_STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
+_DASHES = "5px,2px"
+
+
+@draws("input_attribution", needs=("attribution", "forecast", "reference_forecast", "remainder"))
+def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
+    """The series with its forecast, and under it every segment of the input, coloured by what it does to the forecast.
+
+    Args:
+        ds: of kind "input_attribution".
+        step: forecast step; the mean over all unless given.
+        quantile: level; the one next to the median unless given.
+
+    Returns:
+        Above: context, truth where known, the forecast and the reference forecast. Below: a strip for each series of
+        the item on the same time axis, vermilion where a segment moves the forecast up and blue where it moves it down.
+
+    Example:
+        >>> fig = viz.input_timeline(results["input_attribution"])
+        >>> fig.layout.meta["title"]
+        'What moves the forecast of co2 by chronos-nano'
+    """
+    view = _Part.of(ds, step, quantile)
+    shown = scene(ds, view.target, context_steps=ds.sizes["time"])
+    rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
+    made = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=480, shared_xaxes=True)
+    above, below = made
+    shown.draw(above)
+    forecast, reference = (array(ds, name, "step", quantile=view.level) for name in ("forecast", "reference_forecast"))
+    words = {} if view.middle else {"words": f"quantile {view.quantile:g}"}
+    shown.forecast(above, forecast, "forecast", BLUE, 2, **words)
+    shown.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
+    if step is not None:
+        x = shown.time.scalar(float(view.step or 0))
+        above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
+    cut = fit(made, np.append(shown.seen, forecast), reference, row=1)
+    for place, row in enumerate(rows):
+        _strip(below, ds, view, shown, row, place)
+    ticks: Look = {"tickvals": list(range(len(rows))), "ticktext": [plain(view.series_name(row)) for row in rows]}
+    below.y(range=[len(rows) - 0.5, -0.5], ticks="", showline=False, **ticks)
+    first, last = shown.past[0] - 0.5, shown.future[-1] + 0.5
+    made.x(range=[shown.time.scalar(first), shown.time.scalar(last)])
+    below.x(shown.time.title)
+    above.y(shown.title, nticks=5)
+    made.colours(colour_scale(f"effect ({view.unit})", view.effect, diverging=True))
+    return made.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
+
+
+def _strip(panel: Panel, ds: xr.Dataset, view: _Part, shown: Scene, row: int, at: int) -> None:
+    """The segments of one series, with nothing where it has none."""
+    here = np.flatnonzero(ds["row"].values == row)
+    here = here[np.argsort(ds["start"].values[here])]
+    edges, values, told = [float(ds["start"].values[here[0]])], [], []
+    for place in map(int, here):
+        start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
+        if start > edges[-1]:
+            edges.append(start)
+            values.append(np.nan)
+            told.append("")
+        edges.append(stop)
+        values.append(view.effect[place])
+        told.append(f"{plain(view.names[place])}{view.error_words(place)}")
+    x = shown.time.at(np.array(edges) - 0.5)
+    hover = f"%{{customdata}}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
+    # edges: plotly draws no two maps of one row each on an axis of names
+    panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[told])
+
+
+@draws("input_attribution", needs=("attribution", "forecast", "reference_forecast", "remainder"))
+def input_waterfall(
+    ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
+) -> go.Figure:
+    """From the reference forecast to the forecast, segment by segment, in data units.
+
+    Args:
+        ds: of kind "input_attribution".
+        step: forecast step; the mean over all unless given.
+        quantile: level; the one next to the median unless given.
+        top: how many segments; all others are added up in a grey bar.
+
+    Returns:
+        A bar per segment from where the one above it ends, the largest first, vermilion upwards and blue downwards;
+        with standard errors as whiskers where orders were sampled. What segments do together, if anything, is a grey
+        bar of its own.
+
+    Example:
+        >>> fig = viz.input_waterfall(results["input_attribution"])
+        >>> fig.layout.meta["title"]
+        'How the forecast of co2 by chronos-nano comes about'
+    """
+    view = _Part.of(ds, step, quantile)
+    order = np.argsort(-np.abs(view.effect), kind="stable")
+    most, others = order[:top], order[top:]
+    bars = [(view.names[i], float(view.effect[i]), view.error_of(i)) for i in most]
+    if len(others):
+        bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
+    rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
+    if abs(rest) > float(ds.attrs.get("rounding", 0.0)):
+        bars.append(("together, beyond each", rest, 0.0))
+    start = view.at_step(array(ds, "reference_forecast", "step", quantile=view.level))
+    ends = start + np.cumsum([length for _, length, _ in bars])
+    begins = np.concatenate([[start], ends[:-1]])
+    made = blank(max(120, _BAR * (len(bars) + 2)), 460)
+    panel, places = made.panel(), np.arange(1, len(bars) + 1)
+    panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
+    for place, (name, length, error), base in zip(places, bars, begins, strict=True):
+        named = place <= len(most)
+        colour = (VERMILION if length >= 0 else BLUE) if named else mixed(GREY, 0.5)
+        bar: Look = {"error_x": {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}}
+        bar = bar if error else {}
+        hover = f"{plain(name)}<br>moves it by {_signed(length)} {plain(view.unit)}"
+        panel.bars([place], [length], "", hover, colour=colour, across=True, width=0.72, base=[base], **bar)
+        end = {"x": max(base, base + length + error), "xanchor": "left", "xshift": 4}
+        panel.note(_signed(length), y=place, size=10, **end)
+    for row, value, word in ((0, start, "reference forecast"), (len(bars) + 1, ends[-1], "forecast")):
+        panel.dots([value], [row], "", f"{word}<br>%{{x:.4g}} {plain(view.unit)}", size=9, symbol="diamond")
+        panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
+    for place, value in zip(places, ends, strict=True):
+        panel.line([value, value], [place - 0.36, place + 1.36], colour=GREY, width=0.7)
+    labels = ["reference forecast", *(name for name, _, _ in bars), "forecast"]
+    panel.y(tickvals=list(range(len(labels))), ticktext=[plain(each) for each in labels], ticks="", showline=False)
+    panel.y(range=[len(labels) - 0.4, -0.6])
+    low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
+    span = (high - low) or max(abs(high), 1.0)
+    panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.2 * span], nticks=6)
+    return made.dress(
+        f"How the forecast of {view.target} by {model_of(ds)} comes about", view.when, view.how, view.sampled
+    )
+
+
+@draws("input_attribution", needs=("attribution",))
+def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
+    """Segment × forecast step map of what each segment does.
+
+    Args:
+        ds: of kind "input_attribution".
+        quantile: level; the one next to the median unless given.
+        top: at most so many segments, those that move the forecast most; they keep their order.
+
+    Returns:
+        One heat map; the colours are symmetric about 0.
+
+    Example:
+        >>> fig = viz.input_map(results["input_attribution"])
+        >>> fig.layout.meta["title"]
+        'What moves the forecast of co2 by chronos-nano, by step'
+    """
+    view = _Part.of(ds, None, quantile)
+    values = array(ds, "attribution", "segment", "step", quantile=view.level)
+    keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
+    shown = scene(ds, view.target, context_steps=1)
+    made = blank(max(140, 20 * len(keep)), 480)
+    panel = made.panel()
+    hover = f"%{{y}}, {shown.time.hover}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
+    where = shown.time.at(shown.future)
+    panel.cells(values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1)
+    panel.y(type="category", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
+    panel.x("date" if shown.time.stamps is not None else "forecast step")
+    made.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
+    fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
+    return made.dress(
+        f"What moves the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
+    )
+
+
+class _Part:
+    """One quantile of an attribution, at one step or on average over all.
+
+    Attributes:
+        names: of the segments; effect: (segment,) in data units, whose unit is ``unit``.
+        level, quantile: place and level of the quantile; step: place of the step, None for the mean.
+        target: id of the explained series; word: what is explained.
+    """
+
+    def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
+        self._ds = ds
+        levels = np.asarray(ds["quantile"].values, dtype=float)
+        self.level = median_position(levels) if quantile is None else position(ds, "quantile", str(quantile))
+        self.quantile = float(levels[self.level])
+        self.step = None if step is None else position(ds, "step", step)
+        self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
+        self.names = names(ds, "segment")
+        values = array(ds, "attribution", "segment", "step", quantile=self.level)
+        self.effect = np.array([self.at_step(row) for row in values])
+        self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
+
+    @classmethod
+    def of(cls, ds: xr.Dataset, step: int | None, quantile: float | None) -> _Part:
+        """The part of a result that a figure shows."""
+        return cls(ds, step, quantile)
+
+    @property
+    def middle(self) -> bool:
+        """Whether the quantile is the middle of the forecast."""
+        return self.level == median_position(self._ds["quantile"].values)
+
+    @property
+    def word(self) -> str:
+        """What is explained."""
+        return f"{statistic_of(self._ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
+
+    @property
+    def when(self) -> str:
+        """What is explained, and when."""
+        steps = self._ds.sizes["step"]
+        at = f"mean over {steps} steps" if self.step is None else f"step {names(self._ds, 'step')[self.step]}"
+        return f"{self.word}, {at}"
+
+    @property
+    def how(self) -> str:
+        """Method and reference."""
+        attrs = self._ds.attrs
+        return f"{method_words(attrs)} against {attrs.get('reference', '')} values"
+
+    @property
+    def sampled(self) -> str:
+        """What whiskers are."""
+        return f"whiskers: standard errors of {self._ds.attrs.get('orders')} orders" if self._errors is not None else ""
+
+    @property
+    def _errors(self) -> np.ndarray | None:
+        name = "mean_error" if self.step is None else "attribution_error"
+        if name not in self._ds:
+            return None
+        at = {"quantile": self.level} if self.step is None else {"quantile": self.level, "step": self.step}
+        return array(self._ds, name, "segment", **at)
+
+    def at_step(self, values: np.ndarray) -> float:
+        """The value of the step, or the mean over all, of (step,)."""
+        return float(values.mean() if self.step is None else values[self.step])
+
+    def error_of(self, segment: int) -> float:
+        """Standard error of a segment's effect, 0 where nothing is sampled."""
+        return 0.0 if self._errors is None else float(self._errors[segment])
+
+    def error_words(self, segment: int) -> str:
+        """The same for a hover box."""
+        error = self.error_of(segment)
+        return f"<br>standard error {number(error)}" if error else ""
+
+    def series_name(self, row: int) -> str:
+        """A series of the item: its variate, or its id where it is alone."""
+        variates = names(self._ds.swap_dims(series="variate"), "variate") if "variate" in self._ds.coords else []
+        return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
+
+
+def method_words(attrs: Mapping[str, Any]) -> str:
+    """The method of a result as a subtitle says it."""
+    found = str(attrs.get("method", ""))
+    return "Shapley values" if found == "shapley" else found
+
+
+def _signed(value: float) -> str:
+    """Three digits with a true sign."""
+    return f"{'' if value < 0 else '+'}{significant(value, 3)}".replace("-", "−")

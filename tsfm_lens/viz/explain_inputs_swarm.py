@@ -1,0 +1,97 @@
+"""Figure of what the parts of an input do to the forecasts of many series."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.explain_inputs import method_words
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.select import array, draws, model_of, names, shown
+from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.theme import DIVERGING, GREY, plain
+
+__all__ = ["input_beeswarm"]
+
+_ROW, _DOT, _BINS = 46, 7, 60  # pixels of a row and a dot; places along the axis within which dots stand in line
+
+
+@draws("input_effects", needs=("effect", "size_estimate", "value"))
+def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
+    """Every series as a dot for each segment: how far it moves its forecast, and how high its values are.
+
+    Args:
+        ds: of kind "input_effects".
+        top: at most so many segments, those with the largest mean size.
+
+    Returns:
+        A row per segment, the largest first; dots that would cover one another stand in line. Vermilion dots have
+        values above the mean of their context, blue ones below, grey ones are the whole of it; hollow where the segment
+        does not stand out.
+
+    Example:
+        >>> fig = viz.input_beeswarm(results["input_effects"])
+        >>> fig.layout.meta["title"]
+        'What moves the forecasts of chronos-nano'
+    """
+    labels = names(ds, "segment")
+    effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
+    judged = finding(ds, "size", "segment", unit="MASE")
+    mean = array(ds, "size_estimate", "segment")
+    order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
+    made = blank(max(150, _ROW * len(order)), 480)
+    panel, ids = made.panel(), names(ds, "series")
+    finite = effect[order][np.isfinite(effect[order])]
+    span = float(np.ptp(finite)) if len(finite) else 1.0
+    reach = float(np.nanquantile(np.abs(value), 0.95)) if np.isfinite(value).any() else 1.0
+    panel.upright(0.0, colour=GREY)
+    for place, row in enumerate(order):
+        pale = judged is not None and bool(judged.pale[row])
+        y = place + _swarm(effect[row], span)
+        for known in (True, False):
+            here = np.flatnonzero(np.isfinite(value[row]) == known)
+            words = [_told(labels[row], ids[i], effect[row, i], value[row, i]) for i in here]
+            colour: Look = {"color": value[row, here], "coloraxis": "coloraxis"} if known else {"color": GREY}
+            look: Look = {"marker": {**colour, "line": {"color": GREY, "width": 0.6}}, "customdata": words}
+            symbol = "circle-open" if pale else "circle"
+            if len(here):
+                panel.dots(effect[row, here], y[here], "", "%{customdata}", size=_DOT, symbol=symbol, **look)
+    if judged is not None:
+        made.noisy(judged, "hollow" * bool(judged.pale[order].any()))
+    panel.y(
+        tickvals=list(range(len(order))),
+        ticktext=[plain(labels[row]) for row in order],
+        range=[len(order) - 0.4, -0.6],
+        ticks="",
+        showline=False,
+    )
+    panel.x("moves the forecast by (MASE)", nticks=7)
+    scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
+    made.colours({**scale, "colorscale": DIVERGING})
+    fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
+    attrs = ds.attrs
+    return made.dress(
+        f"What moves the forecasts of {model_of(ds)}",
+        f"{method_words(attrs)} against {attrs.get('reference', '')} values, mean over steps",
+        shown(ids),
+        fewer,
+    )
+
+
+def _told(segment: str, series: str, effect: float, value: float) -> str:
+    """The hover box of a dot."""
+    high = f"<br>values {value:+.3g} standard deviations from their mean" if np.isfinite(value) else ""
+    return f"{plain(segment)}, {plain(series)}<br>moves the forecast by {effect:+.3g} MASE{high}"
+
+
+def _swarm(values: np.ndarray, span: float) -> np.ndarray:
+    """Offsets of dots from the middle of their row, so that those near one another stand in line."""
+    bins = np.round(np.nan_to_num(values) / (span or 1.0) * _BINS)
+    offsets = np.zeros(len(values))
+    for each in np.unique(bins):
+        here = np.flatnonzero(bins == each)
+        turn = np.arange(len(here))
+        offsets[here] = np.where(turn % 2, -1, 1) * ((turn + 1) // 2) * _DOT / _ROW
+    return np.clip(offsets, -0.42, 0.42)
