@@ -55,14 +55,14 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
         group: tuple(role for role, other in zip(batch.roles, batch.groups, strict=True) if other == group)
         for group in dict.fromkeys(batch.groups)
     }
-    first = batch.groups[0]
+    first, n_variates = batch.groups[0], batch.n_variates
     for group, roles in shapes.items():
         if roles != shapes[first]:
             raise InputError(
                 f"{group!r} has {_counted(roles)} and {first!r} {_counted(shapes[first])}; this model takes items alike"
             )
     whole = by_item(batch, length)
-    ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, batch.n_variates))
+    ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
     parts = {}
     for role in dict.fromkeys(shapes[first]):
         rows = torch.tensor([each == role for each in shapes[first]])
