@@ -370,13 +370,16 @@ def test_heads_are_born_in_training_and_not_found_before() -> None:
 def test_sharp_minima_are_cured_by_sam() -> None:
     """The printed findings are of the shipped runs, counted here again."""
     notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
-    assert figures(notebook) == 3
+    assert figures(notebook) == 4
     runs, said = lab.record("toy"), printed(notebook)
     errors = runs["validation_mse"].sel(arm=["transformer", "transformer + SAM"]).values
     oracle = lab.samformer.oracle_loss(512, 70_000)
     above = 100 * (errors / oracle - 1)
     assert f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds" in said
     assert f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle" in said
+    real = lab.record("benchmarks")["end_sharpness"]
+    times = (real.sel(arm="ETTh1 96 Transformer") / real.sel(arm="ETTh1 96 SAMformer")).dropna("seed").values
+    assert f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as sharp" in said
     # the sharper minimum is the transformer's with every seed
     times = re.search(r"is (\d+) to (\d+) times as sharp", said)
     assert times is not None
