@@ -236,6 +236,7 @@ def sweep(
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
         side = max_rows if isinstance(max_rows, int) else max_rows(_held(stored, z))
+        side = min(side, getattr(lens.adapter, "rows_at_once", None) or side)
         if side < 1:
             return None
         abreast = max(1, side // work.rows)

@@ -145,6 +145,7 @@ class Sizes:
         self.watched = memory is not None or max_rows is None
         rows = len(request.batch)
         pays = _ABREAST // (request.lens.d_model * rows * _paths(request)) if self.device.type == "cpu" else _MOST
+        pays = min(pays, (getattr(request.lens.adapter, "rows_at_once", None) or _MOST) // rows)
         self.most = max(1, pays if max_rows is None else max_rows // rows)
         self.given = max_rows
 

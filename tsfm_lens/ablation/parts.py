@@ -48,7 +48,7 @@ def forward_parts(
             lens.adapter.run(item.inputs)
 
     words = f"a forward of {len(encoded.batch)} series under interventions"
-    run = Run(words, items, items * abreast, generous_run(lens, tokens, 1, per_item), 0, one)
+    run = Run(words, items, items * abreast, generous_run(lens, tokens, 1, per_item), 0, one, per_item=per_item)
     keeping = Keeping(lens, (), {})
     fit = items_at_once(keeping, run, memory, lambda: lens.edit(*places.values()))
     if whole and fit < items:

@@ -43,6 +43,8 @@ class PatchAdapter(ABC):
     # kinds of covariates that the library takes: "past", "known", "categories"
     covariates: tuple[str, ...] = ()
     joint_rollout: bool = True
+    # rows of a native call beyond which its cost grows faster than their number; None for no such bound
+    rows_at_once: int | None = None
     # the one number of variates that an item must have; None for any
     n_variates: int | None = None
     # axis along which a sampling model's elementwise draws count rows; None where that is not known

@@ -187,6 +187,7 @@ class Adapter(Protocol):
         packed: whether they do so in one token sequence.
         covariates: kinds that the library takes, of "past", "known" and "categories".
         joint_rollout: whether forecasts beyond one pass take several variates.
+        rows_at_once: most rows of a native call, where its cost grows faster than their number; None for no bound.
         context_length, prediction_length: steps; the latter is the default horizon.
         longest_pass: longest horizon of a single forward.
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
@@ -204,6 +205,7 @@ class Adapter(Protocol):
     packed: bool
     covariates: tuple[str, ...]
     joint_rollout: bool
+    rows_at_once: int | None
     context_length: int
     prediction_length: int
 

@@ -161,6 +161,10 @@ def plan(request: Request, whole: Sequence[str] = ()) -> list[Part]:
     """
     blocks = blocks_of(request)
     at_once = len(request.batch) if whole else max(stop - start for start, stop in blocks)
+    most = getattr(request.lens.adapter, "rows_at_once", None)
+    if most is not None and not whole:
+        # an item stays in one piece, however many series it has
+        at_once = min(at_once, max(most, -(-len(request.batch) // request.items)))
     guess = int(generous(request) * at_once * request.items / len(request.batch))
     # what is free is not asked for so little
     fit = at_once if guess <= LITTLE and not is_given(request.memory) else _fitting(request, whole, at_once, guess)
@@ -178,7 +182,7 @@ def _fitting(request: Request, whole: Sequence[str], at_once: int, guess: int) -
     drawn_together = request.draws and request.lens.adapter.readout != "token"
     if fit < at_once and (whole or fit < series_per_item or drawn_together):
         raise InputError(_does_not_fit(request, whole, int(need * at_once / series_per_item), limit, fit))
-    return fit
+    return min(fit, at_once)
 
 
 def parts_of(request: Request, blocks: Sequence[tuple[int, int]], fit: int, *, whole: bool) -> list[Part]:

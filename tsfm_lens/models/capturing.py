@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,6 +98,7 @@ class Run:
         one: runs one item.
         uncut: why the batch cannot run in parts, "" if it can.
         times: how many times what is measured a run needs.
+        per_item: series of an item.
     """
 
     words: str
@@ -108,6 +109,7 @@ class Run:
     one: Callable[[], Any]
     uncut: str = ""
     times: int = 1
+    per_item: int = 1
 
 
 def items_at_once(
@@ -125,6 +127,9 @@ def items_at_once(
         InputError: what is kept, or what a run needs beside it, does not fit; nothing has run by then.
     """
     lens = keeping.lens
+    most = getattr(lens.adapter, "rows_at_once", None)
+    if most is not None and not run.uncut:
+        run = replace(run, at_once=min(run.at_once, max(1, most // run.per_item)))
     guess = run.kept * run.items + run.guess * run.at_once
     if guess <= batching.LITTLE and not is_given(memory):
         return run.at_once

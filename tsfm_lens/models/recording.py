@@ -109,6 +109,7 @@ def _rolled_out(
         keeping.guess(tokens, request.paths, passes + 1),
         lambda: item_forecast(request),
         _uncut(whole) or "give batch_size=…, which draws other paths" if fixed else "",
+        per_item=series_per_item,
     )
     fit = items_at_once(keeping, plan, memory, lambda: recording(empty())) * series_per_item
     parts = parts_of(request, blocks, fit, whole=bool(whole))
@@ -233,6 +234,7 @@ def _items_of_forward(
         lambda: _one_item(lens, encoded.part(*cut(encoded.batch, 1)[0])),
         _uncut(whole) or ("run it under torch.no_grad(), to run in parts" if graph else ""),
         2 if keeping.gradients else 1,
+        per_item=series_per_item,
     )
     return items_at_once(keeping, plan, memory, lambda: recording(empty()))
 

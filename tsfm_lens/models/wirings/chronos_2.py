@@ -89,6 +89,8 @@ class Chronos2Adapter(PatchAdapter):
     rollout: Literal["tokens", "cache", "refeed", "single"] = "refeed"
     multivariate = True
     covariates: tuple[str, ...] = ("past", "known", "categories")
+    # attention over series compares every two rows of a batch, whatever their groups
+    rows_at_once: int | None = 128
     package = "chronos-forecasting"
     unrolled = DECILES
 
