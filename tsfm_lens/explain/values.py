@@ -25,8 +25,9 @@ from tsfm_lens.explain.masking import (
     masked,
     reference_values,
 )
-from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row
+from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
+from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.run import Run
 
 __all__ = ["Masks", "forecasts"]
@@ -100,6 +101,10 @@ class Masks:
             item alone.
         row: of the target in the item.
         made: forecasts made so far.
+
+    In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
+    beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
+    equal segments no more than 2 (1 - 2 ** -n) / n of the patches are left, which is a sixth of them for 12.
     """
 
     run: Run
@@ -156,6 +161,10 @@ class Masks:
         new = {key: index for index, key in enumerate(keys) if key not in self._known}
         chosen = kept[list(new.values())]
         names = list(new)
+        if self._shares:
+            # masks that begin alike stand together
+            order = np.lexsort(chosen[:, np.argsort([part.start for part in self.segments])[::-1]].T)
+            chosen, names = chosen[order], [names[index] for index in order]
         numbers = len(self.batch) * (max(self.batch.lengths) + self.run.horizon)
         size = max(1, _NUMBERS // numbers)
         # chunks of equal size waste the least
@@ -173,13 +182,33 @@ class Masks:
         run = self.run
         self._refuse_nothing(kept)
         batch = self.masked(kept)
-        made = _forwards(run, batch, len(kept)) if run.lens.emits != "quantile" else None
-        if made is None:
+        if run.lens.emits != "quantile":
+            made = _forwards(run, batch, len(kept))
+        elif self._shares:
+            made = _in_prefixes(run, batch, self._prefixes(kept))
+        else:
             made = run.lens.forecast(batch, run.horizon, seed=run.seed).quantiles
         values = made.reshape(len(kept), len(self.batch), *made.shape[1:])[:, self.row]
         if not np.isfinite(values).all():
             raise InputError(self._no_number(kept[int(np.argmin(np.isfinite(values).all((1, 2))))]))
         return values
+
+    @cached_property
+    def _shares(self) -> bool:
+        """Whether masks that begin alike can share what the model makes of that: nothing may look ahead."""
+        lens, series = self.run.lens, self.batch
+        whole = [*series.values, *self.stands]
+        alone = len(series) == 1 and not lens.registry.in_use
+        return alone and hasattr(lens.adapter, "sharing") and not any(np.isnan(each).any() for each in whole)
+
+    def _prefixes(self, kept: np.ndarray) -> np.ndarray:
+        """(mask, token) a number for all that a mask shows up to the end of a token."""
+        found = []
+        for stop in token_edges(self.run)[1:]:
+            before = [index for index, part in enumerate(self.segments) if part.start < stop]
+            packed = np.packbits(kept[:, before], axis=1) if before else np.zeros((len(kept), 1), np.uint8)
+            found.append(np.unique(packed, axis=0, return_inverse=True)[1].reshape(-1))
+        return np.stack(found, axis=1)
 
     def _refuse_nothing(self, kept: np.ndarray) -> None:
         """Refuse masks that leave nothing of a series where the library fills gaps from what is left."""
@@ -211,6 +240,18 @@ def _refuse_draws(run: Run) -> None:
         )
 
 
+def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
+    """(series, quantile, step) of the library's own forecast, common beginnings computed once."""
+    lens = run.lens
+    request = request_of(lens, batch, run.horizon, seed=run.seed)
+    parts = []
+    with lens.registry.attach():
+        for part in plan(request):
+            with lens.adapter.sharing(prefixes[part.start : part.stop]):  # type: ignore[attr-defined]
+                parts.append(forecast_part(request, part).quantiles)
+    return np.concatenate(parts)
+
+
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     """(series, 1, step) of single forwards; token models follow the run's path."""
     lens = run.lens
@@ -229,8 +270,6 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 
 def _split(encoded: Any, number: int) -> list[Any]:
     """An encoded batch in about so many parts of whole items."""
-    from tsfm_lens.models.batching import cut
-
     if number < 2:
         return [encoded]
     return [encoded.part(*place) for place in cut(encoded.batch, -(-len(encoded.batch) // number))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter, at_levels
 from tsfm_lens.models.architecture import Architecture, Encoded, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _timesfm
+from tsfm_lens.models.wirings import _timesfm, _timesfm_prefixes
 from tsfm_lens.models.wirings._random import spread_weights
 
 NAME = "timesfm-2.5"
@@ -148,6 +149,10 @@ class TimesFmAdapter(PatchAdapter):
             fix_quantile_crossing=True,
             per_core_batch_size=len(batch),
         )
+
+    def sharing(self, prefixes: np.ndarray) -> AbstractContextManager[None]:
+        """Let rows that begin alike compute their common patches once; see ``_timesfm_prefixes.shared_prefixes``."""
+        return _timesfm_prefixes.shared_prefixes(self.model, prefixes)
 
     def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of all passes of a rollout as those of one pass without a cache."""

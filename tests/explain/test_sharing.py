@@ -1,0 +1,114 @@
+"""Masks that begin alike share what a causal model makes of their beginning, and nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.models import Lens, Run, architectures
+from tsfm_lens.models.wirings._timesfm_prefixes import pieces
+from tsfm_lens.testing import assert_close
+
+pytest.importorskip("timesfm")
+PARTS, PATCHES, DEPTH = 6, 12, 1000
+
+
+@pytest.fixture(scope="module")
+def lens() -> Lens:
+    return tsfm_lens.load(architectures()["timesfm-2.5"].tiny())
+
+
+def run_of(lens: Lens, horizon: int, steps: int = 96) -> Run:
+    rng = np.random.default_rng(0)
+    return lens.run(5 + np.sin(np.arange(steps) / 4) + 0.3 * rng.normal(size=steps), horizon)
+
+
+class Counted:
+    """Rows times patches that a module was shown."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.patches = 0
+        self._handle = module.register_forward_pre_hook(self._count)
+
+    def _count(self, _module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        self.patches += args[0].shape[0] * args[0].shape[1]
+
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._handle.remove()
+
+
+def apart(masks: explain.Masks) -> explain.Masks:
+    """The same, each mask by itself."""
+    masks.__dict__["_shares"] = False
+    return masks
+
+
+@pytest.mark.parametrize("horizon", [8, 40])
+@pytest.mark.parametrize("reference", ["mean", "seasonal naive", "zero"])
+@pytest.mark.parametrize("steps", [96, 90])
+def test_shared_forecasts_are_those_of_each_mask(lens: Lens, horizon: int, reference: str, steps: int) -> None:
+    run = run_of(lens, horizon, steps)
+    parts = explain.segments(run, parts=PARTS, season=1)
+    keep = explain.all_masks(len(parts))
+    keep = keep[np.random.default_rng(1).permutation(len(keep))]
+    shared = explain.Masks(run, parts, reference)(keep)
+    alone = apart(explain.Masks(run, parts, reference))(keep)
+    assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+
+
+def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
+    run = run_of(lens, 8)
+    parts = explain.segments(run, parts=PARTS, season=1)
+    assert len(parts) == PARTS
+    keep = explain.all_masks(PARTS)
+    layer = lens.adapter.model.stacked_xf[0]
+    shared, alone = explain.Masks(run, parts, "mean"), apart(explain.Masks(run, parts, "mean"))
+    for masks in (shared, alone):
+        _ = masks.stands, masks.run.spans
+    with Counted(layer) as few:
+        shared(keep)
+    with Counted(layer) as all_of_them:
+        alone(keep)
+    each = PATCHES // PARTS
+    assert all_of_them.patches == len(keep) * PATCHES
+    assert few.patches == each * sum(2**k for k in range(1, PARTS + 1))
+    # what the docstring states of n equal segments
+    assert few.patches == all_of_them.patches * 2 * (1 - 2.0**-PARTS) / PARTS
+
+
+def test_nothing_is_shared_where_it_would_not_be_exact(lens: Lens, bolt_run: Run) -> None:
+    run = run_of(lens, 8)
+    parts = explain.segments(run, parts=2, season=1)
+    assert explain.Masks(run, parts, "mean")._shares
+    # gaps are filled from both sides
+    assert not explain.Masks(run, parts, "missing")._shares
+    gap = np.array(run.batch.values[0])
+    gap[3] = np.nan
+    assert not explain.Masks(lens.run(gap, 8), parts, "mean")._shares
+    assert not explain.Masks(bolt_run, explain.segments(bolt_run, parts=2), "mean")._shares
+    with lens.ablate("0.mlp"):
+        hooked = explain.Masks(run_of(lens, 8), parts, "mean")
+        assert not hooked._shares
+
+
+def test_the_model_is_left_as_it_was(lens: Lens) -> None:
+    run = run_of(lens, 8)
+    before = lens.forecast(run.batch, 8).quantiles
+    masks = explain.Masks(run, explain.segments(run, parts=3, season=1), "mean")
+    with pytest.raises(IndexError), lens.adapter.sharing(np.zeros((1, 12), int)):
+        raise IndexError
+    masks(explain.all_masks(len(masks.segments)))
+    assert "forward" not in lens.adapter.model.__dict__
+    np.testing.assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)
+
+
+def test_pieces_part_where_rows_do() -> None:
+    prefixes = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 2]])
+    assert pieces(prefixes) == [(0, 2), (2, 4), (4, 5)]
+    assert pieces(np.zeros((2, 3), int)) == [(0, 3)]
