@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck conformance planted-scores bench notebook clean
+.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck conformance planted-scores explanation-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -70,6 +70,10 @@ conformance: $(STAMP)
 # every method on models whose mechanism is known; ONLY="seasonal-copy chronos" measures a part of them again
 planted-scores: $(STAMP)
 	$(BIN)/python -m tsfm_lens.zoo.planted.scores --out docs/planted.md $(addprefix --only ,$(ONLY))
+
+# explanations of single forecasts on the same models; ONLY="shapley occlusion" measures some methods again
+explanation-scores: $(STAMP)
+	$(BIN)/python -m tsfm_lens.explain.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)")
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"

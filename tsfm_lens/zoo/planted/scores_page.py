@@ -37,11 +37,24 @@ PLANTED, UNTRAINED = "planted", "untrained"
 
 def write_page(found: Scores, page: Path) -> None:
     """Put the tables between the marks of a page; one that is not there is made of them alone."""
-    text = page.read_text() if page.exists() else f"# Planted mechanisms\n\n{START}{STOP}\n"
-    before, rest = text.split(START)
-    _, after = rest.split(STOP)
+    if not page.exists():
+        page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
+    put_between(page, START, STOP, tables(found))
+
+
+def put_between(page: Path, start: str, stop: str, text: str) -> None:
+    """Replace what stands between two marks of a page.
+
+    Raises:
+        InputError: the page has no such marks.
+    """
+    whole = page.read_text() if page.exists() else ""
+    if whole.count(start) != 1 or whole.count(stop) != 1:
+        raise InputError(f"{page} has no marks {start.strip()} and {stop}, between which tables are put")
+    before, rest = whole.split(start)
+    _, after = rest.split(stop)
     part = page.with_name(page.name + ".part")
-    part.write_text(f"{before}{START}\n{tables(found)}\n{STOP}{after}")
+    part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
     part.replace(page)
 
 
