@@ -3,6 +3,7 @@
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.behaviour import covariate_use
 from tsfm_lens.explain.curves import deletion_curves
+from tsfm_lens.explain.leaderboard import SHIPPED, benchmark, measured
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
 from tsfm_lens.explain.over_items import input_effects
 from tsfm_lens.explain.proof import named_routes, prove_routes
@@ -18,10 +19,12 @@ __all__ = [
     "Masks",
     "REFERENCES",
     "RULES",
+    "SHIPPED",
     "Sampled",
     "Segment",
     "all_masks",
     "attribute_inputs",
+    "benchmark",
     "covariate_use",
     "deletion_curves",
     "exact_shapley",
@@ -32,6 +35,7 @@ __all__ = [
     "item_rows",
     "mask_seen",
     "masked",
+    "measured",
     "missed_by_search",
     "named_routes",
     "prove_routes",

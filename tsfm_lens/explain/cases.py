@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tsfm_lens.data import as_series
 from tsfm_lens.explain.routes import all_writers
 from tsfm_lens.explain.segments import Segment, item_of, segments
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
-if TYPE_CHECKING:
-    from tsfm_lens.models import Lens
-    from tsfm_lens.zoo.planted.card import Card
-    from tsfm_lens.zoo.planted.planting import Planted
-
+Card = Any
+"""A :class:`tsfm_lens.zoo.planted.Card`, of a room above this one."""
 REFERENCE = "mean"
 """What stands for a masked step in the benchmark."""
 PARTS = 8
@@ -81,7 +79,7 @@ def cases(
 
 
 @lru_cache(maxsize=2)
-def _planted(mechanism: str, architecture: str, seed: int) -> Planted:
+def _planted(mechanism: str, architecture: str, seed: int) -> Any:
     from tsfm_lens.zoo.planted import plant
 
     return plant(mechanism, architecture, seed=seed)

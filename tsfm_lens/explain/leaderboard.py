@@ -104,7 +104,7 @@ def measured(
     if level not in _LEVELS:
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
     score = _shipped(method, level) if isinstance(method, str) else method
-    called = name or (method if isinstance(method, str) else getattr(method, "__name__", "a method"))
+    called = str(name or (method if isinstance(method, str) else getattr(method, "__name__", "a method")))
     rows: list[dict[str, Any]] = []
     for case in cases(pairs, seeds=seeds, series=series, twins=twins):
         about: dict[str, Any] = {"method": called, "level": level, "mechanism": case.mechanism}
@@ -194,7 +194,7 @@ def _estimated(case: Case) -> np.ndarray:
     found = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
     if "estimate" not in found:
         raise InputError("no gradients")
-    return np.asarray(np.abs(found["estimate"]).mean("step").sum("segment").values)
+    return np.abs(found["estimate"].transpose("component", "segment", "step").values).mean(-1).sum(-1)
 
 
 def _looked_at(case: Case) -> np.ndarray:

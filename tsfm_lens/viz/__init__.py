@@ -18,6 +18,8 @@ from tsfm_lens.viz.effects import effects_scatter, self_repair_bars
 from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explain_inputs import input_map, input_timeline, input_waterfall
 from tsfm_lens.viz.explain_inputs_swarm import input_beeswarm
+from tsfm_lens.viz.explain_proof import deletion_lines, proof_dots
+from tsfm_lens.viz.explain_routes import route_map, route_river
 from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.in_context import in_context_errors
@@ -95,6 +97,7 @@ __all__ = [
     "concentration_bound_plot",
     "covariate_dots",
     "dataset_heatmap",
+    "deletion_lines",
     "effects_scatter",
     "embedding_bound_lines",
     "embedding_spectra",
@@ -137,6 +140,7 @@ __all__ = [
     "patched_forecasts",
     "patching_map",
     "path_map",
+    "proof_dots",
     "range_curves",
     "rank_flow_map",
     "rank_flow_spectra",
@@ -147,6 +151,8 @@ __all__ = [
     "recipe_table",
     "repeated_motif_map",
     "rollout_panels",
+    "route_map",
+    "route_river",
     "row_angle_map",
     "run_curves",
     "run_errors",

@@ -1,0 +1,175 @@
+"""Chapters about routes of the input through a model, and about the proof of an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.catalogue.computing import Compute, Options, Work
+from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
+from tsfm_lens.catalogue.explaining import THEME
+from tsfm_lens.catalogue.needs import SERIES
+from tsfm_lens.catalogue.tables import frame
+from tsfm_lens.catalogue.words import listed, measured
+from tsfm_lens.models.run import Run
+from tsfm_lens.viz import deletion_lines, proof_dots, route_map, route_river
+from tsfm_lens.viz.select import array, kind_word, names, unit_of
+from tsfm_lens.viz.theme import percent
+
+_PARTS = 6  # segments of a report's chapters
+_NAMED = 3
+_REFERENCE = "seasonal naive"
+_HOW: dict[str, Any] = {"reference": _REFERENCE}
+
+
+def explained(work: Work) -> Run:
+    """The first item in single forwards, which take no draw, over as many steps as one pass has."""
+    run = work.first
+    if run.rollout and run.lens.emits != "quantile":
+        return run.shortened(run.lens.longest_pass).in_one_pass()
+    return run
+
+
+def _routes(work: Work, more: Options) -> xr.Dataset:
+    return work.call("explain.input_routes", explained(work), **{"parts": _PARTS, **_HOW, **more})
+
+
+def _curves(work: Work, more: Options) -> xr.Dataset:
+    run, found = explained(work), import_module("tsfm_lens.explain")
+    how: dict[str, Any] = {"parts": _PARTS, **_HOW}
+    explanations = {
+        method: found.attribute_inputs(run, method=method, **how) for method in ("shapley", "attention roll-out")
+    }
+    return work.call("explain.deletion_curves", run, explanations, **{**_HOW, **more})
+
+
+def _proof(work: Work, more: Options) -> xr.Dataset:
+    return work.call("explain.prove_routes", explained(work), work.result("input_routes"), **{**_HOW, **more})
+
+
+def read_routes(ds: xr.Dataset) -> list[str]:
+    """Through which components the most influential segments act, and what the parts sum to."""
+    amount, segments, components = measured(unit_of(ds)), names(ds, "segment"), names(ds, "component")
+    size, total = array(ds, "size", "segment", "component"), array(ds, "total", "segment", "step")
+    stands = array(ds, "size_stands_out", "segment", "component") > 0
+    moved = np.abs(total).mean(1)
+    out = []
+    for place in np.argsort(-moved, kind="stable")[:_NAMED]:
+        if moved[place] <= float(ds["total_floor"]):
+            continue
+        order = [i for i in np.argsort(-np.nan_to_num(size[place]), kind="stable") if stands[place, i]][:_NAMED]
+        named = [f"{components[i]} ({amount(size[place, i])})" for i in order]
+        through = f" The most of it goes through {listed(named)}." if named else " No component stands out in it."
+        share = array(ds, "no_attention_share", "segment")[place]
+        past = f" {percent(share)} of it passes no attention." if np.isfinite(share) else ""
+        out.append(f"{segments[place]} moves the forecast by {amount(moved[place])} on average.{through}{past}")
+    if not out:
+        return ["No segment moves the forecast by more than the noise."]
+    rest = np.abs(array(ds, "rest", "segment", "step")).mean(1).sum() / moved.sum()
+    out.append(
+        "What branches hand to the readout and what needs no component sum to these effects but for "
+        f"{percent(rest)}, which the readout makes of them together."
+    )
+    if ds.attrs.get("search") == "gradient":
+        rate, high = (percent(float(ds.attrs[name])) for name in ("miss_rate", "miss_rate_high"))
+        out.append(
+            f"Gradients chose the {ds.attrs['top']} components that were tried; of those drawn at random beside them "
+            f"{rate} had been missed (at most {high})."
+        )
+    return out
+
+
+def read_kinds(ds: xr.Dataset) -> list[str]:
+    """Which component carries most of all segments, and which kind of component leads."""
+    size = np.nan_to_num(array(ds, "size", "segment", "component")).sum(0)
+    if not (array(ds, "size_stands_out", "segment", "component") > 0).any():
+        return ["No component carries more than the noise."]
+    kinds = [f"{stack} {kind_word(str(kind))}".strip() for stack, kind in zip(*_places(ds), strict=True)]
+    by_kind = {kind: float(size[[each == kind for each in kinds]].max()) for kind in dict.fromkeys(kinds)}
+    amount = measured(unit_of(ds))
+    told = [f"{kind} {amount(value)}" for kind, value in sorted(by_kind.items(), key=lambda item: -item[1])]
+    return [
+        f"Of all segments together, most goes through {names(ds, 'component')[int(size.argmax())]}. The largest of "
+        f"each kind: {listed(told)}."
+    ]
+
+
+def _places(ds: xr.Dataset) -> tuple[list[str], list[str]]:
+    return [str(stack) for stack in ds["stack"].values], [str(kind) for kind in ds["component_kind"].values]
+
+
+def read_proof(ds: xr.Dataset) -> list[str]:
+    """The verdict, by the rules of :mod:`tsfm_lens.explain.verdict`."""
+    word, said = import_module("tsfm_lens.explain").verdict(ds)
+    return [*said, f"By the stated rules the explanation {word}."]
+
+
+def _drawn_routes(ds: xr.Dataset) -> Iterator[Plate]:
+    words = read_routes(ds)
+    yield Plate(route_river(ds), frame(ds, "size", "share").dropna(ignore_index=True), words)
+    table = frame(ds, "total", "no_component", "no_attention", "rest")
+    yield Plate(route_map(ds), table, read_kinds(ds))
+
+
+def _drawn_curves(ds: xr.Dataset) -> Iterator[Plate]:
+    table = frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation")
+    yield Plate(deletion_lines(ds), table, read_proof(ds))
+
+
+def _drawn_proof(ds: xr.Dataset) -> Iterator[Plate]:
+    table = frame(ds, "necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap")
+    yield Plate(proof_dots(ds), table, read_proof(ds))
+
+
+MEASUREMENTS = (
+    Measurement(
+        kind="input_routes",
+        theme=THEME,
+        about="effect of each segment of the input through each head and MLP, total and direct, with what it sums to",
+        heading="Routes of the input",
+        guide="The model sees the series with and without a segment. The effect through a component is the change of "
+        "the forecast when that component alone writes what it writes without the segment; a chain of components "
+        "carries one effect, and each of them has it in full.",
+        compute=Compute("explain.input_routes", "input_routes of the first item", _routes),
+        plates=_drawn_routes,
+        figures=(
+            Figure("route_river", "Through which components stretches of the input reach the forecast."),
+            Figure("route_map", "How much of each stretch's influence goes through each component."),
+        ),
+        helpers=("explain.missed_by_search",),
+        source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+        needs=SERIES,
+    ),
+    Measurement(
+        kind="deletion_curves",
+        theme=THEME,
+        about="deletion and insertion curves of input attributions against random orders and attention",
+        heading="Proof: masking in the order of the explanation",
+        guide="Segments are masked, and shown, in the order in which an explanation names them. A true one moves the "
+        "forecast sooner than random orders do; the band holds 95 % of those.",
+        compute=Compute("explain.deletion_curves", "deletion_curves of attributions of the first item", _curves),
+        plates=_drawn_curves,
+        figures=(Figure("deletion_lines", "How soon the forecast moves in the order of an explanation."),),
+        helpers=("explain.verdict",),
+        source="Samek et al. 2017; Petsiuk et al. 2018",
+        needs=SERIES,
+    ),
+    Measurement(
+        kind="route_proof",
+        theme=THEME,
+        about="necessity and sufficiency of named routes against matched random components",
+        heading="Proof: routes cut and restored",
+        guide="The routes that are named for a segment are cut together, and restored together in the forecast without "
+        "it. They explain its effect if it goes and comes back with them, more than with random components.",
+        compute=Compute("explain.prove_routes", "prove_routes of input_routes", _proof),
+        plates=_drawn_proof,
+        figures=(Figure("proof_dots", "What cutting and restoring the named routes does."),),
+        helpers=("explain.named_routes",),
+        source="Geiger et al. 2021; Wang et al. 2022",
+        needs=SERIES,
+    ),
+)

@@ -1,0 +1,265 @@
+"""Figures of routes: a river from stretches of the input over components to the forecast, and a map of its arms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.room import text_width
+from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, unit_of
+from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent, plain
+
+__all__ = ["route_map", "route_river"]
+
+_ARMS, _ROWS = 10, 24  # components that are drawn by name
+_BINS = 6  # groups of forecast steps
+_LINE = 19  # pixels that a node's label needs
+_TYPE = 11
+_WIDE = 0.03  # of a node, in the distance of two columns
+_OTHERS, _NONE = "other components", "no component: tokens and scale"
+_BEND = 24  # points of a ribbon's edge
+
+
+@dataclass(frozen=True)
+class Column:
+    """Nodes above one another.
+
+    Attributes:
+        labels, colours, notes: of the nodes; sizes: their heights in data units.
+        low: the lower end of each, in the figure's units.
+    """
+
+    labels: list[str]
+    sizes: np.ndarray
+    colours: list[str]
+    notes: list[str]
+    low: np.ndarray
+
+
+@draws("input_routes", needs=("effect", "size", "total"))
+def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
+    """What each segment moves the forecast, as a river over components to the forecast's steps.
+
+    Args:
+        ds: of kind "input_routes".
+        components: that are drawn by name; all others are one arm.
+
+    Returns:
+        Segments at the left, components in the middle, groups of forecast steps at the right. Arms are as wide as the
+        mean absolute effect in data units; effects through components of one chain overlap, so that the river is wider
+        than the effects of the segments, which their hover boxes have.
+
+    Example:
+        >>> "route_river" in viz.__all__
+        True
+    """
+    effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
+    none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
+    labels, kinds = names(ds, "component"), [str(kind) for kind in ds["component_kind"].values]
+    order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
+    shown = sorted(i for i in order[:components] if effect[:, i].any())
+    rest = [i for i in order if i not in shown]
+    parts, arms, kind_of = [effect[:, i] for i in shown], [labels[i] for i in shown], [kinds[i] for i in shown]
+    if rest and effect[:, rest].any():
+        parts, arms, kind_of = [*parts, effect[:, rest].sum(1)], [*arms, f"{len(rest)} {_OTHERS}"], [*kind_of, ""]
+    if none is not None:
+        parts, arms, kind_of = [*parts, none], [*arms, _NONE], [*kind_of, ""]
+    flow = np.stack(parts, axis=1)
+    bins = np.array_split(np.arange(flow.shape[2]), min(_BINS, flow.shape[2]))
+    steps = flow.shape[2]
+    unit = unit_of(ds) or "data units"
+    tints = {
+        kind: CATEGORICAL[place % len(CATEGORICAL)] for place, kind in enumerate(dict.fromkeys(filter(None, kind_of)))
+    }
+    made = _columns(ds, flow, arms, [tints.get(kind, GREY) for kind in kind_of], bins, unit)
+    height = max(300, _LINE * 2 * max(len(column.labels) for column in made))
+    sheet = blank(height, min_width=640, below=16)
+    panel = sheet.panel()
+    widths = flow.mean(2)
+    late = np.stack([flow[..., steps_in].sum((0, 2)) / steps for steps_in in bins], axis=1)
+    words = [kind_word(kind) if kind else "other" for kind in kind_of]
+    _ribbons(panel, 0, made[0], made[1], widths, by_target=True, words=words, unit=unit)
+    _ribbons(panel, 1, made[1], made[2], late, by_target=False, words=words, unit=unit)
+    _nodes(panel, made)
+    room = max(text_width(plain(label), _TYPE) for label in made[0].labels) / 640
+    panel.x(visible=False, range=[-0.1 - 2.6 * room, 2.45])
+    panel.y(visible=False, range=[-0.03, 1.03])
+    share = _share_words(ds)
+    return sheet.dress(
+        f"Routes of the input through {model_of(ds)}",
+        f"forecast of {ds.attrs.get('target', '')}, mean absolute effect in {unit}; a chain of components carries one "
+        "effect, and each of them has it in full",
+        share,
+    )
+
+
+def _columns(
+    ds: xr.Dataset, flow: np.ndarray, arms: list[str], tints: list[str], bins: Sequence[np.ndarray], unit: str
+) -> list[Column]:
+    """Segments, components and groups of steps, of equal sums."""
+    segments = names(ds, "segment")
+    total = np.abs(array(ds, "total", "segment", "step")).mean(1)
+    size = flow.mean(2)
+    steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
+    late = np.array([flow[..., b].sum() for b in bins]) / flow.shape[2]
+    told = [
+        f"{plain(name)}<br>moves the forecast by {number(t)} {plain(unit)}"
+        for name, t in zip(segments, total, strict=True)
+    ]
+    through = [
+        f"{plain(name)}<br>{number(s)} {plain(unit)} of all segments" for name, s in zip(arms, size.sum(0), strict=True)
+    ]
+    most = max(len(segments), len(arms), len(bins))
+    gap = 0.45 / most
+    scale = (1 - gap * (most - 1)) / max(float(size.sum()), np.finfo(float).tiny)
+    columns = []
+    for labels, sizes, colours, notes in (
+        (segments, size.sum(1), [GREY] * len(segments), told),
+        (arms, size.sum(0), tints, through),
+        (steps, late, [GREY] * len(steps), [plain(word) for word in steps]),
+    ):
+        heights = sizes * scale
+        # what a column has fewer of is spread evenly
+        space = (1 - heights.sum()) / max(len(labels) - 1, 1) if len(labels) > 1 else 0.0
+        # the first stands at the top
+        top = 1 - np.concatenate([[0.0], np.cumsum(heights + space)[:-1]])
+        columns.append(Column([plain(label) for label in labels], heights, colours, notes, top - heights))
+    return columns
+
+
+def _ribbons(
+    panel: Panel,
+    at: int,
+    left: Column,
+    right: Column,
+    widths: np.ndarray,
+    *,
+    by_target: bool,
+    words: list[str],
+    unit: str,
+) -> None:
+    """Arms between two columns; widths (left, right) in data units."""
+    scale = left.sizes.sum() / max(float(widths.sum()), np.finfo(float).tiny)
+    starts = left.low + left.sizes
+    ends = right.low + right.sizes
+    for i in range(len(left.labels)):
+        for j in range(len(right.labels)):
+            width = widths[i, j] * scale
+            if width <= 1e-3:
+                starts[i] -= width
+                ends[j] -= width
+                continue
+            arm = j if by_target else i
+            colour = (right if by_target else left).colours[arm]
+            x, y = _bent(at + _WIDE, at + 1 - _WIDE, starts[i], ends[j], width)
+            panel.line(
+                x,
+                y,
+                words[arm],
+                colour=mixed(colour, 0.55),
+                width=0,
+                fill="toself",
+                fillcolor=_thin(colour),
+            )
+            text = f"{left.labels[i]} → {right.labels[j]}<br>{number(widths[i, j])} {plain(unit)}"
+            middle = (starts[i] + ends[j] - width) / 2
+            panel.dots([at + 0.5], [middle], "", "%{text}", colour=colour, size=6, text=[text], opacity=0, legend=False)
+            starts[i] -= width
+            ends[j] -= width
+
+
+def _thin(colour: str) -> str:
+    """A colour through which arms beneath can be seen."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.42)"
+
+
+def _bent(x0: float, x1: float, y0: float, y1: float, width: float) -> tuple[np.ndarray, np.ndarray]:
+    """The outline of a ribbon between two heights, by a cubic curve that leaves and arrives level."""
+    t = np.linspace(0, 1, _BEND)
+    way = 3 * t**2 - 2 * t**3
+    upper = y0 + (y1 - y0) * way
+    x = x0 + (x1 - x0) * t
+    return np.concatenate([x, x[::-1]]), np.concatenate([upper, (upper - width)[::-1]])
+
+
+def _nodes(panel: Panel, columns: Sequence[Column]) -> None:
+    for at, column in enumerate(columns):
+        for label, low, size, colour, note in _each(column):
+            panel.shape("rect", (at - _WIDE, at + _WIDE), (low, low + size), line={"width": 0}, fillcolor=colour)
+            middle = low + size / 2
+            panel.dots([at], [middle], "", "%{text}", colour=colour, size=8, text=[note], opacity=0, legend=False)
+            place = (
+                {"xanchor": "right", "x": at - _WIDE - 0.01} if at == 0 else {"xanchor": "left", "x": at + _WIDE + 0.01}
+            )
+            back = {} if at != 1 else {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0}
+            panel.note(label, place["x"], middle, size=_TYPE, xanchor=place["xanchor"], yanchor="middle", **back)
+
+
+def _each(column: Column) -> Iterator[tuple[str, float, float, str, str]]:
+    yield from zip(column.labels, column.low, column.sizes, column.colours, column.notes, strict=True)
+
+
+def _share_words(ds: xr.Dataset) -> str:
+    """What share of the largest segment's effect has no route through attention."""
+    if "no_attention_share" not in ds:
+        return ""
+    largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
+    share = float(array(ds, "no_attention_share", "segment")[largest])
+    if not np.isfinite(share):
+        return ""
+    return f"{percent(share)} of the effect of {names(ds, 'segment')[largest]} passes no attention"
+
+
+@draws("input_routes", needs=("size", "total"))
+def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
+    """How much of each segment's influence goes through each component.
+
+    Args:
+        ds: of kind "input_routes".
+        components: rows, those of the largest effects.
+
+    Returns:
+        A map of component × segment in data units, the strongest component on top; pale cells do not stand out of the
+        noise, and empty ones were not tried.
+
+    Example:
+        >>> "route_map" in viz.__all__
+        True
+    """
+    size = array(ds, "size", "segment", "component").T
+    order = np.argsort(-np.nan_to_num(size).sum(1), kind="stable")[:components]
+    unit = unit_of(ds) or "data units"
+    known = finding(ds, "size", "component", "segment", unit=unit)
+    sheet = blank(max(160, 20 * len(order)), min_width=160 + 44 * size.shape[1], below=100)
+    panel = sheet.panel()
+    segments = [plain(name) for name in names(ds, "segment")]
+    labels = [plain(names(ds, "component")[i]) for i in order]
+    hover = f"%{{x}} through %{{y}}<br>%{{z:.4g}} {plain(unit)}"
+    panel.cells(
+        size[order],
+        list(range(len(segments))),
+        list(range(len(labels))),
+        hover,
+        noise=None if known is None else known.at(order),
+    )
+    sheet.colours(colour_scale(f"mean absolute effect ({unit})", size, low=0.0))
+    panel.x("segment of the input", tickvals=list(range(len(segments))), ticktext=segments, tickangle=40)
+    panel.y(tickvals=list(range(len(labels))), ticktext=labels, autorange="reversed")
+    more = f"the {len(labels)} of {size.shape[0]} components with the largest effects" * (len(labels) < size.shape[0])
+    searched = ""
+    if ds.attrs.get("search") == "gradient":
+        searched = f"tried by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
+    return sheet.dress(
+        f"What goes through which component of {model_of(ds)}",
+        f"forecast of {ds.attrs.get('target', '')}",
+        more,
+        searched,
+    )
