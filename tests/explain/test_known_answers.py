@@ -241,3 +241,33 @@ def test_a_planted_covariate() -> None:
     answer = np.stack([moved[:, part.start : part.stop].sum(-1) for part in parts])
     allowed = 4 * made.card.error * np.abs(target).mean()
     assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed
+
+
+def test_what_matters_is_found_from_coarse_to_fine() -> None:
+    def deep(context: Tensor, future: Tensor) -> Tensor:
+        """One step of the past, and one of the known future."""
+        made = 4 * context[:, :1, 5:6] + future[:, 2:, 3:4]
+        return made.expand(-1, 3, HORIZON)
+
+    run = known_run(deep)
+    found = explain.refine_inputs(run, reference="zero", parts=2, rounds=3, into=3, share=0.99)
+    moved = found["attribution"].sel(quantile=0.5).mean("step")
+    heavy = found.isel(segment=np.flatnonzero(np.abs(moved) > 0.01))
+    places = list(zip(heavy.row.values, heavy.start.values, heavy.stop.values, strict=True))
+    # the past's tokens are two steps wide, the future's steps are free
+    assert places == [(0, 4 - STEPS, 6 - STEPS), (2, 3, 4)]
+    assert list(heavy["first"].values) == ["target -24 to -13", "k, future"]
+    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+    assert found.sizes["segment"] < STEPS // 2
+    assert found.attrs["cuts"].startswith("target -24 to -13, k, future")
+    named = explain.refine_inputs(run, reference="zero", parts=1, widths=(8, 2), share=0.7)
+    assert {stop - start for start, stop in zip(named.start.values, named.stop.values, strict=True) if start < 0} >= {
+        8,
+        2,
+    }
+    few = explain.refine_inputs(run, reference="zero", parts=2, rounds=2, into=3, most=5)
+    assert few.sizes["segment"] <= 5
+    with pytest.raises(InputError, match="rounds=0"):
+        explain.refine_inputs(run, rounds=0)
+    with pytest.raises(InputError, match="share=2"):
+        explain.refine_inputs(run, share=2)

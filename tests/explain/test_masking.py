@@ -180,6 +180,28 @@ def test_several_items_are_refused(items: SeriesBatch) -> None:
         explain.masked(items, parts, np.ones((1, len(parts))), horizon=16)
 
 
+def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
+    run = bolt.run(10 + np.sin(np.arange(96) / 4), 8)
+    parts = explain.segments(run, parts=2)
+    with bolt.ablate("decoder.0.mlp"), pytest.raises(InputError, match="under other hooks"):
+        explain.forecasts(run, parts, np.ones((1, len(parts))))
+    with bolt.ablate("decoder.0.mlp"):
+        inside = bolt.run(run.batch, 8)
+        shown = explain.forecasts(inside, parts, np.ones((1, len(parts))))
+        np.testing.assert_array_equal(shown[0], inside.forecast.quantiles[0])
+
+
+def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
+    far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
+    told = {
+        name: explain.attribute_inputs(far, method="occlusion", reference=name, parts=2).attrs["reference_distance"]
+        for name in ("missing", "mean")
+    }
+    # nothing is known of the level, and the model forecasts about 0 of a series about 1000 whose deviation is below 1
+    assert told["missing"] > 500
+    assert told["mean"] < 1
+
+
 def test_a_lens_of_another_model_forecasts_in_rollouts(bolt: Lens) -> None:
     long = bolt.run(10 + np.sin(np.arange(96) / 4), 2 * bolt.longest_pass)
     parts = explain.segments(long, parts=2)

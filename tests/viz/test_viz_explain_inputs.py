@@ -124,6 +124,8 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     assert any("sample more" in each for each in read_inputs(results()["sampled"]))
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
     assert read_inputs(same)[1].startswith("No part of the input moves it")
+    far = results()["exact"].assign_attrs(reference_distance=50.0)
+    assert "50 standard deviations of the context from its mean" in " ".join(read_inputs(far))
     kinds = read_effects(results()["effects"])
     assert [each.split(":")[0] for each in kinds] == ["Past", "Known covariate"]
 

@@ -17,6 +17,7 @@ from tsfm_lens.viz import input_beeswarm, input_map, input_timeline, input_water
 from tsfm_lens.viz.select import array, median_position, names, unit_of
 
 _NAMED = 3  # segments that a reading names
+_FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 _STRETCHES = 6  # of the target's past, in a report
 
 
@@ -33,6 +34,12 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
         + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}."
     ]
+    far = float(attrs.get("reference_distance", 0.0))
+    if far > _FAR:
+        out.append(
+            f"That is {num(far)} standard deviations of the context from its mean: the level of the series is a part "
+            "of what is explained here, and a reference that keeps it says more of the rest."
+        )
     error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
     clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
     order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_NAMED]
@@ -102,6 +109,7 @@ MEASUREMENTS = (
             Figure("input_waterfall", "From the reference forecast to the forecast, segment by segment."),
             Figure("input_map", "Segment × forecast step map of what each segment does."),
         ),
+        helpers=("explain.refine_inputs",),
         source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
     ),
     Measurement(

@@ -3,6 +3,7 @@
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.behaviour import covariate_use
 from tsfm_lens.explain.curves import deletion_curves
+from tsfm_lens.explain.hierarchy import refine_inputs
 from tsfm_lens.explain.leaderboard import SHIPPED, benchmark, measured
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
 from tsfm_lens.explain.over_items import input_effects
@@ -40,6 +41,7 @@ __all__ = [
     "named_routes",
     "prove_routes",
     "reference_values",
+    "refine_inputs",
     "refined",
     "sampled_shapley",
     "segments",

@@ -159,8 +159,11 @@ def attribute_inputs(
         quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, the error
         of completeness for gradients, and what segments do together for occlusion and inclusion;
         ``attribution_error`` (segment, step, quantile) standard errors, where orders are sampled, and ``mean_error``
-        (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. Attribute
-        ``rounding``: how far rounding moves the forecast. Coordinates of ``segment``: ``row``, ``start``, ``stop``,
+        (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. Attributes
+        ``rounding``: how far rounding moves the forecast; ``reference_distance``: how far the middle of the reference
+        forecast is from the mean of the context, in its standard deviations: what is far from 0 is no forecast of
+        this series, and its level is a part of what is explained; ``missing_values``: see
+        :func:`tsfm_lens.explain.mask_seen`. Coordinates of ``segment``: ``row``, ``start``, ``stop``,
         ``kind``.
 
     Source:
@@ -177,7 +180,7 @@ def attribute_inputs(
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    masks = Masks(run, _parts(run, item, target, parts), reference, item, target, seed, progress)
+    masks = Masks(run, given_parts(run, item, target, parts), reference, item, target, seed, progress)
     found = METHODS[method](masks, **how)
     data = described(masks, found.attribution, found.error)
     for name, (dims, values) in found.more.items():
@@ -198,12 +201,14 @@ def attribute_inputs(
         units=masks.batch.units[masks.row],
         forecasts=masks.made,
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
+        reference_distance=_distance(masks),
         **found.attrs,
     )
     return data
 
 
-def _parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
+def given_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
+    """The segments that ``parts`` means; see :func:`attribute_inputs`."""
     if parts is None or isinstance(parts, int):
         return segments(run, item, target=target, parts=parts)
     if isinstance(parts, Mapping):
@@ -238,3 +243,12 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
     players = len(masks.segments)
     whole, nothing = masks(np.array([[True] * players, [False] * players]))
     return whole, nothing
+
+
+def _distance(masks: Masks) -> float:
+    """Mean distance of the middle of the reference forecast from the context's mean, in standard deviations."""
+    context = masks.batch.values[masks.row]
+    _, nothing = _ends(masks)
+    middle = nothing[int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))]
+    spread = float(np.nanstd(context))
+    return float(np.abs(middle - np.nanmean(context)).mean()) / spread if spread > 0 else float("nan")

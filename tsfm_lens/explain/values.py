@@ -156,6 +156,7 @@ class Masks:
 
     def __call__(self, keep: Any) -> np.ndarray:
         """(mask, quantile, step) of masks (mask, segment)."""
+        self.run._refuse_other_hooks()
         kept = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(kept, axis=1)]
         new = {key: index for index, key in enumerate(keys) if key not in self._known}
