@@ -2,14 +2,15 @@
 
 Each length in one process, one thread: dense attention by torch's fused kernel, dense attention with the whole pattern
 (``plain``), and our tiles with one level and with the paper's rank lists, in turn; ratios are to the fused kernel of
-the same round. Beside the times: multiply-adds of scores and values together over those of dense attention, forward and
-backward, as the formulas give them, and memory that a forward and backward takes at its peak, each in a process of its
-own.
+the same round, in time of the processor. Beside them: multiply-adds of scores and values together over those of dense
+attention, forward and backward, as the formulas give them, and memory that a forward and backward takes at its peak,
+each in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 
 import torch
@@ -88,11 +89,14 @@ def operations(name: str, tokens: int) -> tuple[float, float]:
     return (share + 1) / 2, (4 * share + 3) / 7
 
 
-def rows_of(tokens: int, causal: bool, rounds: int, memory: bool) -> list[list[str]]:
+def rows_of(tokens: int, causal: bool, rounds: int, memory: bool, wanted: list[str]) -> list[list[str]]:
     """Rows: length, what, forward ratio, its operations, forward and backward ratio, its operations, memory."""
-    names = ["plain", *RANKS]
+    names = [name for name in ("plain", *RANKS) if name in wanted]
     pairs = {name: passes(name, tokens, causal) for name in ("fused", *names)}
-    timed = [ratios([pairs[name][which] for name in names], pairs["fused"][which], rounds=rounds) for which in (0, 1)]
+    timed = [
+        ratios([pairs[name][which] for name in names], pairs["fused"][which], rounds=rounds, clock=time.process_time)
+        for which in (0, 1)
+    ]
     held = {name: int(apart(peak, name, tokens, causal)) if memory else None for name in ("fused", *names)}
     rows = [[str(tokens), "fused", "1", "1", "1", "1", _mib(held["fused"])]]
     for index, name in enumerate(names):
@@ -115,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--names", default=",".join(("plain", *RANKS)), help="beside the fused kernel")
     parser.add_argument("--full", action="store_true", help="every token sees every other; else causal")
     parser.add_argument("--no-memory", action="store_true", help="times alone")
     given = parser.parse_args()
@@ -122,7 +127,7 @@ def main() -> None:
     header = ["tokens", "attention", "forward", "operations", "and backward", "operations", "peak memory"]
     table = Table(*header, title=f"{HEADS} heads of {SIZE}, {'all keys' if given.full else 'causal'}; ratios to fused")
     for tokens in map(int, given.lengths.split(",")):
-        for row in rows_of(tokens, not given.full, given.rounds, not given.no_memory):
+        for row in rows_of(tokens, not given.full, given.rounds, not given.no_memory, given.names.split(",")):
             table.add_row(*row)
     Console(width=140).print(table)
 

@@ -12,11 +12,13 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from nbclient.exceptions import CellExecutionError
 
 import tsfm_lens
 from executing import EXAMPLES, executed
 from tsfm_lens import lab
+from tsfm_lens.paper.reproduce import reproduce
 from tsfm_lens.testing import ORACLES, last_digit
 from tsfm_lens.zoo import training_record
 
@@ -384,3 +386,28 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     times = re.search(r"is (\d+) to (\d+) times as sharp", said)
     assert times is not None
     assert int(times[1]) > 1
+
+
+def test_structured_scores_are_told_as_the_runs_have_them() -> None:
+    """What the text says of the arms is what their runs came to, and the verdicts are those of the command."""
+    notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
+    assert figures(notebook) == 4
+    said, runs = printed(notebook), lab.record("in_context")
+    told = re.findall(r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE)
+    assert len(told) >= 3
+    verdicts = xr.concat([reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3")], "quantity")
+    assert all(str(verdicts.sel(quantity=quantity).values) == outcome for quantity, outcome in told)
+    last = runs["by_pairs"].isel(pairs=-1).assign_coords(arm=runs["group"].values)
+    low, full, train, eight = (
+        last.sel(arm=name) for name in ("1 head, rank 4", "1 head, rank 16", "1 head, BTT", "8 heads, rank 2")
+    )
+    assert (low > full).all()
+    # at the start still, and as far as full rank
+    assert int((train > 0.9).sum()) == 2
+    assert train.where(train < 0.9).max() < low.min()
+    assert eight.mean() < full.mean()
+    assert "block tensor train: 128 numbers, error 0.00" in said
+    assert "low rank 4: 128 numbers, error 0.87 at best" in said
+    errors = dict(re.findall(r"^(.*): error (\d\.\d\d) in the median head", said, flags=re.MULTILINE))
+    # a progress bar may stand before the first
+    assert min(errors, key=lambda name: float(errors[name])).endswith("low rank")

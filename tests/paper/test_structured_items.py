@@ -20,6 +20,7 @@ ARMS = {
     "1 head, rank 2": (2, 64),
     "1 head, rank 4": (4, 128),
     "8 heads, rank 2": (2, 64),
+    "8 heads, BTT": (16, 128),
     "1 head, MLR 1+1": (3, 64),
     "1 head, BTT": (16, 128),
 }
@@ -88,12 +89,13 @@ def test_claims_on_heads_and_forms(true: bool, monkeypatch: pytest.MonkeyPatch) 
         "1 head, rank 2": low,
         "1 head, rank 4": low,
         "8 heads, rank 2": eight,
+        "8 heads, BTT": form,
         "1 head, MLR 1+1": form,
         "1 head, BTT": form,
     }
     planted(monkeypatch, runs(last))
     found = reproduce("S2-F3")
-    for claim in (said.EIGHT_FAIL, said.STRUCTURED):
+    for claim in (said.EIGHT_FAIL, said.STRUCTURED, said.STRUCTURED_EIGHT):
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
     # every form stands beside the low rank of as many numbers
     parts = [str(part) for part in found["quantity"].values[found["part_of"].values == said.STRUCTURED]]
@@ -154,7 +156,7 @@ def test_shipped_runs_are_of_the_stated_grid() -> None:
     assert set(map(str, data["arm"].values)) <= set(arms)
     done = np.isfinite(data["by_pairs"].values[..., -1])
     assert done.any(axis=1).all()
-    assert data["oracle"].values.tolist() == oracle_errors(4, 8).tolist()
+    assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
     # the curve ends where the points' mean is
     ends = data["curve"].isel(epoch=-1).values[done]
     assert_close(ends, data["by_pairs"].mean("pairs").values[done], depth=100)

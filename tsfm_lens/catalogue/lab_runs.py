@@ -94,7 +94,7 @@ MEASUREMENTS = (
         source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
         paper=(
             *("S1-F1", "S1-F15", "S1-F3", "S1-T1", "S1-T6", "S1-T9", "S1-T10"),
-            *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14"),
+            *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14", "S2-ETT"),
         ),
         maker="made by grids of trainings: `python -m tsfm_lens.lab` makes it, `tsfm_lens.lab` ships some",
         subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),

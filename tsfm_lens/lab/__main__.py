@@ -99,7 +99,7 @@ def _with_ends(runs: list[Arm], out: Path) -> xr.Dataset:
 
 
 @app.command()
-def in_context(out: Out, *, seeds: Seeds = 8, epochs: int = 10, threads: Threads = 1) -> None:
+def in_context(out: Out, *, seeds: Seeds = 7, epochs: int = 4, threads: Threads = 1) -> None:
     """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
     runs = list(of_seeds(in_context_arms(epochs=epochs), range(seeds)))
     _train(runs, out, "in_context", threads, {}, in_context_results)
@@ -119,7 +119,7 @@ def encoders(
 
 
 @app.command()
-def transfer(out: Out, *, seeds: Seeds = 2, threads: Threads = 1) -> None:
+def transfer(out: Out, *, seeds: Seeds = 3, threads: Threads = 1) -> None:
     """Learning rates across three widths, by μP and by the standard parametrisation (S2-F5)."""
     _train(list(of_seeds(transfer_arms(), range(seeds))), out, "transfer", threads, {}, transfer_results)
 

@@ -39,7 +39,7 @@ def in_context_arms(
     inputs: int = 6,
     widths: Sequence[int] = (16,),
     layers: int = 2,
-    epochs: int = 10,
+    epochs: int = 4,
     learning_rate: float = 5e-3,
     tokens: str = "pairs",
     **data: Any,
@@ -47,12 +47,13 @@ def in_context_arms(
     """Configurations of regression in context by arm and width.
 
     AdamW with betas 0.9 and 0.95 and no weight decay, as in the published code; batches of 32, a warm-up of 100 steps,
-    and a rate that falls as a half cosine. MLPs have twice the width.
+    and a rate that falls as a half cosine. MLPs have twice the width. Weights are drawn, and rates given, by μP: as
+    torch draws them, scores begin near zero, and some seeds stay there for long.
 
     Args:
         arms: name of the scoring function, and options of the model.
         inputs: d of the prompts, which have 2 · d points.
-        widths: D.
+        widths: D, the base of μP first.
         layers: of each; the paper has 6.
         epochs: of 250 steps.
         learning_rate: after the warm-up.
@@ -78,6 +79,7 @@ def in_context_arms(
                         "learning_rate": learning_rate,
                         "betas": [0.9, 0.95],
                         "warm_up": 100,
+                        "base_width": widths[0],
                     },
                     "plan": {"epochs": epochs, "batch": 32, "patience": None},
                 }

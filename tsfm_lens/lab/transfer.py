@@ -29,7 +29,7 @@ def transfer_arms(
     widths: Sequence[int] = (16, 32, 64),
     rates: Sequence[float] = RATES,
     inputs: int = 6,
-    steps: int = 400,
+    steps: int = 160,
     **data: Any,
 ) -> dict[str, TrainConfig]:
     """Configurations of regression in context by arm, width and learning rate, with the optimiser of the other grid.
@@ -58,7 +58,7 @@ def transfer_arms(
                 made[f"{title}, D = {width}, {rate:g}"] = TrainConfig.model_validate(
                     {
                         "model": {"name": fields["name"], "options": {**options, **form}},
-                        "data": {"kind": "in-context", "inputs": inputs, "epoch": steps // 4, **data},
+                        "data": {"kind": "in-context", "inputs": inputs, "epoch": steps // 4, "held_out": 512, **data},
                         "optimizer": {**optimizer, "base_width": base, "schedule": "constant"},
                         "plan": {"epochs": 4, "batch": 32, "patience": None},
                     }

@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.lab import record, structured
 from tsfm_lens.paper import items_structured as said
+from tsfm_lens.paper.measures_structured_runs import MEASURES_OF_GRIDS
 from tsfm_lens.paper.measuring import Asked, Found
 from tsfm_lens.paper.verdicts import Part, Verdict, exactly, interval, judged
 
@@ -42,7 +43,7 @@ def _found(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict
             "width": ", ".join(map(str, sorted(set(data["width"].values.tolist())))),
             "layers": str(facts["layers"]),
             "steps": f"{facts['steps']:,}",
-            "heads": "1 for every structured form",
+            "tokens": {"pairs": "one of x and the pair before"}.get(str(facts.get("tokens")), "one of x or y"),
             "seeds": " to ".join(map(str, sorted({min(counts), max(counts)}))),
             "intervals over": "seeds",
         },
@@ -77,15 +78,17 @@ def by_form(asked: Asked) -> Found:
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
     held = {str(arm): int(n) for arm, n in zip(data["group"].values, data["score_parameters"].values, strict=True)}
-    eight = next(arm for arm in held if arm.startswith("8 heads"))
-    pairs = []
+    eight = next(arm for arm in held if arm.startswith("8 heads, rank"))
+    pairs, of_eight = [], []
     for form in (arm for arm in held if "MLR" in arm or "BTT" in arm):
-        same = next(arm for arm in held if arm.startswith("1 head, rank") and held[arm] == held[form])
-        pairs.append((f"{form}, against {same.removeprefix('1 head, ')}", same, form))
-    claims = {
-        said.EIGHT_FAIL: _judged(data, ("", eight, full)),
-        said.STRUCTURED: _judged(data, *pairs),
-    }
+        if form.startswith("8 heads"):
+            of_eight.append((form.removeprefix("8 heads, "), eight, form))
+            continue
+        alike = [arm for arm in held if arm.startswith("1 head, rank") and held[arm] == held[form]]
+        pairs += [(f"{form}, against {same.removeprefix('1 head, ')}", same, form) for same in alike]
+    claims = {said.EIGHT_FAIL: _judged(data, ("", eight, full)), said.STRUCTURED: _judged(data, *pairs)}
+    if of_eight:
+        claims[said.STRUCTURED_EIGHT] = _judged(data, *of_eight)
     return _found(data, {}, claims)
 
 
@@ -172,6 +175,7 @@ def lemma(asked: Asked) -> Found:
 
 
 MEASURES_OF_STRUCTURED: dict[str, Callable[[Asked], Found]] = {
+    **MEASURES_OF_GRIDS,
     "S2-F2": by_rank,
     "S2-F3": by_form,
     "S2-FL": score_costs,

@@ -53,6 +53,7 @@ from tsfm_lens.viz.structure import (
     spectrum_lines,
     stable_rank_map,
 )
+from tsfm_lens.viz.structured_runs import learning_rates, losses_by_cost
 from tsfm_lens.viz.sweep_datasets import dataset_heatmap
 from tsfm_lens.viz.sweep_heads import head_curves, heads_at_layers
 from tsfm_lens.viz.sweep_layers import component_errors, layer_distances, range_curves
@@ -125,10 +126,12 @@ __all__ = [
     "layer_distances",
     "layer_entropy",
     "layer_gain",
+    "learning_rates",
     "lens_forecast",
     "lens_logit_map",
     "logit_map",
     "loss_landscape",
+    "losses_by_cost",
     "low_rank_skill",
     "model_rank_dots",
     "norm_weighted_map",

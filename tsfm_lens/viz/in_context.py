@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from scipy.special import stdtrit
 
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.noise import mean_of_seeds
 from tsfm_lens.viz.select import array, draws, names
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
@@ -69,8 +68,7 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
 
 
 def _arm(panel: Panel, x: float, errors: np.ndarray, title: str, colour: str) -> None:
-    mean, count = float(errors.mean()), len(errors)
-    reach = float(stdtrit(count - 1, 0.975) * errors.std(ddof=1) / count**0.5) if count > 2 else 0.0
+    count, noise = len(errors), mean_of_seeds(errors)
     panel.dots(
         np.full(count, x),
         errors,
@@ -80,6 +78,5 @@ def _arm(panel: Panel, x: float, errors: np.ndarray, title: str, colour: str) ->
         size=4,
         group=title,
     )
-    low, high = np.array([mean - reach]), np.array([mean + reach])
-    noise = Finding(np.array([mean]), low, high, np.array([True]), 0.0, 0.0)
-    panel.dots([x], [mean], title, f"{title}<br>mean of {count} seeds: %{{y:.3g}}", colour=colour, size=9, noise=noise)
+    hover = f"{title}<br>mean of {count} seeds: %{{y:.3g}}"
+    panel.dots([x], noise.estimate, title, hover, colour=colour, size=9, noise=noise)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy.special import stdtrit
 
 from tsfm_lens.viz.select import array
 from tsfm_lens.viz.theme import number
@@ -66,6 +67,14 @@ class Finding:
         words = "stands out of the noise" if self.stands[i] else "does not stand out of the noise"
         ends = f"mean {number(self.estimate[i])}, interval {number(self.low[i])} to {number(self.high[i])}"
         return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
+
+
+def mean_of_seeds(values: np.ndarray) -> Finding:
+    """The mean of (seed,) values with its 95 % interval by t, where there are three or more."""
+    mean, count = float(values.mean()), len(values)
+    reach = float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / count**0.5) if count > 2 else 0.0
+    ends = np.array([mean - reach]), np.array([mean + reach])
+    return Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
 
 
 def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
