@@ -37,3 +37,15 @@ def executed(path: Path) -> nbformat.NotebookNode:
     NotebookClient(notebook, km=kernel(), timeout=300).execute()
     del notebook.cells[0]
     return notebook
+
+
+def printed(notebook: nbformat.NotebookNode) -> str:
+    """What the cells printed, tables included."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+def figures(notebook: nbformat.NotebookNode) -> int:
+    """Number of plotly figures."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return sum("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
