@@ -95,6 +95,7 @@ DEFERRED = {
     ("catalogue", "probes"),
     ("catalogue", "explain"),
     ("explain", "zoo"),
+    ("explain", "pipeline"),
     ("catalogue", "zoo"),
     ("catalogue", "compress"),
     ("compress", "zoo"),

@@ -21,27 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHAPTERS",
-    "EXPLAINED",
     "analyse",
     "as_plain",
     "bundled_in",
     "checked_chapters",
     "defined_for",
-    "explain",
     "hook_shapes",
     "provenance",
     "read_sources",
     "report",
     "steps_of",
+    "write_page",
 ]
 
 Progress = Callable[[str, int, int], None]
 
 CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
 """Kinds of the measurements that a report has unless it is asked for others."""
-EXPLAINED = ("forecast", "covariate_use")
-"""Kinds of the measurements that an explanation has unless it is asked for others."""
-ITEMS = ("input_attribution", "input_routes", "input_proof")  # which explain one item
 _BUNDLED = "bundled:"
 
 
@@ -96,47 +92,6 @@ def analyse(
         told(1, 1)
     if refusal is not None and not results:
         raise refusal
-    return results
-
-
-def explain(
-    run: Run,
-    out: str | Path | None = None,
-    *,
-    item: int | str = 0,
-    chapters: Sequence[str] = EXPLAINED,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    title: str | None = None,
-    sources: Sequence[str] = (),
-    progress: Progress | None = None,
-    left_out: dict[str, str] | None = None,
-) -> dict[str, xr.Dataset]:
-    """What moved a forecast, on which routes, whether that can be believed, and whether covariates are used.
-
-    Chapters that the model or the series do not allow are left out.
-
-    Args:
-        out: folder for index.html; nothing is written if None.
-        item: whose forecast is explained, by position or name; the use of covariates is measured over all.
-        options: of the probes, by kind of measurement, such as ``{"input_attribution": {"reference": "mean"}}``.
-        run, chapters, title, sources, progress, left_out: see :func:`report`.
-
-    Returns:
-        Labelled results by name; errors as of :func:`analyse`, which gives them.
-
-    Example:
-        >>> list(pipeline.explain(driven, chapters=("forecast", "covariate_use")))
-        ['forecast', 'covariate_use']
-    """
-    missing: dict[str, str] = {} if left_out is None else left_out
-    chapters = defined_for(run.lens, chapters, missing)
-    asked: dict[str, dict[str, Any]] = {kind: {"item": item} for kind in ITEMS}
-    for kind, more in (options or {}).items():
-        asked[kind] = {**asked.get(kind, {}), **more}
-    results = analyse(run, chapters=chapters, options=asked, progress=progress, left_out=missing)
-    if out is not None:
-        heading = title or f"What moved the forecasts of {run.lens.model_id}"
-        _written(run, results, out, heading, sources, progress, missing)
     return results
 
 
@@ -238,10 +193,10 @@ def report(
     results = analyse(run, chapters=chapters, options=options, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
-    return _written(run, results, out, heading, sources, progress, missing)
+    return write_page(run, results, out, heading, sources, progress, missing)
 
 
-def _written(
+def write_page(
     run: Run,
     results: Mapping[str, xr.Dataset],
     out: str | Path,
@@ -250,6 +205,12 @@ def _written(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
+    """Write the results of a run as one HTML file; what is missing is told with the provenance.
+
+    Example:
+        >>> pipeline.write_page(run, pipeline.analyse(run, chapters=("forecast",)), folder, "co2", (), None, {}).name
+        'index.html'
+    """
     from tsfm_lens.report import build_report
 
     told = progress or _untold

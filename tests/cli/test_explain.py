@@ -55,7 +55,8 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, 
     done = run("chronos2-nano", "--data", data, *OPTIONS, "--horizon", "12", "--out", str(tmp_path / "page"))
     assert done.exit_code == 0, done.output
     page = (tmp_path / "page" / "index.html").read_text()
-    assert "Use of covariates" in page
+    for heading in ("Input attribution", "Routes of the input", "Deletion and insertion", "Use of covariates"):
+        assert heading in page
     assert "temperature" in page
     # without a known future the end of the target is the truth, and what a covariate is worth can be told
     assert ("are held out" in done.output) == (ahead == 0)
@@ -63,7 +64,8 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, 
 
 
 def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: Path) -> None:
-    done = run("bolt-nano", "--data", "bundled:nile", "--horizon", "8", "--out", str(tmp_path))
+    words = ["--data", "bundled:nile", "--horizon", "8", "--chapters", "forecast,covariate_use"]
+    done = run("bolt-nano", *words, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "left out: Use of covariates" in done.output
 

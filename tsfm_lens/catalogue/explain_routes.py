@@ -40,10 +40,15 @@ def _routes(work: Work, more: Options) -> xr.Dataset:
 
 def _curves(work: Work, more: Options) -> xr.Dataset:
     run, found = explained(work), import_module("tsfm_lens.explain")
-    how: dict[str, Any] = {"parts": _PARTS, **_HOW}
-    explanations = {
-        method: found.attribute_inputs(run, method=method, **how) for method in ("shapley", "attention roll-out")
-    }
+    how: dict[str, Any] = {"parts": _PARTS, **_HOW, **more}
+    explanations = {"shapley": work.results.get("input_attribution")}
+    # what a report has shown is what is put to the proof
+    if explanations["shapley"] is None or explanations["shapley"].attrs["reference"] != how["reference"]:
+        explanations["shapley"] = found.attribute_inputs(run, **how)
+    else:
+        how["parts"] = import_module("tsfm_lens.explain.curves").segments_in(explanations["shapley"])
+        explanations = {str(explanations["shapley"].attrs["method"]): explanations["shapley"]}
+    explanations["attention roll-out"] = found.attribute_inputs(run, method="attention roll-out", **how)
     return work.call("explain.deletion_curves", run, explanations, **{**_HOW, **more})
 
 
@@ -148,7 +153,7 @@ MEASUREMENTS = (
         kind="deletion_curves",
         theme=THEME,
         about="deletion and insertion curves of input attributions against random orders and attention",
-        heading="Proof: masking in the order of the explanation",
+        heading="Proof by masking",
         guide="Segments are masked, and shown, in the order in which an explanation names them. A true one moves the "
         "forecast sooner than random orders do; the band holds 95 % of those.",
         compute=Compute("explain.deletion_curves", "deletion_curves of attributions of the first item", _curves),
@@ -162,7 +167,7 @@ MEASUREMENTS = (
         kind="route_proof",
         theme=THEME,
         about="necessity and sufficiency of named routes against matched random components",
-        heading="Proof: routes cut and restored",
+        heading="Proof by cutting routes",
         guide="The routes that are named for a segment are cut together, and restored together in the forecast without "
         "it. They explain its effect if it goes and comes back with them, more than with random components.",
         compute=Compute("explain.prove_routes", "prove_routes of input_routes", _proof),

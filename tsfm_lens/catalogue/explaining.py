@@ -16,6 +16,7 @@ from tsfm_lens.viz import covariate_dots
 from tsfm_lens.viz.select import names
 
 THEME = "Inputs"
+FEWEST = 3  # series without which nothing is said of others
 
 
 def _takes_covariates(lens: Lens) -> bool:
@@ -40,6 +41,10 @@ def _told(ds: xr.Dataset, place: int, name: str) -> str:
     if "worth_estimate" not in ds:
         return f"{name}: {size}."
     worth = Standing(ds, "worth", "way", covariate=place)
+    if worth.series < FEWEST:
+        change = float(worth.estimate[shuffled])
+        told = f"the error is {'larger' if change > 0 else 'smaller'} by {_mase(abs(change))} there"
+        return f"{name}: {size}, and {told}; whether that is so in general takes {FEWEST} series or more."
     helps = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] > 0]
     harms = [i for i in range(len(ways)) if worth.stands_out[i] and worth.estimate[i] < 0]
     if helps and not harms:
@@ -54,8 +59,8 @@ def _told(ds: xr.Dataset, place: int, name: str) -> str:
             f"{ways[worst]}: forecasts are better without it."
         )
     if helps:
-        told = [f"{'helps' if i in helps else 'harms'} against {ways[i]}" for i in sorted([*helps, *harms])]
-        return f"{name}: {size}; it {listed(told)}."
+        both = [f"{'helps' if i in helps else 'harms'} against {ways[i]}" for i in sorted([*helps, *harms])]
+        return f"{name}: {size}; it {listed(both)}."
     return f"{name}: {size}; whether that helps cannot be told from these series."
 
 

@@ -44,10 +44,11 @@ def explain(
     reading: Reading,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
-    from tsfm_lens.pipeline import EXPLAINED, checked_chapters, defined_for, steps_of
-    from tsfm_lens.pipeline import explain as write_explanation
+    from tsfm_lens.explain import CHAPTERS
+    from tsfm_lens.explain import explain as write_explanation
+    from tsfm_lens.pipeline import checked_chapters, defined_for, steps_of
 
-    kinds = EXPLAINED if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
+    kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
     checked_chapters(kinds)
     series = read_data(data, reading)
     with progress_display() as bar:
@@ -64,8 +65,7 @@ def explain(
 
         ends = _ends_early(series) if holdout is None else holdout
         run = lens.run(series, horizon, holdout=ends, seed=seed)
-        named = {name: value for name, value in (("method", method), ("reference", reference)) if value}
-        asked: dict[str, Any] = {"options": {"input_attribution": named}, "item": item or 0}
+        asked: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference or None}
         write_explanation(run, out, chapters=kinds, **asked, sources=data, progress=progress, left_out=missing)
     if ends and holdout is None:
         typer.echo(

@@ -7,6 +7,7 @@ from tsfm_lens.explain.hierarchy import refine_inputs
 from tsfm_lens.explain.leaderboard import SHIPPED, benchmark, measured
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
 from tsfm_lens.explain.over_items import input_effects
+from tsfm_lens.explain.page import CHAPTERS, explain
 from tsfm_lens.explain.proof import named_routes, prove_routes
 from tsfm_lens.explain.routes import input_routes, missed_by_search
 from tsfm_lens.explain.segments import Segment, item_of, item_rows, refined, segments, token_edges
@@ -15,6 +16,7 @@ from tsfm_lens.explain.values import Masks, forecasts
 from tsfm_lens.explain.verdict import RULES, verdict
 
 __all__ = [
+    "CHAPTERS",
     "METHODS",
     "MaskedBatch",
     "Masks",
@@ -29,6 +31,7 @@ __all__ = [
     "covariate_use",
     "deletion_curves",
     "exact_shapley",
+    "explain",
     "forecasts",
     "input_effects",
     "input_routes",

@@ -336,8 +336,8 @@ class Run:
         return path
 
     def explain(self, out: str | Path | None = None, **options: Any) -> dict[str, xr.Dataset]:
-        """What moved this forecast, on which routes, and the proof; see :func:`tsfm_lens.pipeline.explain`."""
-        found: dict[str, xr.Dataset] = import_module("tsfm_lens.pipeline").explain(self, out, **options)
+        """What moved this forecast, on which routes, and the proof; see :func:`tsfm_lens.explain.explain`."""
+        found: dict[str, xr.Dataset] = import_module("tsfm_lens.explain").explain(self, out, **options)
         return found
 
     def explore(self, **options: Any) -> Any:

@@ -1,0 +1,103 @@
+"""One page on one's own forecast: what moved it, on which routes, and whether that can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.masking import OWN_MASK, mask_seen
+from tsfm_lens.explain.segments import item_rows
+from tsfm_lens.models.run import Run
+
+__all__ = ["CHAPTERS", "explain"]
+
+CHAPTERS = (
+    *("forecast", "input_attribution", "input_routes"),
+    *("deletion_curves", "route_proof", "covariate_use"),
+)
+"""Kinds of the measurements that an explanation has unless it is asked for others."""
+_MASKED = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
+
+
+def explain(
+    run: Run,
+    out: str | Path | None = None,
+    *,
+    item: int | str = 0,
+    method: str | None = None,
+    reference: str | None = None,
+    chapters: Sequence[str] = CHAPTERS,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    title: str | None = None,
+    sources: Sequence[str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+    left_out: dict[str, str] | None = None,
+) -> dict[str, xr.Dataset]:
+    """What moved a forecast, on which routes, whether that can be believed, and whether covariates are used.
+
+    Chapters that the model or the series do not allow are left out.
+
+    Args:
+        run: the forecast; at most one pass of the model.
+        out: folder for index.html; nothing is written if None.
+        item: whose forecast is explained, by position or name; the use of covariates is measured over all.
+        method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
+        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`; if None the model's
+            own mask where it has one, else the mean.
+        chapters: see :func:`tsfm_lens.pipeline.analyse`.
+        options: of the probes, by kind of measurement.
+        title, sources, progress, left_out: see :func:`tsfm_lens.pipeline.report`.
+
+    Returns:
+        Labelled results by name, as :func:`tsfm_lens.pipeline.analyse` gives them.
+
+    Raises:
+        UnknownNameError: no such item, method, reference or chapter.
+        InputError: no chapter can be computed.
+
+    Example:
+        >>> list(explain.explain(driven, chapters=("forecast", "covariate_use")))
+        ['forecast', 'covariate_use']
+    """
+    from tsfm_lens import pipeline
+
+    missing: dict[str, str] = {} if left_out is None else left_out
+    kinds = pipeline.defined_for(run.lens, chapters, missing)
+    run = _first(run, item)
+    own = {kind: {"reference": reference or _own_reference(run)} for kind in _MASKED}
+    if method is not None:
+        own["input_attribution"]["method"] = method
+    asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in kinds}
+    results = pipeline.analyse(run, chapters=kinds, options=asked, progress=progress, left_out=missing)
+    if out is not None:
+        heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
+        pipeline.write_page(run, results, out, heading, sources, progress, missing)
+    return results
+
+
+def _first(run: Run, item: int | str) -> Run:
+    """The run with the item that is explained in front."""
+    rows = item_rows(run.batch, item)
+    return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])
+
+
+def _own_reference(run: Run) -> str:
+    """The model's own mask where it forecasts numbers with all of the past masked, else the mean."""
+    from tsfm_lens.explain.values import Masks
+
+    one = run.select(item_rows(run.batch, 0))
+    if mask_seen(run.lens, one.batch) != OWN_MASK:
+        return "mean"
+    from tsfm_lens.explain.segments import segments
+
+    try:
+        masks = Masks(one, segments(one))
+        found = masks(np.zeros((1, len(masks.segments)), dtype=bool))
+    except InputError:
+        return "mean"
+    return "missing" if np.isfinite(found).all() else "mean"
