@@ -6,6 +6,7 @@ from tsfm_lens.explain.curves import deletion_curves
 from tsfm_lens.explain.hierarchy import refine_inputs
 from tsfm_lens.explain.leaderboard import SHIPPED, benchmark, measured
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
+from tsfm_lens.explain.nulls import NULLS, held_against, route_effects, untrained_twin
 from tsfm_lens.explain.over_items import input_effects
 from tsfm_lens.explain.page import CHAPTERS, explain
 from tsfm_lens.explain.proof import named_routes, prove_routes
@@ -20,6 +21,7 @@ __all__ = [
     "METHODS",
     "MaskedBatch",
     "Masks",
+    "NULLS",
     "REFERENCES",
     "RULES",
     "SHIPPED",
@@ -33,6 +35,7 @@ __all__ = [
     "exact_shapley",
     "explain",
     "forecasts",
+    "held_against",
     "input_effects",
     "input_routes",
     "item_of",
@@ -46,9 +49,11 @@ __all__ = [
     "reference_values",
     "refine_inputs",
     "refined",
+    "route_effects",
     "sampled_shapley",
     "segments",
     "shapley_interactions",
     "token_edges",
+    "untrained_twin",
     "verdict",
 ]

@@ -60,7 +60,7 @@ class Case:
 
 
 def cases(
-    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 3, series: int = 2, twins: bool = False
+    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 3, series: int = 1, twins: bool = False
 ) -> Iterator[Case]:
     """Every case of the benchmark, model by model.
 

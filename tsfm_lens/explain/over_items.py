@@ -12,6 +12,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data.naive import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.nulls import Null, held_against
 from tsfm_lens.models.noise import own_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
@@ -26,6 +27,7 @@ def input_effects(
     reference: Reference = "mean",
     parts: Mapping[str, Any] | int | None = None,
     seed: int = 0,
+    against: Null | None = None,
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
@@ -38,6 +40,8 @@ def input_effects(
         run: the forecasts to explain.
         method, reference, seed: see :func:`tsfm_lens.explain.attribute_inputs`.
         parts: arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
+        against: also hold the sizes against a null, see :func:`tsfm_lens.explain.held_against`, which adds
+            ``size_share``.
         progress: called with the items done and their number.
         how: arguments of the method.
 
@@ -59,6 +63,9 @@ def input_effects(
         >>> dict(explain.input_effects(driven, method="occlusion", parts=2)["effect"].sizes)
         {'segment': 4, 'series': 1}
     """
+    if against is not None:
+        more: dict[str, Any] = {"method": method, "reference": reference, "parts": parts, "seed": seed, **how}
+        return held_against(input_effects, run, against, name="size", groups="kind", **more)
     batch = run.batch
     groups = list(dict.fromkeys(batch.groups))
     rows = [batch.groups.index(group) for group in groups]

@@ -119,6 +119,18 @@ def input_routes(
     return _judged(data, sides)
 
 
+def all_effects(sides: Sides, components: Any = None) -> tuple[list[Place], np.ndarray, np.ndarray]:
+    """Components, the effects of all segments through them (segment, component, step), and those in total."""
+    tried = _Tried.of(sides, components, None, False, 0)
+    tried.top, tried.estimate = len(tried.places), None
+    total = np.empty((len(sides.segments), sides.run.horizon))
+    for number in range(len(sides.segments)):
+        without = sides.without([number])
+        tried.add(number, without)
+        total[number] = sides.run.point[sides.row] - without.point[sides.row]
+    return tried.places, tried.effect, total
+
+
 def _judged(data: xr.Dataset, sides: Sides) -> xr.Dataset:
     """With sizes against their noise floor, and shares of what is more than noise."""
     run, row = sides.run, sides.row

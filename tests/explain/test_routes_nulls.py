@@ -1,0 +1,108 @@
+"""Claims against nulls: planted mechanisms are larger than any null, and untrained twins claim nothing."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.explain import NULLS, held_against, input_effects, route_effects, untrained_twin
+from tsfm_lens.explain.nulls import _shuffled, null_runs
+from tsfm_lens.models import Run
+from tsfm_lens.probes import ablation_effects
+from tsfm_lens.zoo.planted import Card, plant
+
+
+@cache
+def planted() -> tuple[Run, Card]:
+    """A covariate that one head carries, on four items."""
+    made = plant("covariate", "chronos-2")
+    rng, horizon = np.random.default_rng(0), made.card.horizon
+    items = []
+    for _ in range(4):
+        known = rng.normal(size=32 + horizon)
+        item = {"target": rng.normal(size=32), "past_covariates": {"k": known[:32]}}
+        items.append({**item, "future_covariates": {"k": known[32:]}})
+    return made.lens().run(as_series(items), horizon), made.card
+
+
+@pytest.mark.parametrize("null", NULLS)
+def test_a_planted_head_is_larger_than_every_null(null: str) -> None:
+    run, card = planted()
+    (head,) = card.components("mechanism")
+    found = route_effects(run, parts=1, against=null, draws=1)  # type: ignore[arg-type]
+    # where the known future decides, its order does not: the head carries it shuffled, too
+    expected = [] if null == "shuffled series" else [head]
+    stands = found["component"].values[found["carried_share_stands_out"].values]
+    assert stands.tolist() == expected
+    assert found.attrs["against"] == null
+
+
+def test_an_untrained_twin_claims_nothing_against_others() -> None:
+    run, _ = planted()
+    twin = null_runs(run, "untrained", 1, 99)[0]
+    found = route_effects(twin, parts=1, against="untrained", draws=2)
+    # 5 % of 27 components, and what is above the 95 % quantile of two twins by chance
+    assert int(found["carried_share_stands_out"].sum()) <= 2
+
+
+def test_the_share_is_held_against_the_quantile_of_the_group(bolt_run: Run) -> None:
+    """By hand, from the same probe of the same twins."""
+    found = held_against(ablation_effects, bolt_run, "untrained", name="mean_shift", groups="kind", draws=2, seed=5)
+    twins = [ablation_effects(each)["mean_shift"] for each in null_runs(bolt_run, "untrained", 2, 5)]
+    kind = found["kind"].values == "mlp"
+    pooled = np.concatenate([(np.abs(each) / np.abs(each).sum("component")).values[kind, 0] for each in twins])
+    np.testing.assert_allclose(found["mean_shift_share_floor"].values[kind, 0], np.quantile(pooled, 0.95))
+    np.testing.assert_allclose(found["mean_shift_share"].sum("component").values, 1.0)
+
+
+def test_inputs_are_held_against_a_null_by_one_argument() -> None:
+    run, _ = planted()
+    found = input_effects(run, method="occlusion", parts=2, against="untrained")
+    # the covariate alone explains the forecast, its past by its scale; in twins it shares with all else
+    stands = {str(name) for name in found["segment"].values[found["size_share_stands_out"].values]}
+    assert "k, future" in stands
+    assert all(name.startswith("k") for name in stands)
+
+
+def test_twins_have_other_weights_of_the_same_sizes(bolt_run: Run) -> None:
+    run, _ = planted()
+    for lens in (run.lens, bolt_run.lens):
+        twin = untrained_twin(lens, 3)
+        own, other = (dict(each.adapter.model.named_parameters()) for each in (lens, twin))
+        assert own.keys() == other.keys()
+        name = next(name for name in own if name.endswith("o.weight"))
+        assert own[name].shape == other[name].shape
+        assert not torch.equal(own[name], other[name])
+        again = dict(untrained_twin(lens, 3).adapter.model.named_parameters())
+        assert torch.equal(again[name], other[name])
+    matrix = dict(run.lens.adapter.model.named_parameters())
+    moved = dict(untrained_twin(run.lens, 3).adapter.model.named_parameters())
+    for name, weight in matrix.items():
+        assert torch.equal(weight.flatten().sort().values, moved[name].flatten().sort().values)
+
+
+def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
+    values = np.arange(12.0)
+    gappy = values.copy()
+    gappy[3] = np.nan
+    batch = SeriesBatch((values, values * 2, gappy), groups=("a", "a", "b"), variates=("x", "y", "z"))
+    found = _shuffled(batch, [0, 0])
+    assert sorted(found.values[0]) == sorted(values)
+    np.testing.assert_array_equal(found.values[1], 2 * found.values[0])
+    assert np.isnan(found.values[2][3])
+    assert sorted(found.values[2][~np.isnan(gappy)]) == sorted(gappy[~np.isnan(gappy)])
+    assert not np.array_equal(found.values[0], values)
+
+
+def test_what_is_no_null_is_refused(bolt_run: Run) -> None:
+    with pytest.raises(UnknownNameError, match="untrained"):
+        held_against(ablation_effects, bolt_run, "trained", name="mean_shift")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="draws"):
+        held_against(ablation_effects, bolt_run, "untrained", name="mean_shift", draws=0)
+    with pytest.raises(InputError, match="no 'nothing'"):
+        held_against(ablation_effects, bolt_run, "random components", name="nothing")

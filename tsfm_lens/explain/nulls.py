@@ -1,0 +1,267 @@
+"""Nulls: what a claim would look like where there is nothing to find, and what is larger than that."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.routes import all_effects, component_coords
+from tsfm_lens.explain.sides import two_sides
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import own_rounding, ranges
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import CONFIDENCE, Control, judge
+
+__all__ = ["NULLS", "held_against", "route_effects", "untrained_twin"]
+
+Null = Literal["untrained", "random components", "shuffled series"]
+NULLS: tuple[Null, ...] = ("untrained", "random components", "shuffled series")
+"""What a claim is held against; see :func:`held_against`."""
+# untrained twins, or orders of the series
+_DRAWS = 3
+
+
+def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
+    """The same architecture without what was learned.
+
+    An embedded checkpoint as its recipe begins to train it; any other model with the entries of each matrix and bias in
+    random order, which keeps their sizes.
+
+    Args:
+        lens: the model; it stays as it is.
+        seed: of the weights.
+
+    Source:
+        Adebayo et al. 2018, arXiv:1810.03292, model parameter randomisation.
+
+    Example:
+        >>> explain.untrained_twin(lens).model_id == lens.model_id
+        False
+    """
+    from tsfm_lens.zoo import checkpoint_names
+
+    if lens.model_id in checkpoint_names():
+        from tsfm_lens.zoo.history import untrained
+        from tsfm_lens.zoo.recipes import recipe
+
+        return untrained(recipe(lens.model_id), seed=seed)
+    twin = copy.deepcopy(lens)
+    twin.model_id = f"{lens.model_id}, weights in random order"
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in twin.adapter.model.named_parameters():
+            # gains of norms say how large streams are, and nothing of what is in them
+            if weight.ndim > 1 or "bias" in name:
+                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
+    return twin
+
+
+def held_against(
+    probe: Callable[..., xr.Dataset],
+    run: Run,
+    null: Null = "untrained",
+    *,
+    name: str,
+    groups: str | None = None,
+    draws: int = _DRAWS,
+    seed: int = 0,
+    control: Control = "by",
+    **options: Any,
+) -> xr.Dataset:
+    """Hold what a probe finds against the same probe where there is nothing to find.
+
+    Effects of models and series differ in size, so that shares are compared: of each series, a member's part of the sum
+    over all members.
+
+    - "untrained": the same series through twins without what was learned. A component must be larger than 95 % of the
+      components of its group in the twins; a segment than itself in each of them.
+    - "random components": the same result. A component must be larger than 95 % of the others of its group.
+    - "shuffled series": the same model on the same values in random order. A member must be larger than itself there.
+
+    Args:
+        probe: of a run, such as ``probes.ablation_effects`` or ``explain.route_effects``.
+        run: the forecasts that are spoken of.
+        null: one of :data:`NULLS`.
+        name: the variable that is claimed, over (member, …, series), at least 0.
+        groups: coordinate over members, within which they are compared; all are alike if None.
+        draws: untrained twins, or orders.
+        seed: of them.
+        control: see :func:`tsfm_lens.probes.findings.judge`.
+        options: of the probe.
+
+    Returns:
+        What the probe gives, with ``NAME_share``, and what ``judge`` adds to it: ``NAME_share_floor`` is what the null
+        reaches, ``NAME_share_stands_out`` what is larger. Attributes ``against`` and ``null_draws``.
+
+    Source:
+        Adebayo et al. 2018, arXiv:1810.03292 (sanity checks); Benjamini and Yekutieli 2001.
+
+    Raises:
+        UnknownNameError: no such null or control.
+        InputError: the result has no such variable over series, or draws is no count.
+
+    Example:
+        >>> found = explain.held_against(probes.ablation_effects, run, "untrained", name="mean_shift", draws=1)
+        >>> found.attrs["against"]
+        'untrained'
+    """
+    if null not in NULLS:
+        raise unknown_name("null", null, NULLS)
+    if not is_count(draws):
+        raise InputError(f"draws is {draws!r}, expected how many twins or orders are drawn, 1 or more")
+    data = probe(run, **options)
+    if name not in data or "series" not in data[name].dims or data[name].ndim < 2:
+        raise InputError(f"the result of kind {data.attrs.get('kind')!r} has no {name!r} over members and series")
+    dims = [str(dim) for dim in data[name].dims if dim != "series"]
+    own = _shares(data, name, dims)
+    labels = _groups(data, groups, dims, own.shape[:-1])
+    pooled = null == "random components" or (null == "untrained" and "segment" not in dims)
+    if null == "random components":
+        floor = _of_others(own, labels)
+    else:
+        others = [_shares(probe(other, **options), name, dims) for other in null_runs(run, null, draws, seed)]
+        floor = _of_group(np.stack(others), labels) if pooled else np.max(others, axis=0)
+    share = f"{name}_share"
+    data[share] = ((*dims, "series"), own)
+    floors = xr.DataArray(floor, dims=(*dims, "series"))
+    data = judge(data, share, floor=floors, groups=groups, control=control)
+    return data.assign_attrs(against=null, null_draws=0 if null == "random components" else draws)
+
+
+def _shares(data: xr.Dataset, name: str, dims: list[str]) -> np.ndarray:
+    """(member, …, series) parts of the sum over members."""
+    values = np.abs(data[name].transpose(*dims, "series").values.astype(float))
+    whole = np.nansum(values, axis=tuple(range(values.ndim - 1)))
+    return np.divide(values, whole, out=np.zeros_like(values), where=whole > 0)
+
+
+def _groups(data: xr.Dataset, groups: str | None, dims: list[str], shape: tuple[int, ...]) -> np.ndarray:
+    """One label a member, (member, …)."""
+    if groups is None:
+        return np.zeros(shape, dtype=int)
+    labels = data[groups].variable
+    numbers = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(labels.shape)
+    sizes = dict(zip(dims, shape, strict=True))
+    return xr.Variable(labels.dims, numbers).set_dims(sizes).transpose(*dims).values
+
+
+def _of_group(others: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(member, …, series) the 95 % quantile over draws and members of the same group of others (draw, member, …)."""
+    floor = np.zeros(others.shape[1:])
+    for label in np.unique(labels):
+        # (draw, member, series) of one group
+        floor[labels == label] = np.nanquantile(others[:, labels == label], CONFIDENCE, axis=(0, 1))
+    return floor
+
+
+def _of_others(own: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(member, …, series) the 95 % quantile over all other members of the same group; infinity where there are none."""
+    floor = np.full(own.shape, np.inf)
+    for place in np.ndindex(*labels.shape):
+        others = labels == labels[place]
+        others[place] = False
+        if others.any():
+            floor[place] = np.nanquantile(own[others], CONFIDENCE, axis=0)
+    return floor
+
+
+def null_runs(run: Run, null: Null, draws: int, seed: int) -> list[Run]:
+    """Runs made as a run is, of untrained twins, or of its series in random order."""
+    base: dict[str, Any] = {"along": None, "_of": None}
+    if null == "untrained":
+        twins = [untrained_twin(run.lens, seed + draw) for draw in range(draws)]
+        return [replace(run, lens=twin, _hooks=(), **base) for twin in twins]
+    return [replace(run, batch=_shuffled(run.batch, [seed, draw]), whole=None, **base) for draw in range(draws)]
+
+
+def _shuffled(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
+    """Values in random order, gaps where they were; the series of an item in one order, so that they still agree."""
+    values, futures = list(batch.values), list(batch.futures)
+    for number, group in enumerate(dict.fromkeys(batch.groups)):
+        rows = [row for row, name in enumerate(batch.groups) if name == group]
+        rng = np.random.default_rng([*seed, number])
+        order = rng.permutation(batch.lengths[rows[0]])
+        ahead = rng.permutation(max((len(f) for row in rows if (f := batch.futures[row]) is not None), default=0))
+        for row in rows:
+            moved, gaps = batch.values[row][order], np.isnan(batch.values[row])
+            # observed values go where observed values were
+            filled = np.full(len(moved), np.nan)
+            filled[~gaps] = moved[~np.isnan(moved)]
+            values[row] = filled
+            future = batch.futures[row]
+            futures[row] = None if future is None else future[ahead[ahead < len(future)]]
+    return replace(batch, values=tuple(values), futures=tuple(futures))
+
+
+def route_effects(
+    run: Run,
+    *,
+    parts: Mapping[str, Any] | int | None = None,
+    reference: Reference = "mean",
+    components: Sequence[str | Component] | None = None,
+    against: Null | None = None,
+    control: Control = "holm",
+    draws: int = _DRAWS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """How much of the input's influence on the forecasts of many items goes through each component.
+
+    Args:
+        run: the forecasts to explain.
+        parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`; every component is tried.
+        against: also hold it against a null, see :func:`held_against`.
+        control: see :func:`tsfm_lens.probes.findings.judge`.
+        draws, seed: of the null; ``seed`` of a shuffled reference, too.
+        progress: called with the items done and their number.
+
+    Returns:
+        Dataset of kind "route_effects": ``carried`` (component, series), the mean absolute effect of all segments
+        through the component over their mean absolute total effect, with what ``judge`` adds, components of each kind
+        for themselves; over series, one for each item, its first target. Against a null also what
+        :func:`held_against` adds, as ``carried_share``.
+
+    Source:
+        Wang et al. 2022 (path patching); Adebayo et al. 2018 (nulls).
+
+    Raises:
+        InputError: as in :func:`tsfm_lens.explain.input_routes`.
+        UnknownNameError: no such reference, null or control.
+
+    Example:
+        >>> dict(explain.route_effects(driven, parts=2)["carried"].sizes)["series"]
+        1
+    """
+    if against is not None:
+        how: dict[str, Any] = {"parts": parts, "reference": reference, "components": components, "seed": seed}
+        more: dict[str, Any] = {"groups": "component_kind", "draws": draws, "control": control}
+        return held_against(route_effects, run, against, name="carried", **more, **how)
+    groups = list(dict.fromkeys(run.batch.groups))
+    rows = [run.batch.groups.index(group) for group in groups]
+    carried = []
+    for item in range(len(groups)):
+        places, effect, total = all_effects(two_sides(run, item, 0, parts, reference, seed), components)
+        sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
+        carried.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
+        if progress is not None:
+            progress(item + 1, len(groups))
+    data = run.dataset().isel(series=rows).assign_coords(component_coords(places))
+    data["carried"] = (("component", "series"), np.stack(carried, axis=1))
+    named = reference if isinstance(reference, str) else "given"
+    source = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292"
+    data.attrs = run.describe("route_effects", "Routes over many series", source, reference=named, units="")
+    floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)
+    return judge(data, "carried", floor=floor, groups="component_kind", control=control)
