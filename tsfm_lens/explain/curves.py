@@ -10,8 +10,9 @@ import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.segments import Segment
-from tsfm_lens.explain.sides import parts_of, segment_coords
+from tsfm_lens.explain.sides import parts_of, reference_words, segment_coords
 from tsfm_lens.explain.values import Masks, quantiles_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
@@ -34,7 +35,7 @@ def deletion_curves(
     *,
     target: int | str = 0,
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
-    reference: str | Sequence[np.ndarray] = "missing",
+    reference: Reference = "missing",
     orders: int = _ORDERS,
     seed: int = 0,
     progress: Progress | None = None,
@@ -104,7 +105,7 @@ def deletion_curves(
     area = (deletion - insertion).mean(-1) / everything
     data = _dataset(masks, list(scores), ranked, deletion, insertion, area)
     data["everything_masked"] = ((), float(everything))
-    named = reference if isinstance(reference, str) else "given"
+    named = reference_words(reference)
     facts = {"reference": named, "target": masks.batch.ids[masks.row], "orders": orders}
     units = masks.batch.units[masks.row]
     data.attrs = plain.describe("deletion_curves", "Deletion and insertion", _SOURCE, units=units, **facts)

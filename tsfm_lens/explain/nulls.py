@@ -16,7 +16,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.routes import all_effects, component_coords
-from tsfm_lens.explain.sides import two_sides
+from tsfm_lens.explain.sides import reference_words, two_sides
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
@@ -260,7 +260,7 @@ def route_effects(
             progress(item + 1, len(groups))
     data = run.dataset().isel(series=rows).assign_coords(component_coords(places))
     data["carried"] = (("component", "series"), np.stack(carried, axis=1))
-    named = reference if isinstance(reference, str) else "given"
+    named = reference_words(reference)
     source = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292"
     data.attrs = run.describe("route_effects", "Routes over many series", source, reference=named, units="")
     floor = own_rounding(run)[rows] / np.maximum(ranges(run, run.point)[rows], np.finfo(float).tiny)

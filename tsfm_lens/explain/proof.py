@@ -12,8 +12,9 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.curves import segments_in
+from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.routes import all_writers
-from tsfm_lens.explain.sides import Sides, two_sides
+from tsfm_lens.explain.sides import Sides, reference_words, two_sides
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.forecast import is_count
@@ -70,7 +71,7 @@ def prove_routes(
     *,
     target: int | str = 0,
     named: Mapping[str, Sequence[str]] | None = None,
-    reference: str | Sequence[np.ndarray] = "missing",
+    reference: Reference = "missing",
     controls: int = _CONTROLS,
     most: int = _SEGMENTS,
     seed: int = 0,
@@ -136,7 +137,7 @@ def prove_routes(
             progress(done + 1, len(numbers))
     data = _dataset(sides, numbers, proved)
     facts = {"target": sides.name, "controls": controls, "rollout": int(sides.run.rollout)}
-    named_reference = reference if isinstance(reference, str) else "given"
+    named_reference = reference_words(reference)
     units = sides.run.batch.units[sides.row]
     data.attrs = sides.run.describe("route_proof", "Proof of routes", _SOURCE, units=units, reference=named_reference)
     return data.assign_attrs(facts)

@@ -14,8 +14,9 @@ from scipy.stats import beta
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.segments import Segment
-from tsfm_lens.explain.sides import Sides, two_sides
+from tsfm_lens.explain.sides import Sides, reference_words, two_sides
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -42,7 +43,7 @@ def input_routes(
     *,
     target: int | str = 0,
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
-    reference: str | Sequence[np.ndarray] = "missing",
+    reference: Reference = "missing",
     components: Sequence[str | Component] | None = None,
     direct: bool = False,
     top: int | None = None,
@@ -112,7 +113,7 @@ def input_routes(
     data = sides.dataset().assign_coords(component_coords(tried.places))
     data = data.assign_coords(branch=[str(branch) for branch in sums.branches])
     data = data.assign(tried.variables() | sums.variables())
-    named = reference if isinstance(reference, str) else "given"
+    named = reference_words(reference)
     facts = {"reference": named, "target": sides.name, "rollout": int(sides.run.rollout), **tried.facts()}
     units = sides.run.batch.units[sides.row]
     data.attrs = sides.run.describe("input_routes", "Routes of the input", _SOURCE, units=units, **facts)

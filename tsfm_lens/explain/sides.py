@@ -16,7 +16,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import masked, reference_values
+from tsfm_lens.explain.masking import Reference, masked, reference_values
 from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, segments, target_row
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
@@ -183,6 +183,13 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     return {"segment": [part.name for part in parts], **facts}
 
 
+def reference_words(reference: Reference) -> str:
+    """A reference as a result's attributes have it."""
+    if isinstance(reference, Mapping):
+        return ", ".join(f"{name} ({role})" for role, name in reference.items())
+    return reference if isinstance(reference, str) else "given"
+
+
 def _products(place: Place, slopes: Activations, there: Activations) -> np.ndarray:
     """(block,): what an activation loses on the other side times its gradient, over all series and tokens."""
     product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
@@ -196,7 +203,7 @@ def two_sides(
     item: int | str = 0,
     target: int | str = 0,
     parts: Any = None,
-    reference: str | Sequence[np.ndarray] = "missing",
+    reference: Reference = "missing",
     seed: int = 0,
 ) -> Sides:
     """One item of a run, ready to have segments masked; arguments as :func:`tsfm_lens.explain.input_routes` has them.
@@ -210,9 +217,11 @@ def two_sides(
     renumber: Any = getattr(alone.lens.adapter, "numbered", None)
     numbered = alone.batch if renumber is None else renumber(alone.batch)
     refuse_overlap(chosen, numbered, alone.horizon)
-    if isinstance(reference, str):
-        shown = alone.batch if reference in ("missing", "zero") else numbered
-        stands = reference_values(shown, reference, alone.horizon, seed)
+    if isinstance(reference, str | Mapping):
+        if numbered is not alone.batch:
+            # what is no reference of categories is none of their numbers either
+            reference_values(alone.batch, reference, alone.horizon, seed)
+        stands = reference_values(numbered, reference, alone.horizon, seed)
     else:
         stands = tuple(reference)
     return Sides(alone, target_row(alone.batch, target), chosen, stands, numbered)
