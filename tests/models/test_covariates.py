@@ -131,6 +131,36 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
     }
 
 
+def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
+    room = pytest.importorskip("toto.inference.forecaster")
+    lens = tsfm_lens.load(architectures()["toto-1"].tiny())
+    patch = lens.adapter.prediction_length
+    items, horizon = drawn(2), 2 * patch
+    for item in items:
+        item["past_covariates"] = {name: each[-4 * patch :] for name, each in item["past_covariates"].items()}
+        item["target"] = item["target"][-4 * patch :]
+        item["future_covariates"] = {"k": np.resize(item["future_covariates"]["k"], horizon)}
+    batch = as_series(items)
+    rows = [[item["target"], item["past_covariates"]["a"], item["past_covariates"]["k"]] for item in items]
+    series = torch.tensor(np.array(rows), dtype=torch.float32)
+    masked = pytest.importorskip("toto.data.util.dataset").MaskedTimeseries(
+        series,
+        torch.ones_like(series, dtype=torch.bool),
+        torch.zeros_like(series),
+        torch.zeros_like(series),
+        torch.zeros(series.shape[:2], dtype=torch.int),
+        1,
+    )
+    ahead = torch.tensor(np.array([[item["future_covariates"]["k"]] for item in items]), dtype=torch.float32)
+    how = {"num_samples": 4, "samples_per_batch": 4, "future_exogenous_variables": ahead}
+    ours = lens.forecast(batch, horizon, num_samples=4, seed=5)
+    torch.manual_seed(5)
+    theirs = room.TotoForecaster(lens.adapter.model).forecast(masked, prediction_length=horizon, **how)
+    assert ours.samples is not None
+    np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).permute(0, 2, 1))
+    np.testing.assert_array_equal(ours.median[2], np.float32(items[0]["future_covariates"]["k"]))
+
+
 def test_a_single_forward_is_the_forecast(nano: Lens) -> None:
     run = nano.run(as_series(drawn(2)), HORIZON)
     np.testing.assert_array_equal(run.point, run.forecast.median)
@@ -181,5 +211,5 @@ def test_a_category_of_the_future_that_the_past_does_not_know(nano: Lens) -> Non
 def test_the_list_of_models_says_what_their_adapters_take(name: str) -> None:
     entry = architectures()[name]
     if entry.extra:
-        pytest.importorskip({"timesfm": "timesfm3", "moirai": "uni2ts"}[entry.extra])
+        pytest.importorskip({"timesfm": "timesfm3", "moirai": "uni2ts", "toto": "toto"}[entry.extra])
     assert getattr(tsfm_lens.load(entry.tiny(), check=False).adapter, "covariates", ()) == entry.covariates

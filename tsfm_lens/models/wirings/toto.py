@@ -113,6 +113,8 @@ class TotoAdapter(PatchAdapter):
     readout: Literal["token", "quantile", "distribution"] = "distribution"
     rollout: Literal["tokens", "cache", "refeed", "single"] = "cache"
     multivariate = True
+    # its pass does not see what is known; a rollout puts it in the place of what was forecast
+    covariates: tuple[str, ...] = ("past", "known")
     levels = (0.5,)
     package = "timecopilot-toto"
     draw_axis = 0
@@ -187,12 +189,14 @@ class TotoAdapter(PatchAdapter):
         """``TotoForecaster.forecast``, all sample paths in one batch; their empirical quantiles."""
         inputs, _ = self._native_input(batch)
         series = inputs["inputs"]
+        known = _series.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
         shown = require("toto", "toto.data.util.dataset").MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
             inputs["id_mask"],
             torch.zeros_like(series),
             torch.zeros(series.shape[:2], dtype=torch.int),
+            known.shape[1],
         )
         draws = self.samples if num_samples is None else num_samples
         first: list[Any] = []
@@ -200,7 +204,13 @@ class TotoAdapter(PatchAdapter):
         handle = self.model.register_forward_hook(lambda _module, _args, output: first.append(output))
         try:
             forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(self.model)
-            forecast = forecaster.forecast(shown, prediction_length=horizon, num_samples=draws, samples_per_batch=draws)
+            forecast = forecaster.forecast(
+                shown,
+                prediction_length=horizon,
+                num_samples=draws,
+                samples_per_batch=draws,
+                future_exogenous_variables=known.to(series) if known.shape[1] else None,
+            )
         finally:
             handle.remove()
         samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
@@ -306,4 +316,5 @@ ARCHITECTURE = Architecture(
     build=_build,
     save=_save,
     extra="toto",
+    covariates=TotoAdapter.covariates,
 )
