@@ -62,6 +62,16 @@ def test_shared_forecasts_are_those_of_each_mask(lens: Lens, horizon: int, refer
     assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
 
 
+def test_segments_that_end_within_a_patch_are_shared_up_to_it(lens: Lens) -> None:
+    run = run_of(lens, 8)
+    parts = explain.refined(explain.segments(run, parts=1), [0], width=19)
+    assert any(part.start % (96 // PATCHES) for part in parts)
+    keep = explain.all_masks(len(parts))
+    shared = explain.Masks(run, parts, "mean")(keep)
+    alone = apart(explain.Masks(run, parts, "mean"))(keep)
+    assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+
+
 def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     run = run_of(lens, 8)
     parts = explain.segments(run, parts=PARTS, season=1)

@@ -59,6 +59,17 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     assert "quantile 0.9, step 2" in other.layout.title.text + other.layout.meta.get("subtitle", "")
 
 
+def test_a_single_step_is_drawn() -> None:
+    ds = results()["exact"].isel(step=[0])
+    fig = viz.input_timeline(ds)
+    dots = [trace for trace in fig.data if trace.type == "scatter" and trace.mode == "markers"]
+    assert [float(trace.y[0]) for trace in dots] == [
+        float(ds[name].sel(quantile=0.5)[0]) for name in ("forecast", "reference_forecast")
+    ]
+    assert "one step" in str(fig.layout.title.text)
+    assert viz.input_map(ds).layout.xaxis.ticktext == ("step 0",)
+
+
 def test_a_gap_between_segments_stays_empty() -> None:
     ds = results()["exact"]
     fig = viz.input_timeline(ds.isel(segment=[0, 2, 3]))

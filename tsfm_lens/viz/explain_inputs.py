@@ -59,6 +59,11 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     words = {} if view.middle else {"words": f"quantile {view.quantile:g}"}
     shown.forecast(above, forecast, "forecast", BLUE, 2, **words)
     shown.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
+    if len(forecast) == 1:
+        # a line of one step is none
+        at = shown.time.at(shown.future)
+        above.dots(at, forecast, "forecast", shown.hover("forecast"), colour=BLUE, size=6, legend=False)
+        above.dots(at, reference, "reference forecast", shown.hover("reference"), colour=GREY, size=6, legend=False)
     if step is not None:
         x = shown.time.scalar(float(view.step or 0))
         above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
@@ -185,6 +190,8 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
     panel.cells(values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1)
     panel.y(type="category", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("date" if shown.time.stamps is not None else "forecast step")
+    if len(where) == 1:
+        panel.x(tickvals=where, ticktext=[shown.time.label(int(shown.future[0]))])
     made.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
     fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
     return made.dress(
@@ -232,7 +239,8 @@ class _Part:
     def when(self) -> str:
         """What is explained, and when."""
         steps = self._ds.sizes["step"]
-        at = f"mean over {steps} steps" if self.step is None else f"step {names(self._ds, 'step')[self.step]}"
+        every = f"mean over {steps} steps" if steps > 1 else "one step"
+        at = every if self.step is None else f"step {names(self._ds, 'step')[self.step]}"
         return f"{self.word}, {at}"
 
     @property

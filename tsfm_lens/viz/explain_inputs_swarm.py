@@ -11,7 +11,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, draws, model_of, names, shown
 from tsfm_lens.viz.sheet import Look, blank
-from tsfm_lens.viz.theme import DIVERGING, GREY, plain
+from tsfm_lens.viz.theme import DIVERGING, GREY, PALE, plain
 
 __all__ = ["input_beeswarm"]
 
@@ -69,7 +69,9 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     )
     panel.x("moves the forecast by (MASE)", nticks=7)
     scale = colour_scale("value, standard deviations\nfrom the mean of its context", high=reach or 1.0, diverging=True)
-    made.colours({**scale, "colorscale": DIVERGING})
+    # a white dot would look hollow
+    shades = [(share, PALE if shade == "#FFFFFF" else shade) for share, shade in DIVERGING]
+    made.colours({**scale, "colorscale": shades})
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
     attrs = ds.attrs
     return made.dress(
