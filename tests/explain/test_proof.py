@@ -20,8 +20,9 @@ from tsfm_lens.explain import (
     segments,
     verdict,
 )
+from tsfm_lens.explain.nulls import null_runs
 from tsfm_lens.explain.proof import matched_sets
-from tsfm_lens.models import Run
+from tsfm_lens.models import Run, load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import Card, plant
 
@@ -203,3 +204,20 @@ def test_what_proves_nothing_is_refused(bolt_run: Run) -> None:
         prove_routes(run, routes, named={}, reference="mean")
     with pytest.raises(InputError, match="no segment of these routes"):
         prove_routes(run, routes, named={"yesterday": ["decoder.0.mlp"]}, reference="mean")
+
+
+def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not() -> None:
+    """The known future of a covariate, which a trained model passes to the target through a few heads."""
+    rng, time = np.random.default_rng(0), np.arange(112)
+    known = rng.normal(size=112)
+    target = 20 + 3 * known[:96] + 5 * np.sin(2 * np.pi * time[:96] / 24)
+    item = {"target": target, "past_covariates": {"k": known[:96]}, "future_covariates": {"k": known[96:]}}
+    run = load("chronos2-nano").run(as_series([item], freq="h"), 16)
+    how: dict[str, Any] = {"reference": "seasonal naive"}
+
+    def word(of: Run) -> str:
+        routes = input_routes(of, parts=1, **how)
+        return verdict(prove_routes(of, routes, controls=19, most=2, **how))[0]
+
+    assert word(run) == "holds"
+    assert all(word(twin) != "holds" for twin in null_runs(run, "untrained", 1, 0))

@@ -13,33 +13,33 @@ from tsfm_lens.catalogue.computing import Compute, Options, Work
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.explaining import THEME
 from tsfm_lens.catalogue.needs import SERIES
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, measured
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz import deletion_lines, proof_dots, route_map, route_river
+from tsfm_lens.viz import carried_dots, deletion_lines, proof_dots, route_map, route_river
 from tsfm_lens.viz.select import array, kind_word, names, unit_of
 from tsfm_lens.viz.theme import percent
 
-_PARTS = 6  # segments of a report's chapters
+_PARTS, _FEW = 6, 3  # segments of a report's chapters, and of one about all series
 _NAMED = 3
 _REFERENCE = "seasonal naive"
 _HOW: dict[str, Any] = {"reference": _REFERENCE}
 
 
-def explained(work: Work) -> Run:
-    """The first item in single forwards, which take no draw, over as many steps as one pass has."""
-    run = work.first
+def explained(run: Run) -> Run:
+    """A run of a model that draws in single forwards, which take no draw, over as many steps as one pass has."""
     if run.rollout and run.lens.emits != "quantile":
         return run.shortened(run.lens.longest_pass).in_one_pass()
     return run
 
 
 def _routes(work: Work, more: Options) -> xr.Dataset:
-    return work.call("explain.input_routes", explained(work), **{"parts": _PARTS, **_HOW, **more})
+    return work.call("explain.input_routes", explained(work.first), **{"parts": _PARTS, **_HOW, **more})
 
 
 def _curves(work: Work, more: Options) -> xr.Dataset:
-    run, found = explained(work), import_module("tsfm_lens.explain")
+    run, found = explained(work.first), import_module("tsfm_lens.explain")
     how: dict[str, Any] = {"parts": _PARTS, **_HOW, **more}
     explanations = {"shapley": work.results.get("input_attribution")}
     # what a report has shown is what is put to the proof
@@ -53,7 +53,24 @@ def _curves(work: Work, more: Options) -> xr.Dataset:
 
 
 def _proof(work: Work, more: Options) -> xr.Dataset:
-    return work.call("explain.prove_routes", explained(work), work.result("input_routes"), **{**_HOW, **more})
+    return work.call("explain.prove_routes", explained(work.first), work.result("input_routes"), **{**_HOW, **more})
+
+
+def _carried(work: Work, more: Options) -> xr.Dataset:
+    return work.call("explain.route_effects", explained(work.run), **{"parts": _FEW, **_HOW, **more})
+
+
+def read_carried(ds: xr.Dataset) -> list[str]:
+    """Which components carry most of the input's influence over all series, and whether a null does as much."""
+    against = str(ds.attrs.get("against", ""))
+    found = Standing(ds, "carried_share" if against else "carried", "component")
+    labels = names(ds, "component")
+    named = [f"{labels[place]} ({found.told(place, percent)})" for place in found.named(_NAMED)]
+    null = {"untrained": "components of untrained twins", "shuffled series": "itself on shuffled series"}
+    beyond = f"than {null.get(against, 'random components of its kind')}" if against else "than the noise"
+    if not named:
+        return [f"No component carries more of the input's influence {beyond}."]
+    return [f"Most of the input's influence goes through {listed(named)}; each carries more {beyond}."]
 
 
 def read_routes(ds: xr.Dataset) -> list[str]:
@@ -120,6 +137,10 @@ def _drawn_routes(ds: xr.Dataset) -> Iterator[Plate]:
     yield Plate(route_map(ds), table, read_kinds(ds))
 
 
+def _drawn_carried(ds: xr.Dataset) -> Iterator[Plate]:
+    yield Plate(carried_dots(ds), frame(ds, "carried"), read_carried(ds))
+
+
 def _drawn_curves(ds: xr.Dataset) -> Iterator[Plate]:
     table = frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation")
     yield Plate(deletion_lines(ds), table, read_proof(ds))
@@ -147,6 +168,21 @@ MEASUREMENTS = (
         ),
         helpers=("explain.missed_by_search",),
         source="Wang et al. 2022; Goldowsky-Dill et al. 2023",
+        needs=SERIES,
+    ),
+    Measurement(
+        kind="route_effects",
+        theme=THEME,
+        about="part of the input's influence that each component carries over many series, and against nulls",
+        heading="What carries the input",
+        guide="Of every series, the effects of all segments through a component, over their effects in total. Hollow "
+        "points are within the noise. A null (untrained twins, random components, shuffled series) says what a "
+        "component carries where there is nothing to find.",
+        compute=Compute("explain.route_effects", "route_effects of all items", _carried),
+        plates=_drawn_carried,
+        figures=(Figure("carried_dots", "What part of the input's influence each component carries."),),
+        helpers=("explain.held_against", "explain.untrained_twin"),
+        source="Wang et al. 2022; Adebayo et al. 2018",
         needs=SERIES,
     ),
     Measurement(

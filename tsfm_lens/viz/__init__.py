@@ -19,7 +19,7 @@ from tsfm_lens.viz.entropy import head_entropy_map
 from tsfm_lens.viz.explain_inputs import input_map, input_timeline, input_waterfall
 from tsfm_lens.viz.explain_inputs_swarm import input_beeswarm
 from tsfm_lens.viz.explain_proof import deletion_lines, proof_dots
-from tsfm_lens.viz.explain_routes import route_map, route_river
+from tsfm_lens.viz.explain_routes import carried_dots, route_map, route_river
 from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
 from tsfm_lens.viz.in_context import in_context_errors
@@ -86,6 +86,7 @@ __all__ = [
     "attribution_bars",
     "attribution_heatmap",
     "attribution_patching_scatter",
+    "carried_dots",
     "chebyshev_curves",
     "circuit_curve",
     "circuit_forecasts",

@@ -12,11 +12,11 @@ import xarray as xr
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.room import text_width
-from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, unit_of
-from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, shown, unit_of
+from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent, plain
 
-__all__ = ["route_map", "route_river"]
+__all__ = ["carried_dots", "route_map", "route_river"]
 
 _ARMS, _ROWS = 10, 24  # components that are drawn by name
 _BINS = 6  # groups of forecast steps
@@ -64,9 +64,9 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
     labels, kinds = names(ds, "component"), [str(kind) for kind in ds["component_kind"].values]
     order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
-    shown = sorted(i for i in order[:components] if effect[:, i].any())
-    rest = [i for i in order if i not in shown]
-    parts, arms, kind_of = [effect[:, i] for i in shown], [labels[i] for i in shown], [kinds[i] for i in shown]
+    drawn = sorted(i for i in order[:components] if effect[:, i].any())
+    rest = [i for i in order if i not in drawn]
+    parts, arms, kind_of = [effect[:, i] for i in drawn], [labels[i] for i in drawn], [kinds[i] for i in drawn]
     if rest and effect[:, rest].any():
         parts, arms, kind_of = [*parts, effect[:, rest].sum(1)], [*arms, f"{len(rest)} {_OTHERS}"], [*kind_of, ""]
     if none is not None:
@@ -262,4 +262,52 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         more,
         searched,
+    )
+
+
+@draws("route_effects", needs=("carried", "carried_estimate"))
+def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
+    """What part of the input's influence goes through each component, over many series.
+
+    Args:
+        ds: of kind "route_effects".
+        components: rows, those of the largest parts.
+
+    Returns:
+        A dot for each component with its 95 % interval over series, hollow within the noise; held against a null, parts
+        of the sum over components, with a tick for what the null reaches.
+
+    Example:
+        >>> "carried_dots" in viz.__all__
+        True
+    """
+    name = "carried_share" if "carried_share_estimate" in ds else "carried"
+    mean = array(ds, f"{name}_estimate", "component")
+    order = np.argsort(-mean, kind="stable")[:components]
+    judged = finding(ds, name, "component")
+    labels, kinds = names(ds, "component"), [kind_word(str(kind)) for kind in ds["component_kind"].values]
+    sheet = blank(max(160, 20 * len(order)), min_width=480, below=64)
+    panel = sheet.panel()
+    if name == "carried_share":
+        reached = array(ds, f"{name}_floor", "component", "series").mean(1)
+        against = f"95 % of {ds.attrs.get('against', 'the null')}"
+        tick: Look = {"symbol": "line-ns-open", "size": 12}
+        panel.dots(reached[order], np.arange(len(order)), against, f"{against}<br>%{{x:.3g}}", colour=GREY, **tick)
+    for place, kind in enumerate(dict.fromkeys(kinds)):
+        rows = [row for row, i in enumerate(order) if kinds[i] == kind]
+        if rows:
+            picked = order[rows]
+            told: Look = {"text": [plain(labels[i]) for i in picked]}
+            colour = CATEGORICAL[place % len(CATEGORICAL)]
+            noise = None if judged is None else judged.at(picked)
+            panel.dots(mean[picked], rows, kind, "%{text}<br>%{x:.3g}", colour=colour, noise=noise, across=True, **told)
+    panel.upright(0.0)
+    whole = "effect through it, over the effect of the input"
+    panel.x("share of all components' effects" if name == "carried_share" else whole)
+    ticks = [plain(labels[i]) for i in order]
+    panel.y(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5])
+    return sheet.dress(
+        f"What carries the input through {model_of(ds)}",
+        f"mean over {shown(names(ds, 'series'))}",
+        f"the {len(order)} of {len(labels)} components that carry most" * (len(order) < len(labels)),
     )
