@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linprog
 
 from tsfm_lens import explain, probes
-from tsfm_lens.explain.baselines import Graph, flow_shares, graph_of, rollout_shares
+from tsfm_lens.explain.baselines import Graph, flow_shares, graph_of, largest_flows, rollout_shares
 from tsfm_lens.models import Run, architectures, load
 from tsfm_lens.testing import assert_close
 
@@ -76,6 +76,29 @@ def test_flow_is_the_largest_that_can_go_through() -> None:
     flows = np.array([by_programme(graph, covered) for covered in graph.inputs])
     # capacities are rounded to millionths, and as many connections as tokens squared carry a flow
     np.testing.assert_allclose(flow_shares(masks)[:, 0], flows / flows.sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
+    rng, tokens = np.random.default_rng(seed), 4
+    every = np.arange(tokens)
+    updates = tuple(((every, every, rng.dirichlet(np.ones(tokens), tokens)),) for _ in range(2))
+    # the last token is shown, and the forecast is read from it: what it keeps of itself counts
+    inputs, asking = np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]]), np.array([[0, 0, 0, 1.0]])
+    graph = Graph(updates, tokens, inputs, asking)
+    expected = [by_programme(graph, covered) for covered in inputs]
+    # capacities are rounded to millionths, a few units of single precision, over some forty connections
+    assert_close(largest_flows(graph), np.array(expected), depth=400, magnitude=1.0, dtype=torch.float32)
+    assert expected[0] < 1
+
+
+def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -> None:
+    parts = explain.refined(explain.segments(covariate_run, parts=1, others="whole"), ["target"], width=7)
+    graph = graph_of(explain.Masks(covariate_run, parts, reference="mean"))
+    covered = graph.inputs.sum(0)
+    # every token of the past, and those of the known future
+    assert_close(covered[covered > 0], np.ones(int((covered > 0).sum())), depth=50)
+    assert ((graph.inputs > 0) & (graph.inputs < 1)).any()
 
 
 @pytest.mark.parametrize("method", ["attention roll-out", "attention flow"])

@@ -81,7 +81,11 @@ def flow_shares(masks: Masks) -> Array:
     Raises:
         InputError: one pass does not cover the horizon.
     """
-    graph = graph_of(masks)
+    return _shares(np.tile(largest_flows(graph_of(masks))[:, None], masks.run.horizon))
+
+
+def largest_flows(graph: Graph) -> Array:
+    """(segment,) the most that can flow from each segment to the tokens that the forecast is read from."""
     layers = len(graph.updates) + 1
     begins, ends, most = [], [], []
 
@@ -110,7 +114,7 @@ def flow_shares(masks: Masks) -> Array:
             (np.concatenate([*begins, np.full(len(tokens), source)]), np.concatenate([*ends, tokens])),
         )
         flows.append(maximum_flow(csr_array(edges, shape=(sink + 1, sink + 1)), source, sink).flow_value)
-    return _shares(np.tile(np.array(flows, dtype=float)[:, None], masks.run.horizon))
+    return np.array(flows, dtype=float) / _UNIT
 
 
 def _shares(mass: Array) -> Array:

@@ -46,7 +46,8 @@ def input_effects(
         how: arguments of the method.
 
     Returns:
-        Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment: ``effect``, what
+        Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
+        constant: ``effect``, what
         it moves the middle of the forecast by, mean over steps; ``size``, the mean of the sizes over steps, with what
         :func:`tsfm_lens.probes.findings.judge` adds, segments of each kind for themselves; ``value``, the mean of the
         segment's values, in standard deviations from the mean of their context: whether a high value moves the
