@@ -13,7 +13,7 @@ from tsfm_lens.catalogue.computing import Compute, Options, Work
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.explaining import THEME
 from tsfm_lens.catalogue.needs import SERIES
-from tsfm_lens.catalogue.standing import Standing
+from tsfm_lens.catalogue.standing import WORTH_A_WORD, Standing
 from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, measured
 from tsfm_lens.models.run import Run
@@ -23,8 +23,7 @@ from tsfm_lens.viz.theme import percent
 
 _PARTS, _FEW = 6, 3  # segments of a report's chapters, and of one about all series
 _NAMED = 3
-_REFERENCE = "seasonal naive"
-_HOW: dict[str, Any] = {"reference": _REFERENCE}
+_HOW: dict[str, Any] = {"reference": "mean"}
 
 
 def explained(run: Run) -> Run:
@@ -39,17 +38,16 @@ def _routes(work: Work, more: Options) -> xr.Dataset:
 
 
 def _curves(work: Work, more: Options) -> xr.Dataset:
-    run, found = explained(work.first), import_module("tsfm_lens.explain")
-    how: dict[str, Any] = {"parts": _PARTS, **_HOW, **more}
-    explanations = {"shapley": work.results.get("input_attribution")}
-    # what a report has shown is what is put to the proof
-    if explanations["shapley"] is None or explanations["shapley"].attrs["reference"] != how["reference"]:
-        explanations["shapley"] = found.attribute_inputs(run, **how)
-    else:
-        how["parts"] = import_module("tsfm_lens.explain.curves").segments_in(explanations["shapley"])
-        explanations = {str(explanations["shapley"].attrs["method"]): explanations["shapley"]}
-    explanations["attention roll-out"] = found.attribute_inputs(run, method="attention roll-out", **how)
-    return work.call("explain.deletion_curves", run, explanations, **{**_HOW, **more})
+    """The attribution of the chapter on inputs is on trial, with attention for a rival."""
+    shown = work.result("input_attribution")
+    # masked as it was explained
+    reference = more.get("reference", shown.attrs["reference"])
+    found, parts = import_module("tsfm_lens.explain"), import_module("tsfm_lens.explain.curves").segments_in(shown)
+    rival = "attention roll-out"
+    explanations = {str(shown.attrs["method"]): shown}
+    if rival not in explanations:
+        explanations[rival] = found.attribute_inputs(work.first, method=rival, reference=reference, parts=parts)
+    return work.call("explain.deletion_curves", work.first, explanations, **{**more, "reference": reference})
 
 
 def _proof(work: Work, more: Options) -> xr.Dataset:
@@ -87,7 +85,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         named = [f"{components[i]} ({amount(size[place, i])})" for i in order]
         through = f" The most of it goes through {listed(named)}." if named else " No component stands out in it."
         share = array(ds, "no_attention_share", "segment")[place]
-        past = f" {percent(share)} of it passes no attention." if np.isfinite(share) else ""
+        past = f" {_bypassing(float(share))} bypasses attention." if np.isfinite(share) else ""
         out.append(f"{segments[place]} moves the forecast by {amount(moved[place])} on average.{through}{past}")
     if not out:
         return ["No segment moves the forecast by more than the noise."]
@@ -103,6 +101,10 @@ def read_routes(ds: xr.Dataset) -> list[str]:
             f"{rate} had been missed (at most {high})."
         )
     return out
+
+
+def _bypassing(share: float) -> str:
+    return "Next to nothing of it" if abs(share) < WORTH_A_WORD else f"{percent(share)} of it"
 
 
 def read_kinds(ds: xr.Dataset) -> list[str]:

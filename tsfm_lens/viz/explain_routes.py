@@ -24,6 +24,7 @@ _LINE = 19  # pixels that a node's label needs
 _TYPE = 11
 _WIDE = 0.03  # of a node, in the distance of two columns
 _OTHERS, _NONE = "other components", "no component: tokens and scale"
+_LITTLE = 0.01  # of an effect
 _BEND = 24  # points of a ribbon's edge
 
 
@@ -213,9 +214,10 @@ def _share_words(ds: xr.Dataset) -> str:
         return ""
     largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
     share = float(array(ds, "no_attention_share", "segment")[largest])
-    if not np.isfinite(share):
+    # next to nothing is not worth a word
+    if not np.isfinite(share) or abs(share) < _LITTLE:
         return ""
-    return f"{percent(share)} of the effect of {names(ds, 'segment')[largest]} passes no attention"
+    return f"{percent(share)} of the effect of {names(ds, 'segment')[largest]} bypass attention"
 
 
 @draws("input_routes", needs=("size", "total"))
