@@ -1,5 +1,5 @@
-"""The linked view of a model's heads in a notebook."""
+"""Views in a notebook that answer: the heads of a model, and a forecast without a stretch of its past."""
 
-from tsfm_lens.explore.opening import explore
+from tsfm_lens.explore.opening import brush, explore
 
-__all__ = ["explore"]
+__all__ = ["brush", "explore"]

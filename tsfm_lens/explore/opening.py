@@ -1,4 +1,4 @@
-"""Opening the linked view: what it needs, computed once."""
+"""Opening the views of a notebook: what they need, computed once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.head_states import head_states
 
 if TYPE_CHECKING:
+    from tsfm_lens.explain.masking import Reference
+    from tsfm_lens.explore.brushing import Brush
     from tsfm_lens.explore.widget import Explorer
 
 _NEEDED = ("ipywidgets", "anywidget", "IPython")
@@ -36,15 +38,44 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     Example:
         >>> run.explore()  # doctest: +SKIP
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"explore needs {' and '.join(missing)}, not installed: "
-            'pip install "tsfm-lens-toolbox[notebook]". Without a notebook, viz.explore_figure draws the same view of '
-            "probes.head_states."
-        )
+    _need("explore", "viz.explore_figure draws the same view of probes.head_states")
     from tsfm_lens.explore.widget import Explorer, progress_bar
 
     with progress_bar() as tell:
         states = head_states(run, kind=kind, progress=tell)
     return Explorer(run, states)
+
+
+def brush(run: Run, item: int | str = 0, *, reference: Reference = "missing") -> Brush:
+    """Brush a stretch of the past in a notebook, and see the forecast without it.
+
+    The stretch is dragged over the figure, or set by the slider; of an item with several series the menu says whose.
+
+    Args:
+        run: the forecast; what is left out is forecast anew under the run's seed.
+        item: whose forecast, by position or name.
+        reference: what stands for a step that is left out, see :func:`tsfm_lens.explain.reference_values`.
+
+    Returns:
+        A widget, shown when it is the last line of a cell.
+
+    Raises:
+        MissingExtraError: the notebook libraries are not installed.
+        InputError, UnknownNameError: see :func:`tsfm_lens.explain.forecasts`.
+
+    Example:
+        >>> explore.brush(run)  # doctest: +SKIP
+    """
+    _need("brush", "explain.forecasts makes the same forecasts")
+    from tsfm_lens.explore.brushing import Brush
+
+    return Brush(run, item, reference)
+
+
+def _need(what: str, instead: str) -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{what} needs {' and '.join(missing)}, not installed: "
+            f'pip install "tsfm-lens-toolbox[notebook]". Without a notebook, {instead}.'
+        )

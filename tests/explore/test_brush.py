@@ -1,0 +1,67 @@
+"""The brush without a browser: what is dragged over is left out, and the line is the model's forecast without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tsfm_lens
+from tsfm_lens import explore
+from tsfm_lens.data import as_series
+from tsfm_lens.explore.brushing import Brush
+from tsfm_lens.models import Lens
+
+STEPS, H = 64, 8
+
+
+@pytest.fixture(scope="module")
+def lens() -> Lens:
+    return tsfm_lens.load("chronos2-nano")
+
+
+@pytest.fixture
+def view(lens: Lens) -> Brush:
+    cause = np.random.default_rng(8).normal(size=STEPS + H)
+    past, future = {"cause": cause[:STEPS]}, {"cause": cause[STEPS:]}
+    entry = {"target": 2 + cause[:STEPS], "past_covariates": past, "future_covariates": future}
+    return explore.brush(lens.run([entry], H, truth=np.zeros((2, H))))
+
+
+def gapped(view: Brush, series: int, start: int, stop: int) -> np.ndarray:
+    """The native forecast with NaN in the place of a stretch."""
+    values = [each.copy() for each in view.run.batch.values]
+    values[series][STEPS + start : STEPS + stop] = np.nan
+    future = view.run.batch.futures[1]
+    entry = {"target": values[0], "past_covariates": {"cause": values[1]}, "future_covariates": {"cause": future}}
+    return view.run.lens.forecast(as_series([entry]), H).median[0]
+
+
+def test_what_is_dragged_over_is_left_out(view: Brush) -> None:
+    places = list(range(40, 56))
+    points = {"trace_indexes": [len(view.figure.data) - 2] * 16, "point_indexes": places, "xs": places, "ys": places}
+    view.figure._js2py_pointsCallback = {"event_type": "plotly_selected", "points": points, "selector": None}
+    assert view.marked == (40 - STEPS, 56 - STEPS)
+    np.testing.assert_array_equal(view.without, gapped(view, 0, 40 - STEPS, 56 - STEPS))
+    np.testing.assert_array_equal(view.figure.data[-1].y, view.without)
+    assert view.steps.value == view.marked
+    assert "mean absolute error" in view.words.value
+    assert [shape.name for shape in view.figure.layout.shapes].count("brushed") == 1
+
+
+def test_slider_and_menu_do_the_same(view: Brush) -> None:
+    view.steps.value = (-10, -2)
+    np.testing.assert_array_equal(view.without, gapped(view, 0, -10, -2))
+    view.which.value = 1
+    np.testing.assert_array_equal(view.without, gapped(view, 1, -10, -2))
+    assert "of cause" in view.words.value
+    view.mark(0, 0)
+    np.testing.assert_array_equal(view.without, view.median)
+    assert "nothing is left out" in view.words.value
+
+
+def test_what_cannot_be_left_out_is_said_and_nothing_changes(view: Brush) -> None:
+    view.mark(-4, -1)
+    before = view.without
+    view.mark(-STEPS - 5, 0)
+    assert "expected steps from -64 to 0" in view.words.value
+    np.testing.assert_array_equal(view.without, before)
