@@ -1,0 +1,83 @@
+"""Every architecture is explained, with its covariates or variates: slopes, shares, sums."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Run, architectures
+from tsfm_lens.models.extras import status
+from tsfm_lens.testing import assert_close
+
+NAMES = sorted(set(architectures()) - {"t5"})
+# tokens, or normalised by the library before they enter the model (of Toto 1 the known covariates); and a backward
+# pass that is rescaled
+NO_SLOPE = {"chronos", "timesfm-2.5", "timesfm-2.5-transformers", "toto-1", "toto-2"}
+
+
+@cache
+def run_of(name: str) -> Run:
+    entry = architectures()[name]
+    if entry.extra and not status()[entry.extra].importable:
+        pytest.skip(f"the extra {entry.extra} is not installed")
+    lens = tsfm_lens.load(entry.tiny())
+    if getattr(lens.adapter, "covariates", ()):
+        rng = np.random.default_rng(1)
+        known, past = rng.normal(size=68), rng.normal(size=64)
+        target = 20 + 3 * known[:64] + 5 * np.sin(np.arange(64) / 4) + 0.3 * rng.normal(size=64)
+        covariates = {"past_covariates": {"a": past, "k": known[:64]}, "future_covariates": {"k": known[64:]}}
+        return lens.run(as_series([{"target": target, **covariates}]), 4)
+    several = 2 if getattr(lens.adapter, "multivariate", False) else 1
+    return lens.run(5 + np.random.default_rng(0).normal(size=(1, several, 64)), 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reference", ["missing", "mean"])
+def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
+    run = run_of(name)
+    if reference == "missing" and explain.mask_seen(run.lens, run.batch) != "the model's own mask":
+        pytest.skip("has no mask")
+    found = explain.attribute_inputs(run, reference=reference, parts=2)
+    assert_close(found["remainder"], 0.0, depth=300, magnitude=30.0)
+    assert np.abs(found["attribution"]).max() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slopes_are_those_of_small_steps(name: str) -> None:
+    run = run_of(name)
+    parts = explain.segments(run, parts=3, season=1)
+    if name in NO_SLOPE:
+        with pytest.raises(InputError, match=r"tokens|not shown the values|rescales"):
+            explain.attribute_inputs(run, method="gradient × input", reference="seasonal naive", parts=parts)
+        return
+    found = explain.attribute_inputs(run, method="gradient × input", reference="seasonal naive", parts=parts)
+    away = explain.reference_values(run.batch, "seasonal naive", run.horizon)
+    known = run.batch.known_future(run.horizon)
+    own = [np.concatenate([values, ahead]) for values, ahead in zip(run.batch.values, known, strict=True)]
+    step, keep = 0.002, ~np.eye(len(parts), dtype=bool)
+    ends = []
+    for side in (step, -step):
+        moved = [np.nan_to_num(each + side * (each - other)) for each, other in zip(own, away, strict=True)]
+        ends.append(explain.forecasts(run, parts, keep, moved))
+    slope = (ends[0] - ends[1]) / (2 * step)
+    got = found["attribution"].transpose("segment", "quantile", "step").values
+    # what is left is of second order in the step, and kinks
+    assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["attention roll-out", "attention flow"])
+def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
+    run = run_of(name)
+    found = explain.attribute_inputs(run, method=method, reference="mean", parts=3)
+    assert_close(found["share"].sum("segment"), 1.0, depth=100, dtype=torch.float32)
+    assert (found["share"] >= 0).all()
+    rows = {int(row) for row in found["row"].values}
+    assert rows == set(range(len(run.batch)))
