@@ -108,7 +108,8 @@ def test_several_targets_get_a_group_each_and_variates_share_one(frame: pd.DataF
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"known": ["temperature"], "past": ["temperature"]}, "named twice"),
+        ({"known": ["temperature"], "past": ["temperature"]}, "named twice, as past and as known"),
+        ({"known": ["temperature", "temperature"]}, "named twice, leave one out"),
         ({"known": ["load"]}, "load"),
         ({"known": ["ts"]}, "ids or timestamps"),
         ({"known": ["temprature"]}, "temperature"),

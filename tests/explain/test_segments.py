@@ -123,3 +123,8 @@ def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
     for words, parts in wrong.items():
         with pytest.raises(InputError, match=words):
             explain.masked(one, parts, np.ones((1, len(parts)), bool), horizon=16)
+
+
+def test_a_wrong_item_is_told_each_name_once() -> None:
+    with pytest.raises(UnknownNameError, match=r"no item 'laod'\. Closest: load\.$"):
+        explain.item_rows(SeriesBatch((np.arange(4.0),), ids=("load",)), "laod")

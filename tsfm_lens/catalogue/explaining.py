@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import xarray as xr
 
 from tsfm_lens.catalogue.computing import on_all
@@ -13,10 +14,11 @@ from tsfm_lens.catalogue.tables import frame
 from tsfm_lens.catalogue.words import listed, num
 from tsfm_lens.models import Lens
 from tsfm_lens.viz import covariate_dots
-from tsfm_lens.viz.select import names
+from tsfm_lens.viz.select import array, names, shown
 
 THEME = "Inputs"
 FEWEST = 3  # series without which nothing is said of others
+_WORDS = {"removed": "removed", "constant": "at its mean", "shuffled": "in random order"}
 
 
 def _takes_covariates(lens: Lens) -> bool:
@@ -27,17 +29,42 @@ TAKES_COVARIATES = Needs("covariates", "models that take covariates (`tsfm-lens 
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """Of each covariate whether it moves the forecast and, with a truth, whether it helps."""
-    return [_told(ds, place, name) for place, name in enumerate(names(ds, "covariate"))]
+    """Of each covariate whether it moves the forecast and, with a truth, whether it helps; what moves it most first."""
+    size = array(ds, "moved_estimate", "covariate", "way").max(1)
+    order = [int(place) for place in np.argsort(-np.nan_to_num(size), kind="stable")]
+    return [_told(ds, place, names(ds, "covariate")[place]) + _silent(ds, place) for place in order]
+
+
+def _silent(ds: xr.Dataset, place: int) -> str:
+    """A sentence on the series of which nothing can be said."""
+    nothing = np.isnan(array(ds, "moved", "way", "series", covariate=place)).all(0)
+    which = [name for name, empty in zip(names(ds, "series"), nothing, strict=True) if empty]
+    return f" Nothing can be said of {shown(which)}, where it or the series never changes." if which else ""
+
+
+def _size(ds: xr.Dataset, place: int) -> str:
+    """How far the forecasts move without a covariate; "" if none of them moves by more than rounding."""
+    moved = array(ds, "moved", "way", "series", covariate=place)
+    above = moved > array(ds, "moved_floor", "series")
+    if not above.any():
+        return ""
+    ways = names(ds, "way")
+    way = max(range(len(ways)), key=lambda i: (above[i].any(), ways[i] == "shuffled"))
+    standing = Standing(ds, "moved", "way", covariate=place)
+    if standing.stands_out[way]:
+        return f"{_WORDS[ways[way]]} it moves the forecast by {standing.told(way, _mase)}"
+    # the size of a change is never below 0: that its mean is uncertain does not make it none
+    sizes = moved[way][above[way]]
+    span = f"by {_mase(sizes.min())}" + (f" to {_mase(sizes.max())}" if len(sizes) > 1 else "")
+    return f"{_WORDS[ways[way]]} it moves {len(sizes)} of {standing.series} forecasts, {span}"
 
 
 def _told(ds: xr.Dataset, place: int, name: str) -> str:
     ways = names(ds, "way")
-    moved = Standing(ds, "moved", "way", covariate=place)
-    if not moved.stands_out.any():
+    size = _size(ds, place)
+    if not size:
         return f"{name}: forecasts without it are the same up to the noise; the model does not use it."
     shuffled = ways.index("shuffled")
-    size = f"in random order it moves the forecast by {moved.told(shuffled, _mase)}"
     if "worth_estimate" not in ds:
         return f"{name}: {size}."
     worth = Standing(ds, "worth", "way", covariate=place)

@@ -30,23 +30,24 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     effect = array(ds, "attribution", "segment", "step", quantile=level).mean(1)
     unit = (unit_of(ds) or "").strip()
     target, attrs = ds.attrs.get("target", ""), ds.attrs
+    error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
+    clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
+    order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_NAMED]
+    told = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
+    most = f"It is moved most by {listed(told)} {unit}" if order else "No part of the input moves it beyond rounding"
+    # one reading, so that the overview of a page says what moves the forecast
     out = [
         f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
-        + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}."
+        + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most.rstrip()}."
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
         out.append(
-            f"That is {num(far)} standard deviations of the context from its mean: the level of the series is a part "
-            "of what is explained here, and a reference that keeps it says more of the rest."
+            f"The reference forecast is {num(far)} standard deviations of the context from its mean: the level of the "
+            "series is a part of what is explained here, and a reference that keeps it says more of the rest."
         )
-    error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
-    clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
-    order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_NAMED]
     if not order:
-        return [*out, "No part of the input moves it by more than rounding."]
-    told = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
-    out.append(f"It is moved most by {listed(told)} {unit}".rstrip() + ".")
+        return out
     if abs(rest) > 0.05 * np.abs(effect).sum():
         out.append(f"The parts do not add up: {signed(rest)} {unit}".rstrip() + " belongs to several of them together.")
     if "mean_error" in ds and not attrs.get("settled"):

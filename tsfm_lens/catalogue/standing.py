@@ -40,7 +40,7 @@ class Standing:
         self.stands_out, self.leads = (
             array(ds, f"{name}_{part}", *dims, **at).astype(bool) for part in ("stands_out", "leads")
         )
-        self.series = int(ds.sizes.get("series", 1))
+        self.series = _counted(ds, name, at)
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
         """Flat places of the members to name: those that stand out, by the size of their effect, largest first."""
@@ -60,3 +60,16 @@ class Standing:
         if write(low) == write(high):
             return write(value)
         return f"{write(value)}, {write(low)} to {write(high)} over {self.series} series"
+
+
+def _counted(ds: xr.Dataset, name: str, at: dict[str, int]) -> int:
+    """Over how many series the effect was estimated: those that are forecast, and have a value."""
+    if "series" not in ds.sizes:
+        return 1
+    counted = np.ones(ds.sizes["series"], dtype=bool)
+    if "role" in ds.coords:
+        counted = ds["role"].values == "target"
+    if name in ds and "series" in ds[name].dims:
+        values = ds[name].isel(at, missing_dims="ignore")
+        counted = counted & values.notnull().any([dim for dim in values.dims if dim != "series"]).values
+    return int(counted.sum())

@@ -55,7 +55,8 @@ def chosen_covariates(
             if name in taken:
                 raise InputError(f"column {name!r} holds the ids or timestamps and cannot be a covariate")
             if name in chosen:
-                raise InputError(f"covariate {name!r} is named twice, as {chosen[name]} and as {role}; choose one")
+                again = "leave one out" if chosen[name] == role else f"as {chosen[name]} and as {role}; choose one"
+                raise InputError(f"covariate {name!r} is named twice, {again}")
             chosen[name] = role
     return chosen
 

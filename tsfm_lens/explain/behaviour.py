@@ -43,25 +43,33 @@ def covariate_use(
         change of the median forecast, in multiples of the context's mean absolute seasonal difference, as MASE counts.
         With a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
         ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.probes.findings.judge` adds for
-        ``moved`` and ``worth``; leaders are found within each way. ``role`` (covariate).
+        ``moved`` and ``worth``; leaders are found within each way. ``role_of`` (covariate). NaN where nothing can be
+        said: of a series whose context never changes, or in which the covariate is missing, never changes, or is the
+        target.
 
     Source:
         Permutation importance (Breiman 2001), applied to whole series; the other ways are the library's own.
 
     Raises:
-        InputError: the run has no covariates, or none that can be told from its target; or shuffles is no count.
+        InputError: the run has no covariates; in every series one never changes or is the target; no context changes,
+            so that there is no unit; or shuffles is no count.
 
     Example:
         >>> explain.covariate_use(driven)["moved"].dims
         ('covariate', 'way', 'series')
     """
     batch = run.batch
-    refuse_useless(batch)
+    telling = telling_rows(batch)
     if isinstance(shuffles, bool) or not isinstance(shuffles, int) or shuffles < 1:
         raise InputError(f"shuffles is {shuffles!r}, expected how often values are put in random order, 1 or more")
     names = covariate_names(batch)
     rows = np.flatnonzero(batch.is_target)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
+    if np.isnan(unit).all():
+        raise InputError(
+            f"the context of {batch.ids[rows[0]]!r} never changes, so that changes of its forecast cannot be told in "
+            "MASE; give series that change"
+        )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     plain = run.forecast.median[rows]
     moved = np.full((len(names), len(WAYS), len(rows)), np.nan)
@@ -69,7 +77,7 @@ def covariate_use(
     truth = None if run.truth is None else run.truth[rows]
     done, total = 0, len(names) * (2 + shuffles)
     for place, name in enumerate(names):
-        having = [group for group, variate in zip(batch.groups, batch.variates, strict=True) if variate == name]
+        having = [batch.groups[row] for row in telling if batch.variates[row] == name]
         shown = np.isin([batch.groups[row] for row in rows], having)
         made: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
         for way in ("removed", "constant", *["shuffled"] * shuffles):
@@ -118,34 +126,44 @@ def covariate_names(batch: SeriesBatch) -> list[str]:
     return list(dict.fromkeys(variate for variate, role in pairs if role != "target"))
 
 
-def refuse_useless(batch: SeriesBatch) -> None:
-    """Refuse covariates of which nothing can be said.
+def telling_rows(batch: SeriesBatch) -> list[int]:
+    """Rows of the covariates that can tell something: that change, and are not the target themselves.
 
     Raises:
-        InputError: there are none, one is the target itself, or one never changes.
+        InputError: there are no covariates, or one tells nothing in any series.
     """
     if not batch.has_covariates:
         raise InputError(
             "these series have no covariates; name columns with known=… and past=…, or give entries with "
             "past_covariates"
         )
-    for row, (name, role) in enumerate(zip(batch.ids, batch.roles, strict=True)):
-        if role == "target":
-            continue
-        future = batch.futures[row]
-        values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
-        known = values[np.isfinite(values)]
-        if (known == known[0]).all():
-            raise InputError(
-                f"covariate {name!r} is {known[0]:g} throughout, so that it cannot tell anything; leave it out"
+    faults = {row: _fault(batch, row) for row, role in enumerate(batch.roles) if role != "target"}
+    for name in covariate_names(batch):
+        found = [fault for row, fault in faults.items() if batch.variates[row] == name]
+        if all(found):
+            raise InputError(f"{found[0]}; leave it out")
+    return [row for row, fault in faults.items() if not fault]
+
+
+def _fault(batch: SeriesBatch, row: int) -> str:
+    """Why a covariate tells nothing in its item; "" if it does."""
+    name, future = batch.ids[row], batch.futures[row]
+    values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return f"covariate {name!r} has no value"
+    if (known == known[0]).all():
+        categories = batch.categories[row]
+        level = f"{known[0]:g}" if categories is None else repr(categories[int(known[0])])
+        return f"covariate {name!r} is {level} throughout, so that it cannot tell anything"
+    for other, target in enumerate(batch.values):
+        alike = batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
+        if alike and np.array_equal(target, batch.values[row], equal_nan=True):
+            return (
+                f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so that their effects "
+                "cannot be told apart"
             )
-        for other, target in enumerate(batch.values):
-            alike = batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
-            if alike and np.array_equal(target, batch.values[row], equal_nan=True):
-                raise InputError(
-                    f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so that their effects "
-                    "cannot be told apart; leave it out"
-                )
+    return ""
 
 
 def _changed(batch: SeriesBatch, name: str, way: str, rng: np.random.Generator) -> SeriesBatch:

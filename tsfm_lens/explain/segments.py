@@ -72,7 +72,7 @@ def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
     if isinstance(item, str):
         name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
         if name not in groups:
-            raise unknown_name("item", item, [*groups, *batch.ids])
+            raise unknown_name("item", item, dict.fromkeys([*groups, *batch.ids]))
     elif isinstance(item, bool) or not isinstance(item, int | np.integer) or not -len(groups) <= item < len(groups):
         raise InputError(f"item {item!r} of a batch of {len(groups)}; expected a position from 0, or a name")
     else:

@@ -24,6 +24,7 @@ from tsfm_lens.viz.theme import untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
+_NAMED = 6  # series that a heading names
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,10 @@ def _in_words(title: str) -> str:
 
 def _on_series(ds: xr.Dataset) -> str:
     series = names(ds, "series") or [str(name) for name in [ds.attrs.get("series")] if name]
-    return f"{model_of(ds)} on {shown(series, limit=6)}" if series else model_of(ds)
+    if len(series) > _NAMED and "role" in ds.coords:
+        # of a number of series a reader takes each for one that is forecast
+        series = names(ds.isel(series=ds["role"].values == "target"), "series")
+    return f"{model_of(ds)} on {shown(series, limit=_NAMED)}" if series else model_of(ds)
 
 
 def _fit(sections: list[_Section], budget: int) -> None:

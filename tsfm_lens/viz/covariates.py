@@ -53,4 +53,5 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
         panel.x(title)
     ticks = [f"{plain(name)}<br>({role})" for name, role in zip(covariates, ds["role_of"].values, strict=True)]
     made.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
-    return made.dress(f"Use of covariates by {model_of(ds)}", f"mean over {shown(names(ds, 'series'))}")
+    series = names(ds, "series")
+    return made.dress(f"Use of covariates by {model_of(ds)}", "mean over " * (len(series) > 1) + shown(series))
