@@ -37,7 +37,7 @@ def test_curves_are_those_of_the_runs_and_the_oracle_is_a_line(toy: xr.Dataset) 
 def test_every_record_is_drawn_tabulated_read_and_fits_a_column(name: str) -> None:
     record = lab.record(name)
     plates = plates_of({record.attrs["kind"]: record})[record.attrs["kind"]]
-    assert len(plates[0].reading) >= record.sizes["arm"] or record.attrs["kind"] != "lab_runs"
+    assert record.attrs["kind"] != "lab_runs" or len(plates[0].reading) >= record.sizes["arm"]
     for plate in plates:
         assert len(plate.table)
         assert plate.reading

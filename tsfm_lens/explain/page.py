@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import OWN_MASK, mask_seen
+from tsfm_lens.explain.masking import OWN_MASK, Reference, mask_seen
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.models.run import Run
 
@@ -30,7 +28,7 @@ def explain(
     *,
     item: int | str = 0,
     method: str | None = None,
-    reference: str | None = None,
+    reference: Reference | None = None,
     chapters: Sequence[str] = CHAPTERS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     title: str | None = None,
@@ -47,8 +45,8 @@ def explain(
         out: folder for index.html; nothing is written if None.
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`; if None the model's
-            own mask where it has one, else the mean.
+        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`; if None the mean for
+            what is forecast, and for covariates the model's own mask where it has one, else the mean.
         chapters: see :func:`tsfm_lens.pipeline.analyse`.
         options: of the probes, by kind of measurement.
         title, sources, progress, left_out: see :func:`tsfm_lens.pipeline.report`.
@@ -69,7 +67,7 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)
-    own = {kind: {"reference": reference or _own_reference(run)} for kind in _MASKED}
+    own: dict[str, dict[str, Any]] = {kind: {"reference": reference or _own_reference(run)} for kind in _MASKED}
     if method is not None:
         own["input_attribution"]["method"] = method
     asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in kinds}
@@ -86,18 +84,10 @@ def _first(run: Run, item: int | str) -> Run:
     return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])
 
 
-def _own_reference(run: Run) -> str:
-    """The model's own mask where it forecasts numbers with all of the past masked, else the mean."""
-    from tsfm_lens.explain.values import Masks
+def _own_reference(run: Run) -> Reference:
+    """The mean for what is forecast; for covariates the model's own mask, as if they were not known, if it has one.
 
-    one = run.select(item_rows(run.batch, 0))
-    if mask_seen(run.lens, one.batch) != OWN_MASK:
-        return "mean"
-    from tsfm_lens.explain.segments import segments
-
-    try:
-        masks = Masks(one, segments(one))
-        found = masks(np.zeros((1, len(masks.segments)), dtype=bool))
-    except InputError:
-        return "mean"
-    return "missing" if np.isfinite(found).all() else "mean"
+    With all of a target masked a model does not know its level, so that the parts would explain that.
+    """
+    own = "missing" if mask_seen(run.lens, run.select(item_rows(run.batch, 0)).batch) == OWN_MASK else "mean"
+    return {"target": "mean", "past": own, "known": own} if run.batch.has_covariates else "mean"

@@ -92,13 +92,10 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
 
     Args:
         ds: of kind "lab_runs", of files.
-        over: "rho" or "horizon"; arms whose names agree but for it are one curve.
+        over: "rho" or "horizon", InputError for another; arms whose names agree but for it are one curve.
 
     Returns:
         Means over seeds with their 95 % intervals, and every seed as a small point.
-
-    Raises:
-        InputError: ``over`` is neither.
 
     Example:
         >>> viz.run_errors_over(lab.record("benchmarks"), "horizon").layout.meta["title"]
