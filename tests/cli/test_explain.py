@@ -76,6 +76,8 @@ def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: P
         (["bolt-nano", "--horizon", "12"], "takes no past covariates"),
         (["chronos2-nano", "--horizon", "24"], "ends 12 steps after the context"),
         (["chronos2-nano", "--horizon", "12", "--chapters", "forcast"], "forecast"),
+        (["no-such-model", "--method", "shapely"], "shapley"),
+        (["no-such-model", "--reference", "misssing"], "missing"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(words: list[str], complaint: str, tmp_path: Path) -> None:

@@ -46,10 +46,12 @@ def explain(
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
     from tsfm_lens.explain import CHAPTERS
     from tsfm_lens.explain import explain as write_explanation
+    from tsfm_lens.explain.page import refuse_unknown
     from tsfm_lens.pipeline import checked_chapters, defined_for, steps_of
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
     checked_chapters(kinds)
+    refuse_unknown(method or None, reference or None)
     series = read_data(data, reading)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=1)

@@ -8,7 +8,9 @@ from typing import Any
 
 import xarray as xr
 
-from tsfm_lens.explain.masking import OWN_MASK, Reference, mask_seen
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.explain.attribution import METHODS
+from tsfm_lens.explain.masking import OWN_MASK, REFERENCES, Reference, mask_seen
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.models.run import Run
 
@@ -64,6 +66,7 @@ def explain(
     """
     from tsfm_lens import pipeline
 
+    refuse_unknown(method, reference)
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)
@@ -76,6 +79,18 @@ def explain(
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)
     return results
+
+
+def refuse_unknown(method: str | None, reference: Reference | None) -> None:
+    """Refuse names of methods and references that there are not, before anything runs.
+
+    Raises:
+        UnknownNameError: names the nearest.
+    """
+    if method is not None and method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    if isinstance(reference, str) and reference not in REFERENCES:
+        raise unknown_name("reference", reference, REFERENCES)
 
 
 def _first(run: Run, item: int | str) -> Run:
