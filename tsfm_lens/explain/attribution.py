@@ -13,9 +13,9 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.baselines import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import gradient_times_input, integrated_gradients
-from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.occlusion import include_one, leave_one_out
-from tsfm_lens.explain.segments import EXACT, Segment, segments
+from tsfm_lens.explain.segments import EXACT, Segment, given_parts
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley, shapley_interactions
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.noise import rounding
@@ -186,15 +186,12 @@ def attribute_inputs(
     for name, (dims, values) in found.more.items():
         data[name] = (dims, values)
     data = data.transpose(..., "step", "quantile")
-    named = reference if isinstance(reference, str) else "given"
-    if isinstance(reference, Mapping):
-        named = ", ".join(f"{name} ({role})" for role, name in reference.items())
     data.attrs = masks.run.describe(
         "input_attribution",
         "Input attribution",
         found.source,
         method=method,
-        reference=named,
+        reference=reference_words(reference),
         missing_values=masks.mask,
         statistic=statistic_of(run),
         target=masks.batch.ids[masks.row],
@@ -205,15 +202,6 @@ def attribute_inputs(
         **found.attrs,
     )
     return data
-
-
-def given_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
-    """The segments that ``parts`` means; see :func:`attribute_inputs`."""
-    if parts is None or isinstance(parts, int):
-        return segments(run, item, target=target, parts=parts)
-    if isinstance(parts, Mapping):
-        return segments(run, item, target=target, **parts)
-    return tuple(parts)
 
 
 def described(masks: Masks, attribution: Array, error: Array | None = None) -> xr.Dataset:

@@ -10,9 +10,9 @@ import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import Reference
-from tsfm_lens.explain.segments import Segment
-from tsfm_lens.explain.sides import parts_of, reference_words, segment_coords
+from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.segments import Segment, given_parts
+from tsfm_lens.explain.sides import segment_coords
 from tsfm_lens.explain.values import Masks, quantiles_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
@@ -84,7 +84,7 @@ def deletion_curves(
     if not explanations:
         raise InputError("there is no explanation to try: give results or scores by name")
     chosen = _segments(explanations) if parts is None else None
-    chosen = parts_of(run, item, target, parts) if chosen is None else chosen
+    chosen = given_parts(run, item, target, parts) if chosen is None else chosen
     masks = Masks(run, chosen, reference, item, target, seed, progress)
     players = len(masks.segments)
     if players < 2:

@@ -9,9 +9,9 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.attribution import attribute_inputs, given_parts
+from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference
-from tsfm_lens.explain.segments import Segment, item_of, refined, token_edges
+from tsfm_lens.explain.segments import Segment, given_parts, item_of, refined, token_edges
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 

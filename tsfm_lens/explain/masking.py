@@ -258,3 +258,10 @@ def _batch_of(batch: SeriesBatch, rows: Sequence[np.ndarray], masks: int) -> Mas
         for copies, length, ahead in zip(rows, batch.lengths, known, strict=True)
     )
     return MaskedBatch(freq=batch.freq, seasonality=batch.seasonality, notes=batch.notes, **columns)
+
+
+def reference_words(reference: Reference) -> str:
+    """A reference as a result's attributes have it."""
+    if isinstance(reference, Mapping):
+        return ", ".join(f"{name} ({role})" for role, name in reference.items())
+    return reference if isinstance(reference, str) else "given"

@@ -14,9 +14,9 @@ import xarray as xr
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.routes import all_effects, component_coords
-from tsfm_lens.explain.sides import reference_words, two_sides
+from tsfm_lens.explain.sides import two_sides
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens

@@ -70,7 +70,8 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)
-    own: dict[str, dict[str, Any]] = {kind: {"reference": reference or _own_reference(run)} for kind in _MASKED}
+    stands = reference or _own_reference(run)
+    own: dict[str, dict[str, Any]] = {kind: {"reference": stands} for kind in _MASKED}
     if method is not None:
         own["input_attribution"]["method"] = method
     asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in kinds}
@@ -104,5 +105,7 @@ def _own_reference(run: Run) -> Reference:
 
     With all of a target masked a model does not know its level, so that the parts would explain that.
     """
+    if not run.batch.has_covariates:
+        return "mean"
     own = "missing" if mask_seen(run.lens, run.select(item_rows(run.batch, 0)).batch) == OWN_MASK else "mean"
-    return {"target": "mean", "past": own, "known": own} if run.batch.has_covariates else "mean"
+    return {"target": "mean", "past": own, "known": own}

@@ -12,9 +12,9 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.curves import segments_in
-from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.routes import all_writers
-from tsfm_lens.explain.sides import Sides, reference_words, two_sides
+from tsfm_lens.explain.sides import Sides, two_sides
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.models.forecast import is_count

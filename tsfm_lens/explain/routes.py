@@ -14,9 +14,9 @@ from scipy.stats import beta
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.segments import Segment
-from tsfm_lens.explain.sides import Sides, reference_words, two_sides
+from tsfm_lens.explain.sides import Sides, two_sides
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom

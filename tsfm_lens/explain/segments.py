@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -348,3 +348,12 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
             if part.start < other.stop and other.start < part.stop:
                 raise InputError(f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one")
         taken[part.row].append(part)
+
+
+def given_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
+    """The segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
+    if parts is None or isinstance(parts, int):
+        return segments(run, item, target=target, parts=parts)
+    if isinstance(parts, Mapping):
+        return segments(run, item, target=target, **parts)
+    return tuple(parts)

@@ -17,7 +17,7 @@ from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, masked, reference_values
-from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, segments, target_row
+from tsfm_lens.explain.segments import Segment, given_parts, item_of, refuse_overlap, target_row
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -28,15 +28,6 @@ from tsfm_lens.probes.places import Place, later_branches
 
 # steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
 _STEPS, _NUMBERS = 48, 2**26
-
-
-def parts_of(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
-    """Segments as :func:`tsfm_lens.explain.attribute_inputs` takes them."""
-    if parts is None or isinstance(parts, int):
-        return segments(run, item, target=target, parts=parts)
-    if isinstance(parts, Mapping):
-        return segments(run, item, target=target, **parts)
-    return tuple(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,13 +174,6 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     return {"segment": [part.name for part in parts], **facts}
 
 
-def reference_words(reference: Reference) -> str:
-    """A reference as a result's attributes have it."""
-    if isinstance(reference, Mapping):
-        return ", ".join(f"{name} ({role})" for role, name in reference.items())
-    return reference if isinstance(reference, str) else "given"
-
-
 def _products(place: Place, slopes: Activations, there: Activations) -> np.ndarray:
     """(block,): what an activation loses on the other side times its gradient, over all series and tokens."""
     product = (slopes[place.point] - there[place.point]) * slopes[f"{place.point}_grad"]
@@ -213,7 +197,7 @@ def two_sides(
         UnknownNameError: no such item, target or reference.
     """
     alone = item_of(run, item)
-    chosen = parts_of(run, item, target, parts)
+    chosen = given_parts(run, item, target, parts)
     renumber: Any = getattr(alone.lens.adapter, "numbered", None)
     numbered = alone.batch if renumber is None else renumber(alone.batch)
     refuse_overlap(chosen, numbered, alone.horizon)
