@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck conformance planted-scores explanation-scores bench notebook clean
+.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-nodeps.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -c constraints.txt -e ".[static,notebook,dev,all]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[static,notebook,docs,dev,all]"
 	$(BIN)/python -m pip install --no-deps -r requirements-nodeps.txt
 	@touch $@
 
@@ -64,6 +64,10 @@ lint: $(STAMP)
 typecheck: $(STAMP)
 	$(BIN)/mypy
 
+# the site in docs/_build/html; a warning, such as a link that leads nowhere, ends it
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
 conformance: $(STAMP)
 	$(BIN)/python -m pytest -m published
 
@@ -83,4 +87,4 @@ notebook: $(STAMP)
 	$(BIN)/python -m pytest tests/test_examples.py
 
 clean:
-	rm -rf .venv .venv-latest report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-latest docs/_build docs/_cache report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,56 @@
+"""How Sphinx builds the site; what follows from the code is written by ``sitepages`` before sources are read."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import sitepages  # noqa: E402
+
+project = "tsfm-lens"
+author = copyright = "The tsfm-lens-toolbox developers"
+release = version = version_of("tsfm-lens-toolbox")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "_cache", "sitepages", "**/.ipynb_checkpoints"]
+# every page must be reachable, every reference must lead somewhere
+nitpicky = True
+nitpick_ignore_regex = sitepages.FOREIGN
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
+myst_heading_anchors = 4
+# notebooks come executed, see sitepages/notebooks.py
+nb_execution_mode = "off"
+# a folder of pages may be empty
+suppress_warnings = ["toctree.empty_glob"]
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"tsfm-lens {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+# figures and examples may be long; a prompt is not part of what is copied
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+def setup(app: object) -> None:
+    """Called by Sphinx."""
+    sitepages.setup(app)
