@@ -11,18 +11,19 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
-from tsfm_lens.cli.reading import OPTIONS, in_option_words
+from tsfm_lens.cli.options import OPTIONS
+from tsfm_lens.cli.words import in_option_words
 from tsfm_lens.data import read_series
 from tsfm_lens.models.architecture import architectures
 
 RUNNER = CliRunner()
 # up to the data; what is wrong with them is said before a model is opened
 COMMANDS = {
-    "report": ("report", "no-model"),
-    "forecast": ("forecast", "no-model"),
-    "ablate": ("ablate", "no-model"),
-    "attribute": ("attribute", "no-model"),
-    "figure": ("figure", "logit_map", "no-model"),
+    "report": ("report", "chronos-nano"),
+    "forecast": ("forecast", "chronos-nano"),
+    "ablate": ("ablate", "chronos-nano"),
+    "attribute": ("attribute", "chronos-nano"),
+    "figure": ("figure", "logit_map", "chronos-nano"),
     "reproduce": ("reproduce", "S3-T5"),
 }
 

@@ -62,8 +62,8 @@ def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.yaml"], "cannot be read"),
-        (["report", "none.yaml"], "cannot be read"),
+        (["none.yaml"], "there is no file"),
+        (["report", "none.yaml"], "there is no file"),
         (["report", "."], "no store of a sweep"),
     ],
 )

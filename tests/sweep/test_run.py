@@ -298,7 +298,7 @@ def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
         read_config(file)
     for words in ("chunk", "variants.layer", "'layers'", "memory", "4 XB"):
         assert words in str(caught.value)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="there is no file"):
         read_config(tmp_path / "none.yaml")
     file.write_text("models: [")
     with pytest.raises(InputError, match="no YAML"):

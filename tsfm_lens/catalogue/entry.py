@@ -17,6 +17,7 @@ from tsfm_lens.errors import InputError
 if TYPE_CHECKING:
     from tsfm_lens.catalogue.computing import Compute, Options, Work
     from tsfm_lens.models import Lens
+    from tsfm_lens.models.architecture import Architecture
 
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 
@@ -39,11 +40,13 @@ class Needs:
         words: what the model must have, as the end of "is defined by …".
         models: which have it, for lists.
         met: whether a model has it.
+        possible: whether a model of an architecture can have it, so that what cannot be is said before one is opened.
     """
 
     words: str
     models: str
     met: Callable[[Lens], bool]
+    possible: Callable[[Architecture], bool] = lambda architecture: True
 
     def check(self, lens: Lens, name: str, instead: str = "") -> None:
         """Refuse a model that does not have it.
@@ -52,8 +55,20 @@ class Needs:
             InputError: the message names what is asked for and what can be had instead.
         """
         if not self.met(lens):
-            other = f"; {instead}" if instead else ""
-            raise InputError(f"{name} is defined by {self.words}, which {lens.model_id} does not have{other}")
+            raise self._refusal(name, lens.model_id, instead)
+
+    def check_architecture(self, architecture: Architecture, model: str, name: str, instead: str = "") -> None:
+        """Refuse a model that is not open yet by its architecture.
+
+        Raises:
+            InputError: no model of this architecture has it; the message is that of :meth:`check`.
+        """
+        if not self.possible(architecture):
+            raise self._refusal(name, model, instead)
+
+    def _refusal(self, name: str, model: str, instead: str) -> InputError:
+        other = f"; {instead}" if instead else ""
+        return InputError(f"{name} is defined by {self.words}, which {model} does not have{other}")
 
 
 @dataclass(frozen=True)
@@ -164,6 +179,15 @@ class Measurement:
         """
         if self.needs is not None:
             self.needs.check(lens, f"{self.kind!r}")
+
+    def check_architecture(self, architecture: Architecture, model: str) -> None:
+        """Refuse a model that is not open yet by its architecture.
+
+        Raises:
+            InputError: the definition allows no model of it.
+        """
+        if self.needs is not None:
+            self.needs.check_architecture(architecture, model, f"{self.kind!r}")
 
     def of(self, work: Work, **options: Any) -> xr.Dataset:
         """The result of a run.

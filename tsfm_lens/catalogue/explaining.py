@@ -25,7 +25,12 @@ def _takes_covariates(lens: Lens) -> bool:
     return bool(getattr(lens.adapter, "covariates", ()))
 
 
-TAKES_COVARIATES = Needs("covariates", "models that take covariates (`tsfm-lens models`)", _takes_covariates)
+TAKES_COVARIATES = Needs(
+    "covariates",
+    "models that take covariates (`tsfm-lens models`)",
+    _takes_covariates,
+    lambda known: bool(known.covariates),
+)
 
 
 def read_use(ds: xr.Dataset) -> list[str]:

@@ -7,20 +7,26 @@ from typing import Annotated
 
 import typer
 
+from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
     AsJson,
+    Chapters,
     Data,
     Holdout,
     Horizon,
     Model,
+    Samples,
     Seed,
     app,
     emit,
     open_lens,
+    open_shown,
     progress_display,
+    show_page,
     show_rows,
-    step_words,
+    steps_shown,
 )
+from tsfm_lens.cli.early import check_kinds, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 
@@ -30,42 +36,31 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
-    chapters: Annotated[
-        str | None,
-        typer.Option(metavar="KIND[,KIND…]", help="Measurements to report, as `tsfm-lens measurements` lists them."),
-    ] = None,
+    chapters: Chapters = None,
     horizon: Horizon = None,
     holdout: Holdout = True,
+    samples: Samples = None,
     seed: Seed = 0,
+    as_json: AsJson = False,
     *,
     reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.pipeline import CHAPTERS, checked_chapters, steps_of
+    from tsfm_lens.pipeline import CHAPTERS
     from tsfm_lens.pipeline import report as write_report
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
-    # what can be wrong in the words is said before a model is opened
-    checked_chapters(kinds)
+    check_kinds(model, kinds, samples)
     series = read_data(data, reading)
+    check_steps(series, horizon, holdout)
     with progress_display() as bar:
-        opening = bar.add_task("open the model", total=1)
-        lens = open_lens(model)
-        bar.update(opening, completed=1)
-        # one bar per step, all shown from the start, so that what is left to do can be seen
-        bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
-
-        def progress(name: str, done: int, total: int) -> None:
-            bar.start_task(bars[name])
-            bar.update(bars[name], completed=done, total=total)
-
-        run = lens.run(series, horizon, holdout=holdout, seed=seed)
+        lens = open_shown(bar, model)
+        progress = steps_shown(bar, lens, kinds)
+        run = lens.run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
         path = write_report(run, out, title=title, chapters=kinds, sources=data, progress=progress, left_out=missing)
-    for chapter, reason in missing.items():
-        typer.echo(f"left out: {chapter}: {reason}", err=True)
-    typer.echo(str(path))
+    show_page(path, missing, as_json)
 
 
 @app.command()
@@ -75,7 +70,7 @@ def forecast(
     data: Data,
     horizon: Horizon = None,
     quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
+    samples: Samples = None,
     seed: Seed = 0,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, one row per series and step.")] = False,
@@ -85,9 +80,12 @@ def forecast(
     """Forecast beyond the end of each series, in data units."""
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
-    series = read_data(data, reading)
     from tsfm_lens.models.adapter import DECILES
+    from tsfm_lens.models.forecast import checked_request
 
+    checked_request(horizon or 1, quantile or DECILES, samples, seed)
+    check_sampling(model, samples)
+    series = read_data(data, reading)
     made = open_lens(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
     if as_json:
         emit(made.to_dataset().drop_vars("sample", errors="ignore"))
@@ -109,10 +107,18 @@ def ablate(
     component: Annotated[
         list[str] | None, typer.Option("--component", "-c", metavar="GLOB", help="Name or glob; all by default.")
     ] = None,
-    how: Annotated[str, typer.Option(help="What takes the component's place: zero.")] = "zero",
+    how: Annotated[str, typer.Option(help="What takes the component's place: zero, mean, resample, noise, …")] = "zero",
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|bundled:NAME",
+            help="Series whose activations --how mean and resample take; those of --data if none.",
+            autocompletion=completing.data,
+        ),
+    ] = None,
     horizon: Horizon = None,
     holdout: Holdout = True,
-    samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
+    samples: Samples = None,
     seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
     as_json: AsJson = False,
@@ -120,9 +126,14 @@ def ablate(
     reading: Reading,
 ) -> None:
     """Knock components out one at a time and measure what that does to the forecast."""
-    series = read_data(data, reading)
+    from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
 
+    needs_reference = checked_how(how)
+    check_sampling(model, samples)
+    series = read_data(data, reading)
+    check_steps(series, horizon, holdout)
+    others = read_data(reference, reading) if reference else series
     run = open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
     with progress_display() as bar:
         row = bar.add_task("ablation", total=None)
@@ -130,6 +141,7 @@ def ablate(
             run,
             components=component or None,
             how=how,
+            reference=(run.batch if others is series else others) if needs_reference else None,
             progress=lambda done, total: bar.update(row, completed=done, total=total),
         )
     if as_json:
@@ -152,6 +164,7 @@ def attribute(
     data: Data,
     horizon: Horizon = None,
     holdout: Holdout = True,
+    samples: Samples = None,
     seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
     as_json: AsJson = False,
@@ -159,10 +172,12 @@ def attribute(
     reading: Reading,
 ) -> None:
     """Split the forecast among the components that wrote it."""
-    series = read_data(data, reading)
     from tsfm_lens.probes import attribute as attribute_forecast
 
-    result = attribute_forecast(open_lens(model).run(series, horizon, holdout=holdout, seed=seed))
+    check_sampling(model, samples)
+    series = read_data(data, reading)
+    check_steps(series, horizon, holdout)
+    result = attribute_forecast(open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed))
     if as_json:
         emit(result)
         return

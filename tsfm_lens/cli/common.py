@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tsfm_lens.cli.reading import in_option_words
+from tsfm_lens.cli import completing
+from tsfm_lens.cli.words import in_option_words
 from tsfm_lens.console import console, progress
 from tsfm_lens.errors import LensError
 
@@ -25,10 +27,22 @@ if TYPE_CHECKING:
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
 DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-Data = Annotated[list[str], typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completing.models)]
+Data = Annotated[
+    list[str],
+    typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
+]
+Chapters = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND[,KIND…]",
+        help="Measurements to show, as `tsfm-lens measurements` lists them.",
+        autocompletion=completing.kinds,
+    ),
+]
 Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
 Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Engine = Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells of a sweep.")]
@@ -56,7 +70,7 @@ app = typer.Typer(
     cls=_Commands,
     help="See inside a time-series foundation model, change one thing, know what it did to the forecast.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -92,8 +106,14 @@ def emit(result: xr.Dataset) -> None:
     typer.echo(json.dumps(as_plain(result), allow_nan=False))
 
 
-def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table of results to stdout."""
+def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]], *, lists: bool = False) -> None:
+    """A table of results to stdout.
+
+    Args:
+        header: of the columns.
+        rows: a cell for each.
+        lists: its cells are sentences; a terminal that is too narrow for it gets a paragraph for each row instead.
+    """
     from rich.table import Table
 
     numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
@@ -102,7 +122,27 @@ def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
-    show(table)
+    out = console()
+    if (
+        lists
+        and out.is_terminal
+        and out.measure(table, options=out.options.update(width=_PIPED_WIDTH)).maximum > out.width
+    ):
+        _show_paragraphs(header, rows)
+    else:
+        show(table)
+
+
+def _show_paragraphs(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Each row as its first cell, and below it the others that are not empty, with their names from the third on."""
+    from rich.padding import Padding
+
+    out = console()
+    for row in rows:
+        out.print(Text(str(row[0]), style="bold"))
+        for i, cell in enumerate(row[1:], start=1):
+            if str(cell):
+                out.print(Padding(Text(str(cell) if i == 1 else f"{header[i]}: {cell}"), (0, 0, 0, 4)))
 
 
 def show(table: Table) -> None:
@@ -113,11 +153,42 @@ def show(table: Table) -> None:
     out.print(table)
 
 
+def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
+    """Where a page was written, and which of its chapters were left out."""
+    if as_json:
+        typer.echo(json.dumps({"page": str(page), "left_out": dict(left_out)}))
+        return
+    for chapter, reason in left_out.items():
+        typer.echo(f"left out: {chapter}: {in_option_words(reason)}", err=True)
+    typer.echo(str(page))
+
+
 @contextmanager
 def progress_display() -> Iterator[Any]:
     """A progress display on stderr that leaves stdout alone."""
     with progress(width=28) as bar:
         yield bar
+
+
+def open_shown(bar: Any, model: str) -> Lens:
+    """The lens, opened while the display says so."""
+    opening = bar.add_task("open the model", total=1)
+    lens = open_lens(model)
+    bar.update(opening, completed=1)
+    return lens
+
+
+def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:
+    """What a page tells its progress to: a bar for each step, all shown from the start, to see what is left."""
+    from tsfm_lens.pipeline import steps_of
+
+    bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
+
+    def progress(name: str, done: int, total: int) -> None:
+        bar.start_task(bars[name])
+        bar.update(bars[name], completed=done, total=total)
+
+    return progress
 
 
 class SweepDisplay:

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tsfm_lens.cli.common import AsJson, Data, Horizon, Model, Seed, app, open_lens, progress_display, show_rows
+from tsfm_lens.cli.common import (
+    AsJson,
+    Data,
+    Horizon,
+    Model,
+    Samples,
+    Seed,
+    app,
+    open_shown,
+    progress_display,
+    show_rows,
+)
+from tsfm_lens.cli.early import check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 if TYPE_CHECKING:
@@ -62,6 +74,7 @@ def compress(
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
     ] = False,
     horizon: Horizon = None,
+    samples: Samples = None,
     seed: Seed = 0,
     as_json: AsJson = False,
     *,
@@ -81,12 +94,17 @@ def compress(
         from tsfm_lens.errors import CheckpointError
 
         raise CheckpointError(f"{out} exists; give the name of a folder that does not, nothing is written over")
+    for name, share in (("--keep", keep), ("--epsilon", epsilon)):
+        if share is not None and not 0 < share <= 1:
+            raise typer.BadParameter(f"{share} is no share; expected above 0, at most 1", param_hint=name)
+    if rank is not None and rank < 1:
+        raise typer.BadParameter(f"{rank} is no rank; expected 1 or more", param_hint="--rank")
+    check_sampling(model, samples)
     series = read_data(data, reading)
+    check_steps(series, horizon, True)
     with progress_display() as bar:
-        opening = bar.add_task("open the model", total=1)
-        lens = open_lens(model)
-        bar.update(opening, completed=1)
-        run = lens.run(series, horizon, holdout=True, seed=seed)
+        lens = open_shown(bar, model)
+        run = lens.run(series, horizon, holdout=True, num_samples=samples, seed=seed)
         if pareto:
             curve = _curve(run, bar, of, mlps)
         else:

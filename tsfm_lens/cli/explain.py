@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import Data, Horizon, Model, Seed, app, open_lens, progress_display, step_words
+from tsfm_lens.cli.common import (
+    AsJson,
+    Chapters,
+    Data,
+    Horizon,
+    Model,
+    Samples,
+    Seed,
+    app,
+    open_shown,
+    progress_display,
+    show_page,
+    steps_shown,
+)
+from tsfm_lens.cli.early import check_kinds, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 if TYPE_CHECKING:
@@ -27,10 +41,7 @@ def explain(
     reference: Annotated[
         str, typer.Option(metavar="NAME", help="What stands for a masked step: missing, mean, seasonal naive, …")
     ] = "",
-    chapters: Annotated[
-        str | None,
-        typer.Option(metavar="KIND[,KIND…]", help="Measurements to show, as `tsfm-lens measurements` lists them."),
-    ] = None,
+    chapters: Chapters = None,
     horizon: Horizon = None,
     holdout: Annotated[
         bool | None,
@@ -39,7 +50,9 @@ def explain(
             help="Keep the last HORIZON steps as the truth; by default where known covariates end with the target.",
         ),
     ] = None,
+    samples: Samples = None,
     seed: Seed = 0,
+    as_json: AsJson = False,
     *,
     reading: Reading,
 ) -> None:
@@ -47,35 +60,27 @@ def explain(
     from tsfm_lens.explain import CHAPTERS
     from tsfm_lens.explain import explain as write_explanation
     from tsfm_lens.explain.page import refuse_unknown
-    from tsfm_lens.pipeline import checked_chapters, defined_for, steps_of
+    from tsfm_lens.pipeline import defined_for
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
-    checked_chapters(kinds)
     refuse_unknown(method or None, reference or None)
+    check_kinds(model, kinds, samples)
     series = read_data(data, reading)
+    check_steps(series, horizon, holdout)
     with progress_display() as bar:
-        opening = bar.add_task("open the model", total=1)
-        lens = open_lens(model)
-        bar.update(opening, completed=1)
+        lens = open_shown(bar, model)
         missing: dict[str, str] = {}
         kinds = tuple(defined_for(lens, kinds, missing))
-        bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
-
-        def progress(name: str, done: int, total: int) -> None:
-            bar.start_task(bars[name])
-            bar.update(bars[name], completed=done, total=total)
-
+        progress = steps_shown(bar, lens, kinds)
         ends = _ends_early(series) if holdout is None else holdout
-        run = lens.run(series, horizon, holdout=ends, seed=seed)
+        run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
         asked: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference or None}
         write_explanation(run, out, chapters=kinds, **asked, sources=data, progress=progress, left_out=missing)
     if ends and holdout is None:
         typer.echo(
             f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True
         )
-    for chapter, reason in missing.items():
-        typer.echo(f"left out: {chapter}: {reason}", err=True)
-    typer.echo(str(out / "index.html"))
+    show_page(out / "index.html", missing, as_json)
 
 
 def _ends_early(series: SeriesBatch) -> bool:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, Holdout, Seed, app, open_lens, progress_display
+from tsfm_lens.cli import completing
+from tsfm_lens.cli.common import (
+    DATA_HELP,
+    MODEL_HELP,
+    AsJson,
+    Holdout,
+    Samples,
+    Seed,
+    app,
+    open_lens,
+    progress_display,
+)
+from tsfm_lens.cli.early import check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 COLUMNS = ("single", "double")
@@ -16,11 +29,24 @@ COLUMNS = ("single", "double")
 @app.command()
 @reads_files
 def figure(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Such as 1C, 20 or logit_map; see --list.")] = None,
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL…", help=f"{MODEL_HELP} Several for a figure that compares.")
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Such as 1C, 20 or logit_map; see --list.", autocompletion=completing.figures
+        ),
     ] = None,
-    data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL…",
+            help=f"{MODEL_HELP} Several for a figure that compares.",
+            autocompletion=completing.models,
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
+    ] = None,
     horizon: Annotated[
         int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
     ] = None,
@@ -33,14 +59,16 @@ def figure(
         typer.Option(help="single (89 mm) or double (183 mm) of svg, pdf and png; the narrowest that fits by default."),
     ] = None,
     holdout: Holdout = True,
+    samples: Samples = None,
     seed: Seed = 0,
+    as_json: AsJson = False,
     list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
     *,
     reading: Reading,
 ) -> None:
     """Draw one figure of the paper, or any other by its name, and write its files and caption."""
     if list_all:
-        _list()
+        _list(as_json)
         return
     if name is None or not models or not data:
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
@@ -52,9 +80,15 @@ def figure(
     # what can be wrong in the words is said before a model is opened
     from tsfm_lens.paper.figures import checked_formats, find_figure, make_figure, refuse_several, write_figure
 
-    refuse_several(find_figure(name), len(models))
+    entry = find_figure(name)
+    refuse_several(entry, len(models))
     checked_formats(wanted)
+    for model in models:
+        known = check_sampling(model, samples)
+        if known is not None:
+            entry.check_architecture(known, model)
     series = read_data(data, reading)
+    check_steps(series, horizon, holdout)
     with progress_display() as bar:
         opening = bar.add_task("open the model", total=len(models))
         lenses = []
@@ -62,7 +96,8 @@ def figure(
             lenses.append(open_lens(model))
             bar.update(opening, advance=1)
         computing = bar.add_task(f"compute figure {name}", total=1)
-        made = make_figure(name, lenses[0].run(series, horizon, holdout=holdout, seed=seed), lenses[1:])
+        run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
+        made = make_figure(name, run, lenses[1:])
         bar.update(computing, completed=1)
         writing = bar.add_task("draw", total=len(made.plates) * len(wanted))
         paths = write_figure(
@@ -74,18 +109,34 @@ def figure(
             sources=data,
             progress=lambda file: bar.update(writing, advance=1, description=f"draw {file}"),
         )
+    if as_json:
+        typer.echo(json.dumps({"figure": made.entry.name, "files": [str(path) for path in paths]}))
+        return
     for path in paths:
         typer.echo(str(path))
 
 
-def _list() -> None:
+def _list(as_json: bool) -> None:
     from tsfm_lens.cli.common import show_rows
     from tsfm_lens.paper.figures import figures
 
-    rows: list[list[object]] = [
-        [entry.name, entry.title, entry.computes, "paper" if entry.paper else ""] for entry in figures().values()
-    ]
-    show_rows(["figure", "what it shows", "computed by", "of the"], rows)
+    known = figures().values()
+    if as_json:
+        listed = [
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "computes": entry.computes,
+                "paper": entry.paper,
+                "models": " and ".join(needs.models for needs in entry.needs),
+                "several": entry.compare is not None,
+            }
+            for entry in known
+        ]
+        typer.echo(json.dumps(listed))
+        return
+    # what computes each is in --json: beside it a line would be 350 characters long
+    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in known], lists=True)
     typer.echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
         "`tsfm-lens sweep report S3-F10.store`."

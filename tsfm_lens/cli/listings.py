@@ -16,8 +16,7 @@ def models(as_json: AsJson = False) -> None:
 
     from tsfm_lens.models.architecture import architectures
     from tsfm_lens.models.extras import status as extra_status
-    from tsfm_lens.models.opening import architecture_of
-    from tsfm_lens.zoo import checkpoint_names, checkpoint_path
+    from tsfm_lens.zoo import checkpoint_names
 
     known = list(architectures().values())
     if as_json:
@@ -36,22 +35,22 @@ def models(as_json: AsJson = False) -> None:
         typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
         return
     importable = {name: status.importable for name, status in extra_status().items()}
-    rows: list[list[object]] = []
-    for name in checkpoint_names():
-        config = json.loads((checkpoint_path(name) / "config.json").read_text())
-        rows.append([name, "embedded", name, "", ", ".join(architecture_of(config, name).covariates), ""])
+    rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
+    rows += [
+        [architecture.title, size, hub_id] for architecture in known for size, hub_id in architecture.published.items()
+    ]
+    show_rows(["model", "size", "MODEL"], rows)
+    typer.echo()
+    about = []
     for architecture in known:
         needs = architecture.extra and f"[{architecture.extra}]" + (
             "" if importable[architecture.extra] else " (not installed)"
         )
-        rows += [
-            [architecture.title, size, hub_id, needs, ", ".join(architecture.covariates), architecture.notes]
-            for size, hub_id in architecture.published.items()
-        ]
-    show_rows(["model", "size", "load(…)", "extra", "covariates", "note"], rows)
+        about.append([architecture.title, needs, ", ".join(architecture.covariates), architecture.notes])
+    show_rows(["model", "extra", "covariates", "note"], about)
     typer.echo(
-        "load() also takes a local folder, a pipeline or model of these libraries, and a model with a wiring of your "
-        "own; `tsfm-lens doctor` says how to install an extra."
+        "MODEL may also be a local folder. In Python, load() takes a pipeline or model of these libraries, too, and a "
+        "model with a wiring of your own. `tsfm-lens doctor` says how to install an extra."
     )
 
 
@@ -59,11 +58,19 @@ def models(as_json: AsJson = False) -> None:
 def hooks(
     model: Model,
     pattern: Annotated[str, typer.Option("--filter", "-f", metavar="GLOB", help="* within a part, ** across.")] = "**",
+    parts: Annotated[
+        bool, typer.Option("--components", help="The layers, attentions, heads and MLPs that can be ablated instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List hook points with their axes, and the shapes that one short run gives them."""
     from tsfm_lens.pipeline import hook_shapes
 
+    if parts:
+        lens = open_lens(model)
+        names = [str(component) for component in lens.components(*([] if pattern == "**" else [pattern]))]
+        typer.echo(json.dumps(names) if as_json else "\n".join(names))
+        return
     listed = hook_shapes(open_lens(model), pattern)
     if as_json:
         typer.echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in listed]))
@@ -107,7 +114,7 @@ def measurements(as_json: AsJson = False) -> None:
         ]
         for measurement in listed
     ]
-    show_rows(["kind", "what is measured", "probe", "figure", "models"], rows)
+    show_rows(["kind", "what is measured", "probe", "figure", "models"], rows, lists=True)
 
 
 @app.command()
@@ -116,8 +123,11 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
+    from tsfm_lens.cli.early import check_sampling
     from tsfm_lens.doctor import examine, plain_oracles, render
 
+    if model is not None:
+        check_sampling(model, None)
     facts = examine()
     if not as_json:
         for table in render(facts):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
     DATA_HELP,
     AsJson,
     Engine,
     Horizon,
+    Samples,
     Seed,
     SweepDisplay,
     Workers,
@@ -30,10 +32,18 @@ if TYPE_CHECKING:
 @app.command()
 @reads_files
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.", autocompletion=completing.items),
+    ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="The paper's own by default; may be given more than once for a sweep."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="The paper's own by default; may be given more than once for a sweep.",
+            autocompletion=completing.models,
+        ),
     ] = None,
     data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
     windows: Annotated[
@@ -45,7 +55,7 @@ def reproduce(
         ),
     ] = None,
     horizon: Horizon = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model.")] = None,
+    samples: Samples = None,
     sequences: Annotated[int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")] = 64,
     seed: Seed = 0,
     seeds: Annotated[

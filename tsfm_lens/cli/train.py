@@ -19,6 +19,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's own number if none.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and batches; the file's if none.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model of the lab: SAMformer, its ablations and baselines, on a file of your own or the toy problem.
@@ -33,6 +34,8 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = read_train_config(config)
+    if seed is not None:
+        chosen = chosen.model_copy(update={"seed": seed})
     folder = out or config.with_suffix("")
     found = train_run(chosen, folder, resume=resume)
     if as_json:

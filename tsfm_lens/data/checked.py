@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from tsfm_lens.data.paths import missing_file
 from tsfm_lens.errors import InputError
 
 
@@ -39,7 +40,9 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
         InputError: the file cannot be read, is no YAML, or holds no fields.
     """
     try:
-        if file.exists() and not file.is_file():
+        if not file.exists():
+            raise missing_file(file, (".yaml", ".yml", ".json"))
+        if not file.is_file():
             raise InputError(f"{what} {str(file)!r} cannot be read: it is no file")
         text = file.read_text(encoding="utf-8")
     except InputError:

@@ -25,6 +25,13 @@ def local_path(path: str | Path) -> Path:
     return place
 
 
+def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
+    """What to say of a file that is not there: files of its folder with one of these endings are named."""
+    near = [item.name for item in file.parent.glob("*") if item.suffix in readable] if file.parent.is_dir() else []
+    hint = f" That folder has: {', '.join(sorted(near)[:5])}." if near else ""
+    return InputError(f"there is no file {str(file)!r}.{hint}")
+
+
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
     """An existing plain file with one of these endings.
 
@@ -35,9 +42,7 @@ def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
     """
     file = local_path(path)
     if not file.exists():
-        near = [item.name for item in file.parent.glob("*") if item.suffix in readable] if file.parent.is_dir() else []
-        hint = f" That folder has: {', '.join(sorted(near)[:5])}." if near else ""
-        raise InputError(f"there is no file {str(path)!r}.{hint}")
+        raise missing_file(file, readable)
     kind = file.stat().st_mode
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise InputError(f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first")

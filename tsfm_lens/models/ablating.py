@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from tsfm_lens.models.lens import Lens
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
+_WITH_REFERENCE = ("mean", "resample")
+
+
+def checked_how(how: str) -> bool:
+    """Whether a way to knock out takes its values from other activations.
+
+    Raises:
+        InputError: there is no such way.
+    """
+    if how not in KINDS:
+        raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
+    return how in _WITH_REFERENCE
 
 
 def knock_outs(
@@ -35,10 +47,9 @@ def knock_outs(
         UnknownNameError: no such component.
         InputError: no such ``how``, or it needs a reference and none is given.
     """
-    if how not in KINDS:
-        raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
+    needs_reference = checked_how(how)
     targets = select_components(lens.wiring, *components)
-    if how in ("mean", "resample"):
+    if needs_reference:
         options["reference"] = reference_activations(lens, how, reference, horizon)
     return [KINDS[how](target, rows=rows, positions=positions, **options) for target in targets]
 
@@ -64,7 +75,7 @@ def ablated_variants(
     Raises:
         InputError: no such ``how``, or it needs a reference and none is given.
     """
-    known = reference_activations(lens, how, reference, horizon) if how in ("mean", "resample") else None
+    known = reference_activations(lens, how, reference, horizon) if how in _WITH_REFERENCE else None
     options = {"seed": seed} if how in ("resample", "noise") else {}
     return [tuple(knock_outs(lens, [component], how, known, **options)) for component in components]
 

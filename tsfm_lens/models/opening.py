@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -136,6 +137,32 @@ def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[st
         f"{where}: no wiring claims this configuration (model_type {config.get('model_type')!r}, architectures "
         f"{config.get('architectures')!r}). Known: {', '.join(architectures())}; see `tsfm-lens models`."
     )
+
+
+def architecture_named(source: str) -> Architecture | None:
+    """The architecture of an embedded checkpoint, a local folder or a published hub id, told without its weights.
+
+    Args:
+        source: as :func:`load` takes it.
+
+    Returns:
+        None where only opening it can tell: a hub id that is not listed, or a folder whose configuration is not read.
+
+    Raises:
+        CheckpointError, UnknownNameError: nothing of this name can be opened.
+    """
+    for entry in architectures().values():
+        if source in entry.published.values():
+            return entry
+    if not os.path.lexists(source) and source.count("/") == 1 and not source.startswith((".", "~")):
+        return None
+    folder, _, _ = _locate(source, None)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return next((entry for entry in architectures().values() if entry.claims(config)), None)
+    except (OSError, ValueError, TypeError, AttributeError):
+        # what is wrong with it is said, by name, when it is opened
+        return None
 
 
 def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:

@@ -68,13 +68,11 @@ def _scheme(run: Run) -> list[Plate]:
 
 
 def _logits(run: Run) -> list[Plate]:
-    TOKENS.check(run.lens, "figure 1C", "figure 'lens_forecast' shows what its layers hold")
     ds = probes.lens_logits(first_item(run))
     return [Plate("", viz.lens_logit_map(ds), (ds,))]
 
 
 def _entropy(run: Run) -> list[Plate]:
-    TOKENS.check(run.lens, "figure 1D", "figure 'lens_forecast' shows what its layers hold")
     ds = probes.logit_lens(_over_windows(run))
     note = f"{ds.sizes['series']} windows, at most {MOST_WINDOWS} a series, cut without overlap of their horizons."
     return [Plate("", viz.layer_entropy(ds), (ds,), note)]
@@ -92,6 +90,8 @@ def _gain(run: Run) -> list[Plate]:
     return [Plate("", viz.layer_gain(ds), (ds,), note)]
 
 
+_INSTEAD = "figure 'lens_forecast' shows what its layers hold"
+
 ENTRIES = (
     Entry(
         "1B",
@@ -108,6 +108,8 @@ ENTRIES = (
         ("lens_logit_map",),
         _logits,
         "Chronos base on a chaotic system; token ids upwards, raw logits, colours symmetric in each panel",
+        needs=(TOKENS,),
+        instead=_INSTEAD,
     ),
     Entry(
         "1D",
@@ -116,6 +118,8 @@ ENTRIES = (
         ("layer_entropy",),
         _entropy,
         "Chronos base, 401 tasks of chaotic systems",
+        needs=(TOKENS,),
+        instead=_INSTEAD,
     ),
     Entry(
         "1E",

@@ -95,6 +95,7 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
         UnknownNameError: no such figure.
     """
     entry = find_figure(name)
+    entry.check(run.lens)
     if not others:
         return Made(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
     refuse_several(entry, 1 + len(others))

@@ -34,7 +34,15 @@ def _entry(measurement: Measurement, figure: Figure) -> Entry:
         for computing in (measurement.compute, *(find(kind).compute for kind in figure.beside))
         if computing
     ]
-    return Entry(figure.name, figure.title, "; ".join(words), (figure.name,), partial(_draw, measurement, figure))
+    return Entry(
+        figure.name,
+        figure.title,
+        "; ".join(words),
+        (figure.name,),
+        partial(_draw, measurement, figure),
+        needs=tuple(needs for needs in (measurement.needs, figure.needs) if needs is not None),
+        instead=f"figure {figure.instead!r} shows what its layers hold" if figure.instead else "",
+    )
 
 
 def _comparison(measurement: Measurement, figure: Figure) -> Entry:
@@ -47,10 +55,6 @@ def _comparison(measurement: Measurement, figure: Figure) -> Entry:
 
 
 def _draw(measurement: Measurement, figure: Figure, run: Run) -> list[Plate]:
-    for needs in (measurement.needs, figure.needs):
-        if needs is not None:
-            shown = f"figure {figure.instead!r} shows what its layers hold" if figure.instead else ""
-            needs.check(run.lens, f"figure {figure.name}", shown)
     work = work_on(run)
     results = tuple(work.result(kind) for kind in (measurement.kind, *figure.beside))
     return [Plate("", figure.draw(*results), results)]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.catalogue.entry import Needs
+from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
@@ -65,6 +67,8 @@ class Entry:
         draw: makes its plates.
         paper: with what the paper drew it, "" for a figure that is not the paper's.
         compare: makes its plates of several models, for a figure that shows such beside each other.
+        needs: what it asks of a model.
+        instead: what to say to a model that does not have it.
     """
 
     name: str
@@ -74,3 +78,23 @@ class Entry:
     draw: Callable[[Run], list[Plate]]
     paper: str = field(default="")
     compare: Callable[[Sequence[Lens]], list[Plate]] | None = None
+    needs: tuple[Needs, ...] = ()
+    instead: str = ""
+
+    def check(self, lens: Lens) -> None:
+        """Refuse a model that the figure's definition does not allow.
+
+        Raises:
+            InputError: it does not have what the figure needs.
+        """
+        for needs in self.needs:
+            needs.check(lens, f"figure {self.name}", self.instead)
+
+    def check_architecture(self, architecture: Architecture, model: str) -> None:
+        """Refuse a model that is not open yet by its architecture; see :meth:`check`.
+
+        Raises:
+            InputError: no model of this architecture has what the figure needs.
+        """
+        for needs in self.needs:
+            needs.check_architecture(architecture, model, f"figure {self.name}", self.instead)

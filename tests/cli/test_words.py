@@ -1,0 +1,147 @@
+"""What the command line says: in its own words, before a model is opened, and in the width of the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from tsfm_lens.catalogue import explaining, measurements, needs
+from tsfm_lens.catalogue.entry import Needs
+from tsfm_lens.cli import app, common
+from tsfm_lens.models import load
+from tsfm_lens.models.architecture import architectures
+from tsfm_lens.models.opening import architecture_named
+from tsfm_lens.paper.figures import figures
+from tsfm_lens.zoo import checkpoint_names
+
+RUNNER = CliRunner()
+CO2 = ("--data", "bundled:co2")
+# names, calls and keyword arguments of Python
+PYTHON = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b(?!')|\b\w+\(|\b[a-z_]+=|\blens\.|Errno|Traceback")
+
+EARLY = [
+    (("report", "nosuch", *CO2), "no checkpoint 'nosuch'"),
+    (("doctor", "nosuch"), "no checkpoint 'nosuch'"),
+    (("report", "bolt-nano", *CO2, "--chapters", "foo"), "no measurement 'foo'"),
+    (("report", "bolt-nano", *CO2, "--chapters", "lens_logits"), "is defined by logits over a vocabulary"),
+    (("report", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
+    (("report", "bolt-nano", *CO2, "--samples", "5"), "leave --samples out"),
+    (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
+    (("forecast", "bolt-nano", *CO2, "--samples", "5"), "leave --samples out"),
+    (("ablate", "bolt-nano", *CO2, "--how", "man"), "--how man is not known"),
+    (("ablate", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
+    (("attribute", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
+    (("figure", "nofig", "bolt-nano", *CO2), "no figure 'nofig'"),
+    (("figure", "1C", "bolt-nano", *CO2), "figure 'lens_forecast' shows what its layers hold"),
+    (("figure", "lens_logit_map", "amazon/chronos-bolt-base", *CO2), "is defined by logits over a vocabulary"),
+    (("figure", "logit_map", "bolt-nano", "--data", "nofile.csv"), "is defined by"),
+    (("explain", "bolt-nano", *CO2, "--method", "foo"), "no method 'foo'"),
+    (("explain", "bolt-nano", *CO2, "--known", "foo"), "says how to read a file"),
+    (("compress", "bolt-nano", *CO2, "--keep", "3", "--out", "x"), "3.0 is no share"),
+    (("compress", "bolt-nano", *CO2, "--rank", "0", "--out", "x"), "0 is no rank"),
+    (("train", "nofile.yaml"), "there is no file 'nofile.yaml'"),
+    (("sweep", "nofile.yaml"), "there is no file 'nofile.yaml'"),
+    (("reproduce", "S9-T1"), "`tsfm-lens reproduce --list` shows all"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY])
+def test_refused_in_its_own_words_before_a_model_is_opened(
+    command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tsfm_lens.load", lambda *_, **__: pytest.fail("a model was opened"))
+    result = RUNNER.invoke(app, command)
+    words = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code in (1, 2)
+    assert said in words
+    # figures and measurements are named as the command line takes them
+    assert not PYTHON.search(re.sub("|".join(sorted({*figures(), *measurements()}, key=len, reverse=True)), "", words))
+    assert not list(tmp_path.iterdir())
+
+
+def test_refused_by_an_open_model_in_its_own_words() -> None:
+    for command in (
+        ("ablate", "bolt-nano", *CO2, "--component", "nope.*"),
+        ("hooks", "bolt-nano", "--components", "--filter", "nope.*"),
+    ):
+        result = RUNNER.invoke(app, command)
+        assert result.exit_code == 1
+        assert "`tsfm-lens hooks MODEL --components` lists them all" in " ".join(result.output.split())
+
+
+def _needs() -> list[Needs]:
+    declared = [each.needs for each in measurements().values() if each.needs is not None]
+    return [*declared, *(each for room in (needs, explaining) for each in vars(room).values() if type(each) is Needs)]
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_what_an_architecture_cannot_have_none_of_its_models_has(name: str) -> None:
+    architecture = architectures()[name]
+    if architecture.extra:
+        pytest.importorskip(
+            {"timesfm": "timesfm", "toto": "toto", "toto2": "toto2", "moirai": "uni2ts"}[architecture.extra]
+        )
+    lens = load(architecture.tiny(), check=False)
+    for each in _needs():
+        assert each.possible(architecture) or not each.met(lens), each.words
+        # and what is possible for it is met by the model that the suite runs on
+        assert each.met(lens) or not each.possible(architecture) or "record" in each.words, each.words
+
+
+def test_the_architecture_is_told_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["ChronosBoltModelForForecasting"]}))
+    found = [architecture_named(name) for name in (*checkpoint_names(), "amazon/chronos-2", str(tmp_path))]
+    assert [entry and entry.name for entry in found] == ["chronos-bolt", "chronos", "chronos-2", "chronos-2", None] or (
+        [entry and entry.name for entry in found][-1] == "chronos-bolt"
+    )
+    assert architecture_named("somebody/something") is None
+
+
+def test_short_help_and_completion() -> None:
+    for command in ((), ("report",), ("sweep", "run")):
+        assert RUNNER.invoke(app, (*command, "-h")).output == RUNNER.invoke(app, (*command, "--help")).output
+    offered = {
+        "report bolt": "bolt-nano",
+        "figure logit_m": "logit_map",
+        "report bolt-nano --data bundled:co": "bundled:co2",
+        "report bolt-nano --chapters forecast,abl": "forecast,ablation",
+    }
+    for typed, expected in offered.items():
+        words = {"_TSFM_LENS_COMPLETE": "complete_bash", "COMP_WORDS": f"tsfm-lens {typed}"}
+        words["COMP_CWORD"] = str(len(typed.split()))
+        result = RUNNER.invoke(app, [], env=words, prog_name="tsfm-lens")
+        assert expected in result.output.split(), (typed, result.output)
+
+
+def test_every_command_that_reads_series_has_seed_samples_and_json() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        options = {flag for parameter in command.params for flag in parameter.opts}
+        if "--data" in options:
+            assert {"--seed", "--samples", "--json"} <= options, name
+        elif name != "sweep":
+            assert "--json" in options, name
+
+
+@pytest.mark.parametrize("command", [("figure", "--list"), ("measurements",), ("models",)], ids=" ".join)
+def test_lists_fit_a_narrow_terminal(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    narrow = lambda **_: Console(width=80, force_terminal=True, color_system=None, markup=False, highlight=False)  # noqa: E731
+    monkeypatch.setattr(common, "console", narrow)
+    # the line that ends a list is the terminal's to wrap
+    lines = [line for line in RUNNER.invoke(app, command).stdout.splitlines() if "tsfm-lens" not in line]
+    assert max(map(len, lines)) <= 80
+    # no word is torn
+    names = set(re.findall(r"[\w-]+", " ".join(lines)))
+    assert {
+        "figure": "attribution_patching_scatter",
+        "measurements": "attribution_patching",
+        "models": "chronos-bolt-base",
+    }[command[0]] in names

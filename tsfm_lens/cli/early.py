@@ -1,0 +1,60 @@
+"""What can be wrong in the words of a command is said before a model is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.models.architecture import Architecture
+
+
+def check_steps(series: SeriesBatch, horizon: int | None, holdout: bool | None) -> None:
+    """Refuse a horizon that leaves a series no context.
+
+    Raises:
+        InputError: the message names the series and its length.
+    """
+    if holdout and horizon is not None:
+        series.split(horizon)
+
+
+def check_sampling(model: str, samples: int | None) -> Architecture | None:
+    """The architecture of a model by its name, where that is told without its weights.
+
+    Raises:
+        CheckpointError, UnknownNameError: there is no such model.
+        InputError: it emits quantiles, and samples are asked for.
+    """
+    from tsfm_lens.errors import InputError
+    from tsfm_lens.models.opening import architecture_named
+
+    known = architecture_named(model)
+    if known is not None and known.readout == "quantile" and samples is not None:
+        raise InputError(f"{model} forecasts quantiles and draws no samples; leave num_samples out")
+    return known
+
+
+def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) -> None:
+    """Refuse measurements of which a model's architecture allows none.
+
+    Raises:
+        CheckpointError, UnknownNameError: there is no such model or measurement.
+        InputError: as :func:`tsfm_lens.pipeline.checked_chapters` says; no measurement is defined for the model.
+    """
+    from tsfm_lens.errors import InputError
+    from tsfm_lens.pipeline import checked_chapters
+
+    chosen = checked_chapters(tuple(kinds))
+    known = check_sampling(model, samples)
+    if known is None:
+        return
+    refused = []
+    for measurement in chosen:
+        try:
+            measurement.check_architecture(known, model)
+        except InputError as error:
+            refused.append(str(error))
+    if len(refused) == len(chosen):
+        raise InputError("; ".join(refused))
