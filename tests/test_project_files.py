@@ -1,0 +1,69 @@
+"""The files by which others carry the project on: short, valid, and naming what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+import tsfm_lens
+
+ROOT = Path(__file__).parent.parent
+MAKE_TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+PROSE = [
+    *ROOT.glob("*.md"),
+    *(ROOT / ".github").rglob("*.md"),
+    *(path for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT / "docs").parts[0][0] != "_"),
+]
+
+
+def test_the_readme_is_short_and_what_it_names_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 150
+    named = re.findall(r"`((?:docs|examples|tests|benchmarks|tsfm_lens)/[\w./-]*\w)`", text)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists() and not path.startswith("docs/_build")] == []
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    named = {
+        (path.name, target)
+        for path in PROSE
+        for line in re.findall(r"`make ([a-z -]+?)`", path.read_text())
+        for target in line.split()
+    }
+    assert {target for _, target in named} >= {"report", "test", "docs", "bench"}
+    assert sorted(pair for pair in named if pair[1] not in MAKE_TARGETS) == []
+
+
+def test_forms_of_issues_ask_for_what_can_be_answered() -> None:
+    forms = [path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
+    assert len(forms) >= 3
+    for path in forms:
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} <= form.keys(), path.name
+        ids = [field["id"] for field in form["body"]]
+        assert len(set(ids)) == len(ids)
+        assert any(field.get("validations", {}).get("required") for field in form["body"])
+
+
+def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert any(step.get("run") == ".ci/run" for step in jobs["check"]["steps"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    made = (ROOT / "Makefile").read_text()
+    for hook in hooks:
+        words = hook["entry"].split()
+        assert words[0].startswith(".venv/bin/")
+        script = [word for word in words if word.endswith(".py")]
+        assert all((ROOT / word).exists() for word in script)
+        assert script or words[0].replace(".venv/bin", "$(BIN)") in made
+
+
+def test_the_changelog_has_this_version_and_the_next() -> None:
+    versions = re.findall(r"^## (\d+\.\d+\.\d+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [when == "unreleased" for _, when in versions] == [True] + [False] * (len(versions) - 1)
+    order = [tuple(map(int, version.split("."))) for version, _ in versions]
+    assert order == sorted(order, reverse=True)
+    assert tsfm_lens.__version__ in {version for version, _ in versions}
