@@ -31,8 +31,6 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"
 myst_heading_anchors = 4
 # notebooks come executed, see sitepages/notebooks.py
 nb_execution_mode = "off"
-# a folder of pages may be empty
-suppress_warnings = ["toctree.empty_glob"]
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
@@ -40,10 +38,13 @@ autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+# entries of their own would double those of properties
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"tsfm-lens {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "_cache/static"]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 # figures and examples may be long; a prompt is not part of what is copied

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 # types of other libraries, whose documentation cannot be looked up without a network
-FOREIGN = [(r"py:.*", r"(?!tsfm_lens).*")]
+FOREIGN = [
+    (
+        r"py:.*",
+        r"(np|numpy|torch|nn|xr|xarray|pd|pandas|go|plotly|collections|pathlib|typing|types|annotated_types|fractions|contextlib|rich|pyarrow|os|NoneType|Path|FieldInfo|Tensor)(\..*)?",
+    )
+]
 
 
 def setup(app: Any) -> None:
     """Let Sphinx call what writes pages."""
+    app.connect("builder-inited", _write)
+    app.connect("missing-reference", _late("resolve"))
+    # napoleon has 500
+    app.connect("autodoc-process-docstring", _late("before_napoleon"), priority=400)
+    app.connect("autodoc-process-docstring", _late("after_napoleon"), priority=600)
+
+
+def _write(app: Any) -> None:
+    from sitepages.api import write_api
+    from sitepages.gallery import write_gallery
+
+    write_api()
+    write_gallery()
+
+
+def _late(name: str) -> Callable[..., Any]:
+    """A function of ``docstrings``, which reads the whole package and is imported when it is first needed."""
+
+    def call(*told: Any) -> Any:
+        return getattr(import_module("sitepages.docstrings"), name)(*told)
+
+    return call

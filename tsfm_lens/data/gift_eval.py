@@ -137,7 +137,7 @@ def gift_eval(
 
     Args:
         path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
-        configs: names or patterns of keys, as in "ett1/H/short", "m4_*", "*/short" or "ett1/H" (all its terms).
+        configs: names or patterns of keys, as in ``ett1/H/short``, ``m4_*``, ``*/short`` or ``ett1/H`` (all its terms).
         missing: whether a configuration without a folder is an error, or left out with a warning.
 
     Returns:

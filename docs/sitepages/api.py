@@ -1,0 +1,123 @@
+"""The reference of every public name, a page per room, and where references in docstrings lead."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from sitepages.writing import plain, table, write
+
+ROOMS = (
+    "data",
+    "hooks",
+    "models",
+    "ablation",
+    "probes",
+    "explain",
+    "explore",
+    "viz",
+    "catalogue",
+    "report",
+    "pipeline",
+    "sweep",
+    "compress",
+    "training",
+    "lab",
+    "lab.samformer",
+    "lab.structured",
+    "theory",
+    "zoo",
+    "zoo.planted",
+    "testing",
+    "errors",
+)
+FOLDER = "reference/generated"
+
+
+def page_of(room: str) -> str:
+    """Name of a room's page in docs/reference/generated; "" is the top of the package."""
+    return f"api-{room.replace('.', '-')}" if room else "api-tsfm_lens"
+
+
+def public_names(room: str) -> list[str]:
+    """What a room offers, as its ``__all__`` has it."""
+    module = module_of(room)
+    if room == "errors":
+        return [name for name, thing in vars(module).items() if inspect.isclass(thing)]
+    return [name for name in module.__all__ if name != "__version__"]
+
+
+def module_of(room: str) -> Any:
+    """The module of a room."""
+    return import_module(f"tsfm_lens.{room}" if room else "tsfm_lens")
+
+
+@cache
+def homes() -> dict[int, str]:
+    """The name under which each object is documented, by its id: that of the first room which offers it."""
+    found: dict[int, str] = {}
+    for room in (*ROOMS, ""):
+        for name in public_names(room):
+            thing = getattr(module_of(room), name)
+            if inspect.ismodule(thing):
+                continue
+            found.setdefault(id(thing), f"{module_of(room).__name__}.{name}")
+    return found
+
+
+def write_api() -> None:
+    """A page per room, and one that lists them."""
+    for room in (*ROOMS, ""):
+        write(f"{FOLDER}/{page_of(room)}.md", _page(room))
+    rows = [
+        (f"[`{module_of(room).__name__}`]({page_of(room)}.md)", str(len(public_names(room))), _first(module_of(room)))
+        for room in ("", *ROOMS)
+    ]
+    listed = "\n".join(page_of(room) for room in ("", *ROOMS))
+    write(
+        f"{FOLDER}/api.md",
+        "# Python\n\nEvery public name, with the example that the tests run.\n\n"
+        + table(("room", "names", "what it holds"), rows)
+        + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
+    )
+
+
+def _page(room: str) -> str:
+    module, names = module_of(room), public_names(room)
+    title = module.__name__
+    rows, entries = [], []
+    for name in names:
+        thing = getattr(module, name)
+        full = f"{title}.{name}"
+        if inspect.ismodule(thing):
+            rows.append((f"{{py:mod}}`{thing.__name__}`", _first(thing)))
+            continue
+        home = homes()[id(thing)]
+        rows.append((f"{{py:obj}}`{name} <{home}>`", _first(thing)))
+        if home == full:
+            entries.append(f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}\n```")
+    parts = [
+        f"# {title}",
+        f"```{{eval-rst}}\n.. py:module:: {title}\n```",
+        plain(inspect.getdoc(module) or "").replace("``", "`").replace(":mod:", ""),
+        table(("name", "what it is"), rows),
+        *entries,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _directive(thing: Any) -> str:
+    if inspect.isclass(thing):
+        return "autoexception" if issubclass(thing, BaseException) else "autoclass"
+    return "autofunction" if callable(thing) and hasattr(thing, "__name__") else "autodata"
+
+
+def _first(thing: Any) -> str:
+    """First sentence of the docstring of a function, class or module; "" for a value."""
+    if not (inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)):
+        return ""
+    return plain(
+        (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`").replace(":mod:", "")
+    )

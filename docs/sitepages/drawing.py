@@ -1,0 +1,157 @@
+"""Figures of the gallery: drawn by the code that the page shows, kept by what they follow from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from sitepages.scenes import Scene, scene_of
+from tsfm_lens import viz
+from tsfm_lens.catalogue import Figure, Measurement, figures
+from tsfm_lens.viz.theme import untitled
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / "docs" / "_cache"
+HEIGHT = 450  # pixels of a figure that has none of its own
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with what is told of it.
+
+    Attributes:
+        spec: as plotly's JSON, without the title.
+        title, subtitle: of the figure.
+        height, min_width: in pixels.
+        caption: with all parameters; "" for what is of no run.
+        readings: what the report says of the results that it is drawn of.
+    """
+
+    spec: str
+    title: str
+    subtitle: str
+    height: int
+    min_width: int
+    caption: str
+    readings: list[str]
+
+
+@cache
+def sources() -> str:
+    """A hash of the package's code, from which every figure follows."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "tsfm_lens").rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def slugs() -> dict[str, tuple[Measurement, Figure]]:
+    """Every figure of the catalogue by the name of its files; a renderer of several measurements comes several times."""
+    found: dict[str, tuple[Measurement, Figure]] = {}
+    for measurement, figure in figures():
+        found[f"{figure.name}-{measurement.kind}" if figure.name in found else figure.name] = (measurement, figure)
+    return found
+
+
+class Studio:
+    """Draws figures; what several stand on is computed once."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, dict[str, Any]] = {}
+        self._read: dict[int, tuple[Any, list[str]]] = {}
+
+    def draw(self, measurement: Measurement, figure: Figure) -> Drawn:
+        """A figure, from the cache where neither the package nor the code that draws it has changed."""
+        scene = scene_of(measurement, figure)
+        key = hashlib.sha256(f"{sources()}{scene}".encode()).hexdigest()[:32]
+        kept = CACHE / "figures" / f"{key}.json"
+        if not kept.exists():
+            drawn = self._draw(measurement, figure, scene)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(asdict(drawn)))
+        return Drawn(**json.loads(kept.read_text()))
+
+    def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
+        names = self._opening(scene.opening)
+        watched = _Watched(figure.name)
+        exec(scene.drawing, {**names, "viz": watched})
+        assert watched.figure is not None, f"{scene.drawing!r} does not draw {figure.name}"
+        return _told(watched.figure, _caption(figure.name, watched, names), self._readings(measurement, watched.result))
+
+    def _readings(self, measurement: Measurement, result: Any) -> list[str]:
+        """What the report says of a result, whose figures it draws for that: once a result."""
+        if id(result) not in self._read:
+            told = [text for plate in measurement.plates(result) for text in plate.reading]
+            # the result is kept, so that no other one gets its id
+            self._read[id(result)] = (result, list(dict.fromkeys(told)))
+        return self._read[id(result)][1]
+
+    def _opening(self, code: str) -> dict[str, Any]:
+        if code not in self._opened:
+            names: dict[str, Any] = {}
+            with _inside(CACHE / "work"):
+                exec(code, names)
+            self._opened[code] = names
+        return self._opened[code]
+
+
+class _Watched:
+    """:mod:`tsfm_lens.viz`, which remembers what one of its functions drew, and of what."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.figure: go.Figure | None = None
+        self.result: Any = None
+        self.results: tuple[Any, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(viz, name)
+        if name != self._name:
+            return function
+
+        def drawing(*results: Any, **options: Any) -> go.Figure:
+            self.figure, self.result, self.results = function(*results, **options), results[0], results
+            return self.figure
+
+        return drawing
+
+
+def _told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
+    meta = figure.layout.meta
+    bare = untitled(figure)
+    height = int(bare.layout.height or HEIGHT)
+    return Drawn(
+        bare.to_json(), meta["title"], meta["subtitle"] or "", height, int(meta["min_width"]), caption, readings
+    )
+
+
+def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
+    """What ``tsfm-lens figure`` writes beside the files."""
+    from tsfm_lens.paper.captions import caption
+    from tsfm_lens.paper.figures import figures as commands
+    from tsfm_lens.paper.registry import Plate
+
+    if "run" not in names or name not in commands():
+        return ""
+    return caption(commands()[name], [Plate("", watched.figure, watched.results)], names["run"])
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Code that writes files writes them there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -1,0 +1,182 @@
+"""The gallery: a page per measurement with its figures, a page per theme, and thumbnails of all."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from html import escape
+
+from plotly.offline import get_plotlyjs
+
+from sitepages.drawing import CACHE, Drawn, Studio, slugs
+from sitepages.pictures import static_pictures
+from sitepages.scenes import Scene, described, scene_of
+from sitepages.writing import code, plain, remove_others, write, write_bytes
+from tsfm_lens import viz
+from tsfm_lens.catalogue import THEMES, Figure, Measurement, measurements
+from tsfm_lens.viz.saving import BROWSER_CONFIG
+
+STATIC = CACHE / "static"
+Entries = dict[str, tuple[Measurement, Figure]]
+
+
+def page_of(measurement: Measurement) -> str:
+    """Name of a measurement's page in docs/gallery."""
+    return measurement.kind
+
+
+def theme_page(theme: str) -> str:
+    """Name of a theme's page in docs/gallery."""
+    return "theme-" + theme.lower().replace(" ", "-")
+
+
+def pages() -> set[str]:
+    """Every page of the gallery that is written."""
+    themes = {measurement.theme for measurement in measurements().values()}
+    return {"index", *map(theme_page, themes), *map(page_of, measurements().values())}
+
+
+def write_gallery() -> None:
+    """Draw every figure and write all pages."""
+    entries = slugs()
+    studio = Studio()
+    drawn = {slug: studio.draw(*entry) for slug, entry in entries.items()}
+    pictures = static_pictures({slug: each.spec for slug, each in drawn.items()}, CACHE / "pictures")
+    write_plotly()
+    for slug, each in drawn.items():
+        write_figure(slug, each.spec, pictures.get(slug))
+    for measurement in measurements().values():
+        own = {slug: figure for slug, (other, figure) in entries.items() if other.kind == measurement.kind}
+        write(f"gallery/{page_of(measurement)}.md", _page(measurement, own, drawn, set(pictures)))
+    present = [theme for theme in THEMES if any(each.theme == theme for each in measurements().values())]
+    for theme in present:
+        write(f"gallery/{theme_page(theme)}.md", _theme(theme, entries, drawn, set(pictures)))
+    write("gallery/index.md", _index(present, entries, drawn, set(pictures)))
+    remove_others("gallery", {f"{name}.md" for name in pages()})
+
+
+def write_plotly() -> None:
+    """One plotly.js for all figures of the site."""
+    write_bytes(STATIC / "figures" / "plotly.min.js", get_plotlyjs().encode())
+
+
+def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
+    """The files of a figure: a script, since a page that is opened from a folder may load no JSON, and a picture."""
+    parsed = json.loads(spec)
+    shown = json.dumps({**parsed, "config": BROWSER_CONFIG}).replace("</", "<\\/")
+    text = f"window.tsfmFigures = window.tsfmFigures || {{}}; window.tsfmFigures[{json.dumps(slug)}] = {shown};\n"
+    write_bytes(STATIC / "figures" / f"{slug}.js", text.encode())
+    if picture is not None:
+        write_bytes(STATIC / "figures" / f"{slug}.png", picture)
+
+
+def figure_html(slug: str, title: str, height: int, min_width: int, root: str, pictured: bool) -> str:
+    """An interactive figure, with its picture until it is drawn and where there is no script.
+
+    Args:
+        root: path from the page to the folder _static.
+    """
+    picture = (
+        f'<img src="{root}_static/figures/{slug}.png" alt="{escape(title)}" loading="lazy">'
+        if pictured
+        else f"<span>{escape(title)}</span>"
+    )
+    style = f"min-width:{min_width}px;height:{height}px"
+    return (
+        f'<div class="tsfm-scroll"><div class="tsfm-figure" data-figure="{slug}" style="{style}">{picture}</div></div>'
+    )
+
+
+def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Drawn], pictures: set[str]) -> str:
+    probes = ", ".join(f"{{py:func}}`~tsfm_lens.{_room(name)}`" for name in measurement.probes)
+    facts = [
+        f"**Kind** `{measurement.kind}`",
+        f"**Probe** {probes}" if probes else "",
+        f"**Computed by** {plain(described(measurement.kind))}",
+        f"**Source** {plain(measurement.source)}" if measurement.source else "",
+        f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}" if measurement.paper else "",
+        f"**Models** {plain(measurement.needs.models)}" if measurement.needs is not None else "",
+    ]
+    parts = [
+        f"# {plain(measurement.heading)}",
+        plain(measurement.about[:1].upper() + measurement.about[1:]) + ".",
+        plain(measurement.guide),
+        *(each for each in ["  \n".join(fact for fact in facts if fact)] if each),
+    ]
+    for slug, figure in own.items():
+        parts.append(_section(slug, figure, scene_of(measurement, figure), drawn[slug], slug in pictures))
+    readings = list(dict.fromkeys(text for slug in own for text in drawn[slug].readings))
+    if readings:
+        parts += ["## What the report says of these results", "\n".join(f"- {plain(text)}" for text in readings)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _room(name: str) -> str:
+    return name if "." in name else f"probes.{name}"
+
+
+def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bool) -> str:
+    """One figure: the figure, its caption, how to read it, and the code that drew it."""
+    parts = [
+        f"({slug})=\n## {plain(figure.title.rstrip('.'))}",
+        f"**{plain(drawn.title)}**" + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
+        figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
+        f"**How to read it.** {_reading(figure.name)}",
+        f"Renderer: {{py:func}}`tsfm_lens.viz.{figure.name}`",
+        "::::{dropdown} Code",
+        code(scene.opening.rstrip() + "\n\n" + scene.drawing),
+    ]
+    if scene.command:
+        parts += ["On the command line:", code(scene.command, "console")]
+    parts.append("::::")
+    if drawn.caption:
+        parts += ["::::{dropdown} Caption, with every parameter", code(drawn.caption, "text"), "::::"]
+    return "\n\n".join(parts)
+
+
+def _reading(renderer: str) -> str:
+    """What marks mean, as the renderer's docstring has it."""
+    text = inspect.getdoc(getattr(viz, renderer)) or ""
+    opening = text.split("\nArgs:")[0]
+    returned = text.split("\nReturns:\n")[1].split("\n\n")[0] if "\nReturns:\n" in text else ""
+    return " ".join(_in_myst(" ".join(part.split())) for part in (opening, returned) if part)
+
+
+def _in_myst(text: str) -> str:
+    return plain(text.replace("``", "`"))
+
+
+def _card(slug: str, measurement: Measurement, figure: Figure, drawn: Drawn, pictures: set[str]) -> str:
+    picture = f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n" if slug in pictures else ""
+    return (
+        f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: {slug}\n:link-type: ref\n"
+        f":class-img-top: tsfm-thumbnail\n\n`{figure.name}`\n:::"
+    )
+
+
+def _grid(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+    cards = [
+        _card(slug, measurement, figure, drawn[slug], pictures)
+        for slug, (measurement, figure) in entries.items()
+        if measurement.theme == theme
+    ]
+    return "::::{grid} 1 2 2 3\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n\n::::"
+
+
+def _theme(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+    own = [each for each in measurements().values() if each.theme == theme]
+    listed = "\n".join(page_of(each) for each in own)
+    return f"# {theme}\n\n{_grid(theme, entries, drawn, pictures)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+
+
+def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+    count = len({figure.name for _, figure in entries.values()})
+    parts = [
+        "# Gallery",
+        f"All {count} figures, drawn by the build of this site from the embedded models. Each page has the figure to touch, "
+        "the code that drew it, what its marks mean, and what the report says of the same results.",
+    ]
+    for theme in present:
+        parts += [f"## [{theme}]({theme_page(theme)}.md)", _grid(theme, entries, drawn, pictures)]
+    listed = "\n".join(theme_page(theme) for theme in present)
+    return "\n\n".join(parts) + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"

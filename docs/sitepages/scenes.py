@@ -1,0 +1,164 @@
+"""What each figure of the gallery is drawn of, as code that a reader can run."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from dataclasses import dataclass
+
+from tsfm_lens import viz
+from tsfm_lens.catalogue import Figure, Measurement, find
+
+HORIZON = 24
+
+CHRONOS = f"""\
+import tsfm_lens
+from tsfm_lens import catalogue, viz
+
+lens = tsfm_lens.load("chronos-nano")
+run = lens.run(tsfm_lens.bundled("co2", "elnino"), {HORIZON}, holdout=True)
+work = catalogue.work_on(run)  # what is measured of a run, each once
+"""
+DRIVEN = f"""\
+import pandas as pd
+import tsfm_lens
+from tsfm_lens import catalogue, data, viz
+
+series = tsfm_lens.bundled("pedestrians")
+table = pd.DataFrame({{"hour": series.timestamps(0), "people": series.values[0]}})
+table["weekend"] = table["hour"].dt.dayofweek >= 5  # a covariate whose future is known
+end = table["hour"].searchsorted(pd.Timestamp("2016-12-07"))
+days = [table.iloc[stop - 216 : stop].assign(day=str(stop)) for stop in range(end, end + 20 * {HORIZON}, {HORIZON})]
+items = data.as_series(
+    pd.concat(days), targets=["people"], known=["weekend"], id_column="day", time_column="hour"
+)
+lens = tsfm_lens.load("chronos2-nano")
+run = lens.run(items, {HORIZON}, holdout=True)
+work = catalogue.work_on(run)  # what is measured of a run, each once
+"""
+SWEEP = """\
+from tsfm_lens import sweep, viz
+
+config = sweep.parse_config(
+    {
+        "name": "gallery",
+        "models": [{"source": "bolt-nano"}],
+        "data": [{"source": "bundled", "names": ["co2", "elnino", "nile", "pedestrians"], "horizon": 24, "windows": 2}],
+        "variants": {
+            "layers": {"sizes": [1, 2, "all"]},
+            "ranges": {},
+            "heads": {},
+            "heads_at": {"tolerance": 0.01, "orders": ["stable_rank"]},
+            "recipes": ["timesfm-28", "bolt-60"],
+            "scale_recipes": True,
+            "random_seeds": 3,
+        },
+    }
+)
+sweep.run_sweep(config, "gallery.store")
+tables = sweep.gather("gallery.store").results
+"""
+WATCHED = """\
+import torch
+from tsfm_lens import training, viz
+
+torch.manual_seed(0)
+model = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+head = torch.nn.Linear(8, 1)
+weights = [*model.parameters(), *head.parameters()]
+inputs, wanted = torch.randn(32, 12, 8), torch.randn(32, 12, 1)
+
+
+def forward():
+    out, pattern = model(inputs, inputs, inputs, average_attn_weights=False)
+    return head(out), pattern
+
+
+def loss():
+    return (forward()[0] - wanted).square().mean()
+
+
+def patterns():
+    return {"attention": forward()[1][0].detach()}
+
+
+watched = torch.nn.ModuleList([model, head])
+watch = training.Watch(watched, every=5, loss=loss, patterns=patterns, snapshots=10)
+optimiser = torch.optim.Adam(weights, lr=0.01)
+for step in range(60):
+    optimiser.zero_grad()
+    now = loss()
+    now.backward()
+    optimiser.step()
+    watch(step, loss=now.item())
+"""
+# renderers of a sweep's tables, by the table
+_TABLES = {
+    "sweep_effects": "effects",
+    "sweep_curves": "curves",
+    "sweep_heads_at": "heads_at",
+    "sweep_datasets": "datasets",
+    "sweep_recipes": "recipes",
+    "sweep_selection": "selection",
+}
+_ROOMS = "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, lab, probes, theory, training, viz, zoo\n"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Code that ends in a figure.
+
+    Attributes:
+        opening: what it stands on, shared by many figures.
+        drawing: lines that draw it.
+        command: the same on the command line, if there is one.
+    """
+
+    opening: str
+    drawing: str
+    command: str = ""
+
+
+def scene_of(measurement: Measurement, figure: Figure) -> Scene:
+    """How a figure of the catalogue is drawn in the gallery."""
+    if measurement.compute is not None:
+        return _of_run(measurement, figure)
+    if measurement.theme == "Sweeps":
+        table = f'tables["{_TABLES[measurement.kind]}"]'
+        return Scene(SWEEP, f"viz.{figure.name}({table})", "tsfm-lens sweep report gallery.store")
+    return _of_docstring(measurement, figure)
+
+
+def _of_run(measurement: Measurement, figure: Figure) -> Scene:
+    from tsfm_lens.models import load
+
+    lens = load("chronos-nano")
+    allowed = all(needs is None or needs.met(lens) for needs in (measurement.needs, figure.needs))
+    driven = measurement.theme == "Inputs" or not allowed
+    results = ", ".join(f'work.result("{kind}")' for kind in (measurement.kind, *figure.beside))
+    options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
+    model, data = ("chronos2-nano", "mine.csv --known weekend") if driven else ("chronos-nano", "bundled:co2,elnino")
+    return Scene(
+        DRIVEN if driven else CHRONOS,
+        f"viz.{figure.name}({results}{options})",
+        f"tsfm-lens figure {figure.name} {model} --data {data} --horizon {HORIZON}",
+    )
+
+
+def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
+    """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
+    if measurement.kind == "training_watch":
+        return Scene(WATCHED, f"viz.{figure.name}(watch.dataset())")
+    if measurement.across:
+        models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
+        command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:co2"
+        return Scene(_ROOMS, f"viz.{figure.name}(probes.{measurement.across}([{models}]))", command)
+    lines = [example.source for example in doctest.DocTestParser().get_examples(getattr(viz, figure.name).__doc__)]
+    # what the test compares is the title, or a number of marks
+    return Scene(_ROOMS, re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip())
+
+
+def described(kind: str) -> str:
+    """What makes results of this kind, in words."""
+    measurement = find(kind)
+    return measurement.compute.words if measurement.compute is not None else measurement.elsewhere
