@@ -55,7 +55,7 @@ def sources() -> str:
 
 
 def slugs() -> dict[str, tuple[Measurement, Figure]]:
-    """Every figure of the catalogue by the name of its files; a renderer of several measurements comes several times."""
+    """Every figure of the catalogue by the name of its files; one of several measurements comes several times."""
     found: dict[str, tuple[Measurement, Figure]] = {}
     for measurement, figure in figures():
         found[f"{figure.name}-{measurement.kind}" if figure.name in found else figure.name] = (measurement, figure)

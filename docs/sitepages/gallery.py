@@ -173,8 +173,8 @@ def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictur
     count = len({figure.name for _, figure in entries.values()})
     parts = [
         "# Gallery",
-        f"All {count} figures, drawn by the build of this site from the embedded models. Each page has the figure to touch, "
-        "the code that drew it, what its marks mean, and what the report says of the same results.",
+        f"All {count} figures, drawn by the build of this site from the embedded models. Each page has the figure to "
+        "touch, the code that drew it, what its marks mean, and what the report says of the same results.",
     ]
     for theme in present:
         parts += [f"## [{theme}]({theme_page(theme)}.md)", _grid(theme, entries, drawn, pictures)]
