@@ -63,6 +63,30 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, 
     assert ("change of the error without it" in page) == (ahead == 0)
 
 
+def test_a_horizon_that_leaves_no_context_is_refused_where_the_end_is_held_out_by_rule(tmp_path: Path) -> None:
+    data = sheet(tmp_path / "load.csv", ahead=0)
+    done = run("chronos2-nano", "--data", data, *OPTIONS, "--horizon", str(HOURS), "--out", str(tmp_path / "page"))
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert f"its last {HOURS} steps would be held out, and 'A/load' has {HOURS} in all; give --horizon 48" in said
+
+
+@pytest.mark.parametrize("known", [["--known", "a,b"], ["--known", "a,b", "--known", "c, d"], ["--known", "a,b,c, d"]])
+def test_names_with_commas_are_given_one_by_one(known: list[str], tmp_path: Path) -> None:
+    frame = pd.read_csv(sheet(tmp_path / "load.csv"))
+    columns = {"temperature": "a,b"} if len(known) == 2 else {"temperature": "a,b", "price": "c, d"}
+    frame["price"] = np.arange(len(frame))
+    frame.rename(columns=columns).to_csv(tmp_path / "load.csv", index=False)
+    words = ["--target", "load", "--id-column", "site", "--time-column", "ts", "--chapters", "forecast"]
+    words += ["--data", str(tmp_path / "load.csv"), "--horizon", "12", *known, "--out", str(tmp_path / "page")]
+    done = run("chronos2-nano", *words)
+    if len(known) == 2 and "," in known[1][3:]:
+        # several names in one text are parted at every comma
+        assert (done.exit_code, "no column" in done.output.lower()) == (1, True)
+    else:
+        assert done.exit_code == 0, done.output
+
+
 def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: Path) -> None:
     words = ["--data", "bundled:nile", "--horizon", "8", "--chapters", "forecast,covariate_use"]
     done = run("bolt-nano", *words, "--out", str(tmp_path))

@@ -70,6 +70,47 @@ def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path
                 np.testing.assert_allclose(ours, theirs, rtol=np.finfo(float).eps)
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_gap_in_a_known_future_is_named_as_the_user_counts(
+    frame: pd.DataFrame, dropped: bool, tmp_path: Path
+) -> None:
+    place = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
+    gap = frame.drop(index=place) if dropped else frame.assign(temperature=frame.temperature.mask(frame.index == place))
+    gap.to_csv(tmp_path / "sites.csv", index=False)
+    # rows of a file count from its first line, which has the names
+    for row, read in ((place, lambda: as_series(gap, **OPTIONS)), (place + 2, lambda: _read(tmp_path))):
+        with pytest.raises(InputError, match="step 3 of 6 after the context") as caught:
+            read()
+        where = "no row has it" if dropped else f"row {row}"
+        assert f"'B/temperature' has no number at {frame.ts[place]} ({where})" in str(caught.value)
+
+
+def _read(folder: Path) -> SeriesBatch:
+    return data.read_series(folder / "sites.csv", **OPTIONS)
+
+
+def test_a_gap_among_steps_without_times_is_counted_from_one() -> None:
+    with pytest.raises(InputError, match="no number at step 2 of 3 after"):
+        SeriesBatch(
+            (np.arange(4.0), np.arange(4.0)),
+            roles=("target", "known"),
+            futures=(None, [1.0, np.nan, 1.0]),
+            groups="gg",
+            variates="yk",
+        )
+
+
+def test_a_column_with_a_comma_in_its_name_is_one_covariate(frame: pd.DataFrame, tmp_path: Path) -> None:
+    named = frame.rename(columns={"temperature": "temperature, indoors"})
+    named.to_csv(tmp_path / "sites.csv", index=False)
+    how = {**OPTIONS, "known": ["temperature, indoors", "weekday,holiday"]}
+    for batch in (as_series(named, **how), data.read_series(tmp_path / "sites.csv", **how)):
+        assert batch.variates[:5] == ("load", "price", "temperature, indoors", "weekday", "holiday")
+        np.testing.assert_array_equal(batch.values[2], as_series(frame, **OPTIONS).values[2])
+    with pytest.raises(UnknownNameError, match="temprature"):
+        as_series(named, **{**OPTIONS, "known": ["weekday,temprature"]})
+
+
 def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
     batch = as_series(frame, **OPTIONS)
     shown, truth = batch.split(4)
@@ -124,7 +165,7 @@ def test_columns_that_cannot_be_covariates_are_refused(
 
 def test_a_gap_in_what_is_known_is_refused(frame: pd.DataFrame) -> None:
     frame.loc[HOURS + 1, "temperature"] = np.nan
-    with pytest.raises(InputError, match=r"temperature.*no number at step 1"):
+    with pytest.raises(InputError, match=r"temperature.*no number at 2024-01-02 07:00:00"):
         as_series(frame, **OPTIONS)
 
 

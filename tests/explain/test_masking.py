@@ -122,7 +122,7 @@ def test_each_mask_runs_once(bolt_run: Run) -> None:
 def test_a_token_model_is_led_along_its_own_path() -> None:
     run = tsfm_lens.load("chronos-nano").run(10 + np.sin(np.arange(60) / 3), 8)
     parts = explain.segments(run, parts=3)
-    values = explain.forecasts(run, parts, [[True] * len(parts), [False, *[True] * (len(parts) - 1)]])
+    values = explain.forecasts(run, parts, [[True] * len(parts), [False, *[True] * (len(parts) - 1)]], "missing")
     assert_close(values[0, 0], run.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
     hidden = np.array(run.batch.values[0])
     hidden[: len(parts[0])] = np.nan
@@ -149,9 +149,9 @@ def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
     nothing = np.zeros((1, len(parts)), bool)
     if name in FILLS:
         with pytest.raises(InputError, match="reference='mean'"):
-            explain.forecasts(run, parts, nothing)
+            explain.forecasts(run, parts, nothing, "missing")
     else:
-        assert np.isfinite(explain.forecasts(run, parts, nothing)).all()
+        assert np.isfinite(explain.forecasts(run, parts, nothing, "missing")).all()
 
 
 def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(covariate_run: Run) -> None:

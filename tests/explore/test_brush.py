@@ -24,7 +24,7 @@ def view(lens: Lens) -> Brush:
     cause = np.random.default_rng(8).normal(size=STEPS + H)
     past, future = {"cause": cause[:STEPS]}, {"cause": cause[STEPS:]}
     entry = {"target": 2 + cause[:STEPS], "past_covariates": past, "future_covariates": future}
-    return explore.brush(lens.run([entry], H, truth=np.zeros((2, H))))
+    return explore.brush(lens.run([entry], H, truth=np.zeros((2, H))), reference="missing")
 
 
 def gapped(view: Brush, series: int, start: int, stop: int) -> np.ndarray:

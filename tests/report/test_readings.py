@@ -124,7 +124,7 @@ def test_attribution_names_signs_sums_and_gap(results):
     over = attribution.read_attribution_over_series
     assert over(results["attribution"], "expected_value") == [
         "Over all series decoder.1.cross_attn.0 contributes most of all heads, as a share of the sizes of all "
-        "contributions (-25 %).",
+        "contributions (−25 %).",
         "Over all series decoder.0.mlp contributes most of all MLPs, as a share of the sizes of all contributions "
         "(75 %).",
     ]

@@ -113,7 +113,7 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     dots = np.concatenate([np.asarray(trace.x) for trace in fig.data])
     np.testing.assert_allclose(np.sort(dots), np.sort(ds["effect"].values.ravel()))
     largest = ds["segment"].values[int(ds["size_estimate"].values.argmax())]
-    assert fig.layout.yaxis.ticktext[0] == largest
+    assert fig.layout.yaxis.ticktext[0] == str(largest).replace("-", "−")
     with pytest.raises(InputError, match="input_beeswarm draws that kind"):
         viz.input_map(ds)
 

@@ -6,11 +6,16 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextmanager
@@ -37,6 +42,18 @@ def said_once(lens: Lens) -> Iterator[None]:
         # put in place by what catch_warnings takes back
         warnings.showwarning = _once(warnings.showwarning, fresh)
         yield
+
+
+def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
+    """Let a probe, whose first argument is a run, repeat no word of the model's library; see :func:`said_once`."""
+
+    @wraps(probe)
+    def probing(*args: P.args, **options: P.kwargs) -> R:
+        run: Any = args[0] if args else options.get("run")
+        with said_once(run.lens) if isinstance(run, Run) else nullcontext():
+            return probe(*args, **options)
+
+    return probing
 
 
 def _once(show: Callable[..., None], fresh: Callable[..., bool]) -> Callable[..., None]:

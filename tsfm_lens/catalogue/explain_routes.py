@@ -13,11 +13,12 @@ from tsfm_lens.catalogue.computing import Compute, Options, Work
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.explaining import THEME
 from tsfm_lens.catalogue.needs import SERIES
-from tsfm_lens.catalogue.standing import WORTH_A_WORD, Standing
+from tsfm_lens.catalogue.standing import Standing
 from tsfm_lens.catalogue.tables import frame
-from tsfm_lens.catalogue.words import listed, measured
+from tsfm_lens.catalogue.words import capital, listed, measured
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import carried_dots, deletion_lines, proof_dots, route_map, route_river
+from tsfm_lens.viz.explain_routes import past_attention
 from tsfm_lens.viz.select import array, kind_word, names, unit_of
 from tsfm_lens.viz.theme import percent
 
@@ -84,8 +85,8 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         order = [i for i in np.argsort(-np.nan_to_num(size[place]), kind="stable") if stands[place, i]][:_NAMED]
         named = [f"{components[i]} ({amount(size[place, i])})" for i in order]
         through = f" The most of it goes through {listed(named)}." if named else " No component stands out in it."
-        share = array(ds, "no_attention_share", "segment")[place]
-        past = f" {_bypassing(float(share))} bypasses attention." if np.isfinite(share) else ""
+        words = past_attention(float(array(ds, "no_attention_share", "segment")[place]))
+        past = f" {capital(words)}." if words else ""
         out.append(f"{segments[place]} moves the forecast by {amount(moved[place])} on average.{through}{past}")
     if not out:
         return ["No segment moves the forecast by more than the noise."]
@@ -101,10 +102,6 @@ def read_routes(ds: xr.Dataset) -> list[str]:
             f"{rate} had been missed (at most {high})."
         )
     return out
-
-
-def _bypassing(share: float) -> str:
-    return "Next to nothing of it" if abs(share) < WORTH_A_WORD else f"{percent(share)} of it"
 
 
 def read_kinds(ds: xr.Dataset) -> list[str]:

@@ -16,7 +16,7 @@ _LISTED = 3  # heads alike that are named
 
 def num(value: float) -> str:
     """Three significant digits."""
-    return significant(value, 3).replace("-", "−")
+    return significant(value, 3)
 
 
 def signed(value: float) -> str:

@@ -23,6 +23,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.early import check_kinds, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
@@ -39,8 +40,8 @@ def explain(
         str, typer.Option(metavar="NAME", help="shapley, occlusion, …; see explain.attribute_inputs.")
     ] = "",
     reference: Annotated[
-        str, typer.Option(metavar="NAME", help="What stands for a masked step: missing, mean, seasonal naive, …")
-    ] = "",
+        str, typer.Option(metavar="NAME", help="What stands for a masked step: mean, missing, seasonal naive, …")
+    ] = "mean",
     chapters: Chapters = None,
     horizon: Horizon = None,
     holdout: Annotated[
@@ -63,18 +64,20 @@ def explain(
     from tsfm_lens.pipeline import defined_for
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
-    refuse_unknown(method or None, reference or None)
+    refuse_unknown(method or None, reference)
     check_kinds(model, kinds, samples)
     series = read_data(data, reading)
+    ends = _ends_early(series) if holdout is None else holdout
+    if ends and holdout is None:
+        _refuse_to_hold_out(series, horizon)
     check_steps(series, horizon, holdout)
     with progress_display() as bar:
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
         kinds = tuple(defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
-        ends = _ends_early(series) if holdout is None else holdout
         run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
-        asked: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference or None}
+        asked: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
         write_explanation(run, out, chapters=kinds, **asked, sources=data, progress=progress, left_out=missing)
     if ends and holdout is None:
         typer.echo(
@@ -86,3 +89,15 @@ def explain(
 def _ends_early(series: SeriesBatch) -> bool:
     """Whether what is known ends with the target, so that the end of the target has to be held out."""
     return any(future is not None and not len(future) for future in series.futures)
+
+
+def _refuse_to_hold_out(series: SeriesBatch, horizon: int | None) -> None:
+    """Refuse a horizon that leaves no context where nobody asked for a truth."""
+    shortest = min(series.lengths)
+    if horizon is not None and horizon >= shortest:
+        name = series.ids[series.lengths.index(shortest)]
+        raise InputError(
+            f"no covariate is known beyond the target, so that its last {horizon} steps would be held out, and "
+            f"{name!r} has {shortest} in all; give --horizon {max(1, shortest // 2)} or shorter, or rows with the "
+            "covariates' future and an empty target"
+        )

@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {
             "--known",
             metavar="NAME[,NAME…]",
             rich_help_panel=PANEL,
-            help="Column of a covariate whose future is known; repeatable.",
+            help="Column of a covariate whose future is known; repeatable. Commas part names, but for those in a name.",
         ),
     ],
     "past": Annotated[
@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {
             "--past",
             metavar="NAME[,NAME…]",
             rich_help_panel=PANEL,
-            help="Column of a covariate that is seen up to the forecast; repeatable.",
+            help="Column of a covariate that is seen up to the forecast; repeatable, commas as in --known.",
         ),
     ],
     "freq": Annotated[

@@ -36,11 +36,7 @@ class Reading:
     @property
     def given(self) -> dict[str, Any]:
         """What is not None, as keyword arguments of ``read_series``."""
-        given = {name: value for name, value in asdict(self).items() if value is not None and value != []}
-        for name in ("known", "past"):
-            if name in given:
-                given[name] = [part.strip() for text in given[name] for part in text.split(",") if part.strip()]
-        return given
+        return {name: value for name, value in asdict(self).items() if value is not None and value != []}
 
 
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:

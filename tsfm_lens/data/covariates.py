@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,14 +28,31 @@ def checked_future(future: object, name: str) -> np.ndarray | None:
     values = to_floats(future, f"the future of {name!r}")
     if values.ndim != 1:
         raise InputError(f"the future of {name!r} has shape {values.shape}, expected one axis: time")
-    gaps = np.flatnonzero(~np.isfinite(values))
-    if len(gaps):
-        raise InputError(
-            f"the future of known covariate {name!r} has no number at step {gaps[0]} of {len(values)}; fill the gap, "
-            "or give it as a past covariate"
-        )
+    refuse_gaps(values, name)
     values.flags.writeable = False
     return values
+
+
+def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | None = None) -> None:
+    """Refuse a known future that is not known throughout.
+
+    Args:
+        future: (step,).
+        name: of the covariate.
+        place: what the user calls a step, such as its timestamp and row.
+
+    Raises:
+        InputError: names the first gap, steps counted from 1.
+    """
+    gaps = np.flatnonzero(~np.isfinite(future))
+    if not len(gaps):
+        return
+    first = int(gaps[0])
+    where = "" if place is None else f"{place(first)}, "
+    raise InputError(
+        f"the future of known covariate {name!r} has no number at {where}step {first + 1} of {len(future)} after the "
+        "context; fill the gap, or give it as a past covariate"
+    )
 
 
 def check_roles(batch: SeriesBatch) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.formulas import restored
+from tsfm_lens.data.frame_covariates import column_names
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.layout import key_and_time, value_columns
 from tsfm_lens.data.numerals import MISSING, Numerals, numeric_columns
@@ -116,7 +117,7 @@ def _frame(
 ) -> pd.DataFrame:
     """Text with its columns of numbers as numbers, but for ids and timestamps, which stay as they are written."""
     key, time = key_and_time(table.columns, id_column, time_column)
-    beside = {name for name in (*(known or ()), *(past or ())) if name in table.columns}
+    beside = set(column_names((*(known or ()), *(past or ())), table.columns)) & set(table.columns)
     wanted = value_columns(table.columns, targets if variates is None else variates, {key, time, *beside})
     free = {name: column for name, column in table.columns.items() if name not in (key, time)}
     # a column without a name may number the rows

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.covariates import number_categories
+from tsfm_lens.data.covariates import number_categories, refuse_gaps
 from tsfm_lens.data.grid import Grid
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -49,7 +49,7 @@ def chosen_covariates(
     among = set(columns)
     chosen: dict[Hashable, str] = {}
     for role, names in (("past", past), ("known", known)):
-        for name in names or ():
+        for name in column_names(names or (), among):
             if name not in among:
                 raise unknown_name("column", name, [str(column) for column in columns if column not in taken])
             if name in taken:
@@ -59,6 +59,12 @@ def chosen_covariates(
                 raise InputError(f"covariate {name!r} is named twice, {again}")
             chosen[name] = role
     return chosen
+
+
+def column_names(asked: Sequence[str], columns: Collection[Hashable]) -> list[str]:
+    """Names of columns, several of which may stand in one text with commas between; a column of that name wins."""
+    parted = [[text] if text in columns else text.split(",") for text in asked]
+    return [name if name in columns else name.strip() for names in parted for name in names if name.strip()]
 
 
 def columns_of_covariates(
@@ -96,6 +102,7 @@ def with_covariates(
     numbers: Mapping[Hashable, np.ndarray],
     covariates: Sequence[Covariate],
     notes: Sequence[str],
+    labels: pd.Index,
 ) -> SeriesBatch:
     """Groups of targets and their covariates.
 
@@ -106,6 +113,7 @@ def with_covariates(
         numbers: (row,) of each target.
         covariates: of all groups.
         notes: from reading.
+        labels: what messages call each row.
     """
     made: dict[str, list[Any]] = {name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures")}
     starts: list[Any] = []
@@ -126,6 +134,8 @@ def with_covariates(
             members += [(each.name, each.role, on_grid(each.values), each.categories) for each in covariates]
             for variate, role, values, names in members:
                 future = _until_missing(values[end:]) if role == "known" else None
+                if future is not None:
+                    refuse_gaps(future, f"{name}/{variate}", _calling(grid, rows, labels, end))
                 row = (values[:end], f"{name}/{variate}", name, variate, role, future)
                 for column, value in zip(made.values(), row, strict=True):
                     column.append(value)
@@ -146,6 +156,21 @@ def _last_value(targets: Mapping[str, np.ndarray], name: str) -> int:
 
 
 def _until_missing(values: np.ndarray) -> np.ndarray:
-    """Values without the missing ones at their end; a gap before stays, for the batch to refuse."""
+    """Values without the missing ones at their end; a gap before stays, to be refused."""
     known = np.flatnonzero(np.isfinite(values))
     return values[: known[-1] + 1] if len(known) else values[:0]
+
+
+def _calling(grid: Grid | None, rows: np.ndarray, labels: pd.Index, end: int) -> Callable[[int], str]:
+    """What the user calls a step after the context: its timestamp, and its row if there is one."""
+
+    def place(step: int) -> str:
+        if grid is None:
+            return f"row {labels[rows[end + step]]}"
+        at = np.flatnonzero(grid.places == end + step)
+        row = f"row {labels[rows[grid.order[at[0]]]]}" if len(at) else "no row has it"
+        if grid.start is None or grid.freq is None:
+            return row
+        return f"{pd.date_range(grid.start, periods=end + step + 1, freq=grid.freq)[-1]} ({row})"
+
+    return place

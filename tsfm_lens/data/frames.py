@@ -95,7 +95,7 @@ def from_frame(
     if beside:
         targets_of = [tuple(columns)] if together else [(column,) for column in columns]
         covariates = columns_of_covariates(frame, beside, _numbers)
-        return with_covariates(groups, grids, targets_of, numbers, covariates, notes)
+        return with_covariates(groups, grids, targets_of, numbers, covariates, notes, frame.index)
     values: list[np.ndarray] = []
     names: list[str] = []
     for place, (group, rows) in enumerate(groups):

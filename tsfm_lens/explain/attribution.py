@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.baselines import flow_shares, rollout_shares
@@ -115,11 +116,12 @@ METHODS: dict[str, Callable[..., Found]] = {
 }
 
 
+@saying_once
 def attribute_inputs(
     run: Run,
     item: int | str = 0,
     method: str = "shapley",
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     *,
     target: int | str = 0,
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,

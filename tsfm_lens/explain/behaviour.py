@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.naive import seasonal_error
 from tsfm_lens.errors import InputError
@@ -23,6 +24,7 @@ _SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and 
 Progress = Callable[[int, int], None]
 
 
+@saying_once
 def covariate_use(
     run: Run, *, shuffles: int = 8, seed: int | None = None, progress: Progress | None = None
 ) -> xr.Dataset:

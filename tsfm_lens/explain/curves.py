@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
@@ -28,6 +29,7 @@ _ORDERS = 64
 Explanations = Mapping[str, Any]
 
 
+@saying_once
 def deletion_curves(
     run: Run,
     explanations: Explanations | xr.Dataset,
@@ -35,7 +37,7 @@ def deletion_curves(
     *,
     target: int | str = 0,
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     orders: int = _ORDERS,
     seed: int = 0,
     progress: Progress | None = None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference
@@ -18,6 +19,7 @@ from tsfm_lens.models.run import Run
 __all__ = ["refine_inputs"]
 
 
+@saying_once
 def refine_inputs(
     run: Run,
     item: int | str = 0,

@@ -87,6 +87,32 @@ def reference_values(
     return tuple(found)
 
 
+def reference_rows(
+    batch: SeriesBatch, numbered: SeriesBatch, reference: Reference, horizon: int, seed: int
+) -> tuple[np.ndarray, ...]:
+    """What stands for each step of each series, (time + horizon,), by name or as it is given.
+
+    Args:
+        batch: the series.
+        numbered: the same, categories as the numbers that the model is shown.
+        reference, horizon, seed: as in :func:`reference_values`.
+
+    Raises:
+        UnknownNameError, InputError: as there, or the reference is of no kind that there is.
+    """
+    if isinstance(reference, str | Mapping):
+        if numbered is not batch:
+            # what is no reference of categories is none of their numbers either
+            reference_values(batch, reference, horizon, seed)
+        return reference_values(numbered, reference, horizon, seed)
+    if not isinstance(reference, Sequence | np.ndarray):
+        raise InputError(
+            f"reference={reference!r} is of no kind that there is; expected one of {', '.join(map(repr, REFERENCES))}, "
+            "one of them for each role, or values for each series"
+        )
+    return tuple(np.asarray(values, dtype=float) for values in reference)
+
+
 def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
     """A series with its known future behind, (time + horizon,), NaN where nothing is known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
@@ -177,7 +203,7 @@ def masked(
     batch: SeriesBatch,
     segments: Sequence[Segment],
     keep: Any,
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     *,
     horizon: int = 0,
     seed: int = 0,
@@ -211,9 +237,7 @@ def masked(
         raise InputError(f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)")
     refuse_overlap(segments, batch, horizon)
     kept = checked_keep(keep, len(segments))
-    if isinstance(reference, str | Mapping):
-        reference = reference_values(batch, reference, horizon, seed)
-    stands = tuple(reference)
+    stands = reference_rows(batch, batch, reference, horizon, seed)
     rows = []
     for row in range(len(batch)):
         values = _whole(batch, row, horizon)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
@@ -206,6 +207,7 @@ def _shuffled(batch: SeriesBatch, seed: list[int]) -> SeriesBatch:
     return replace(batch, values=tuple(values), futures=tuple(futures))
 
 
+@saying_once
 def route_effects(
     run: Run,
     *,

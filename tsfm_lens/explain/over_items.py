@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data.naive import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
@@ -20,6 +21,7 @@ from tsfm_lens.probes.findings import judge
 __all__ = ["input_effects"]
 
 
+@saying_once
 def input_effects(
     run: Run,
     *,

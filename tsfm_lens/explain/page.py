@@ -8,9 +8,10 @@ from typing import Any
 
 import xarray as xr
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
-from tsfm_lens.explain.masking import OWN_MASK, REFERENCES, Reference, mask_seen
+from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.models.run import Run
 
@@ -24,13 +25,14 @@ CHAPTERS = (
 _MASKED = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
 
 
+@saying_once
 def explain(
     run: Run,
     out: str | Path | None = None,
     *,
     item: int | str = 0,
     method: str | None = None,
-    reference: Reference | None = None,
+    reference: Reference = "mean",
     chapters: Sequence[str] = CHAPTERS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     title: str | None = None,
@@ -47,8 +49,7 @@ def explain(
         out: folder for index.html; nothing is written if None.
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
-        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`; if None the mean for
-            what is forecast, and for covariates the model's own mask where it has one, else the mean.
+        reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
         chapters: see :func:`tsfm_lens.pipeline.analyse`.
         options: of the probes, by kind of measurement.
         title, sources, progress, left_out: see :func:`tsfm_lens.pipeline.report`.
@@ -70,8 +71,7 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)
-    stands = reference or _own_reference(run)
-    own: dict[str, dict[str, Any]] = {kind: {"reference": stands} for kind in _MASKED}
+    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKED}
     if method is not None:
         own["input_attribution"]["method"] = method
     asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in kinds}
@@ -82,7 +82,7 @@ def explain(
     return results
 
 
-def refuse_unknown(method: str | None, reference: Reference | None) -> None:
+def refuse_unknown(method: str | None, reference: Reference) -> None:
     """Refuse names of methods and references that there are not, before anything runs.
 
     Raises:
@@ -98,14 +98,3 @@ def _first(run: Run, item: int | str) -> Run:
     """The run with the item that is explained in front."""
     rows = item_rows(run.batch, item)
     return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])
-
-
-def _own_reference(run: Run) -> Reference:
-    """The mean for what is forecast; for covariates the model's own mask, as if they were not known, if it has one.
-
-    With all of a target masked a model does not know its level, so that the parts would explain that.
-    """
-    if not run.batch.has_covariates:
-        return "mean"
-    own = "missing" if mask_seen(run.lens, run.select(item_rows(run.batch, 0)).batch) == OWN_MASK else "mean"
-    return {"target": "mean", "past": own, "known": own}

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.curves import segments_in
@@ -64,6 +65,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     return found
 
 
+@saying_once
 def prove_routes(
     run: Run,
     routes: xr.Dataset,
@@ -71,7 +73,7 @@ def prove_routes(
     *,
     target: int | str = 0,
     named: Mapping[str, Sequence[str]] | None = None,
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     controls: int = _CONTROLS,
     most: int = _SEGMENTS,
     seed: int = 0,

@@ -12,6 +12,7 @@ import xarray as xr
 from scipy.stats import beta
 
 from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
@@ -37,13 +38,14 @@ LARGEST = 5
 """Routes of a segment that a search must find."""
 
 
+@saying_once
 def input_routes(
     run: Run,
     item: int | str = 0,
     *,
     target: int | str = 0,
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     components: Sequence[str | Component] | None = None,
     direct: bool = False,
     top: int | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import Reference, masked, reference_values
+from tsfm_lens.explain.masking import Reference, masked, reference_rows
 from tsfm_lens.explain.segments import Segment, given_parts, item_of, refuse_overlap, target_row
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
@@ -187,7 +187,7 @@ def two_sides(
     item: int | str = 0,
     target: int | str = 0,
     parts: Any = None,
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     seed: int = 0,
 ) -> Sides:
     """One item of a run, ready to have segments masked; arguments as :func:`tsfm_lens.explain.input_routes` has them.
@@ -201,11 +201,5 @@ def two_sides(
     renumber: Any = getattr(alone.lens.adapter, "numbered", None)
     numbered = alone.batch if renumber is None else renumber(alone.batch)
     refuse_overlap(chosen, numbered, alone.horizon)
-    if isinstance(reference, str | Mapping):
-        if numbered is not alone.batch:
-            # what is no reference of categories is none of their numbers either
-            reference_values(alone.batch, reference, alone.horizon, seed)
-        stands = reference_values(numbered, reference, alone.horizon, seed)
-    else:
-        stands = tuple(reference)
+    stands = reference_rows(alone.batch, numbered, reference, alone.horizon, seed)
     return Sides(alone, target_row(alone.batch, target), chosen, stands, numbered)

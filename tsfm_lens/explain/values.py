@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.parts import forward_parts
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
@@ -23,7 +24,7 @@ from tsfm_lens.explain.masking import (
     checked_keep,
     mask_seen,
     masked,
-    reference_values,
+    reference_rows,
 )
 from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
@@ -38,11 +39,12 @@ _NUMBERS = 2**21
 _ROWS = 256
 
 
+@saying_once
 def forecasts(
     run: Run,
     segments: Sequence[Segment],
     keep: Any,
-    reference: Reference = "missing",
+    reference: Reference = "mean",
     *,
     item: int | str = 0,
     target: int | str = 0,
@@ -109,7 +111,7 @@ class Masks:
 
     run: Run
     segments: Sequence[Segment]
-    reference: Reference = "missing"
+    reference: Reference = "mean"
     item: int | str = 0
     target: int | str = 0
     seed: int = 0
@@ -133,12 +135,7 @@ class Masks:
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
         """For each series (time + horizon,) what stands for it where it is masked."""
-        if not isinstance(self.reference, str | Mapping):
-            return tuple(self.reference)
-        if self.batch is not self.run.batch:
-            # what is no reference of categories is none of their numbers either
-            reference_values(self.run.batch, self.reference, self.run.horizon, self.seed)
-        return reference_values(self.batch, self.reference, self.run.horizon, self.seed)
+        return reference_rows(self.run.batch, self.batch, self.reference, self.run.horizon, self.seed)
 
     @cached_property
     def mask(self) -> str:

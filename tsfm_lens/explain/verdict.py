@@ -29,6 +29,12 @@ RULES = (
 
 Word = Literal["holds", "holds in part", "fails"]
 
+# what routes do with a share of the segment's effect, and with one below 0: then they work against it
+_SHARES = {
+    "necessity": ("takes {} of its effect away", "takes nothing of its effect away but adds {} to it"),
+    "sufficiency": ("brings {} of it back", "brings nothing of it back but takes {} more away"),
+}
+
 
 def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
     """What proofs say together.
@@ -92,11 +98,12 @@ def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
         names = [str(name) for name in one["cut_name"].values[:-1] if name]
         passed = {}
         parts = []
-        for name, does in (("necessity", "takes {} of its effect away"), ("sufficiency", "brings {} of it back")):
+        for name, ways in _SHARES.items():
             value, p = float(one[name]), float(one[f"{name}_p"])
             passed[name] = value >= HALF and p <= max(1 - CONFIDENCE, smallest)
             chance = float(np.median(one[f"random_{name}"].values))
-            parts.append(f"{does.format(f'{100 * value:.0f} %')} (random components {100 * chance:.0f} %)")
+            does = ways[value < 0].format(f"{100 * abs(value):.0f} %")
+            parts.append(f"{does} (random components {100 * chance:.0f} %)")
         error = float(one["prediction_error"])
         passed["prediction"] = error < HALF
         words.append("holds" if all(passed.values()) else "holds in part" if any(passed.values()) else "fails")

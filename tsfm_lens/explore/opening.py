@@ -46,7 +46,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     return Explorer(run, states)
 
 
-def brush(run: Run, item: int | str = 0, *, reference: Reference = "missing") -> Brush:
+def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Brush:
     """Brush a stretch of the past in a notebook, and see the forecast without it.
 
     The stretch is dragged over the figure, or set by the slider; of an item with several series the menu says whose.

@@ -20,7 +20,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.downloads import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
-from tsfm_lens.viz.theme import untitled
+from tsfm_lens.viz.theme import true_minus, untitled
 
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
@@ -151,7 +151,7 @@ def page_of(
     page = environment.get_template("template.html.j2").render(
         title=title,
         sections=sections,
-        notes=[_tied(note) for note in notes],
+        notes=[_typeset(note) for note in notes],
         provenance=dict(provenance),
         plotlyjs=Markup(script),
         config=BROWSER_CONFIG,
@@ -217,14 +217,14 @@ def _figure(anchor: str, file: str, plate: Plate) -> _Figure:
         spec=script_json(bare),
         height=int(bare.layout.height or _HEIGHT),
         min_width=int(meta["min_width"]),
-        reading=[_tied(text) for text in plate.reading],
+        reading=[_typeset(text) for text in plate.reading],
         table=download(plate.table, f"{file}.csv"),
     )
 
 
-def _tied(text: str) -> str:
-    """Keep a number and its percent sign on one line."""
-    return re.sub(r"(?<=\d) (?=%)", "\u00a0", text)
+def _typeset(text: str) -> str:
+    """Keep a number and its percent sign on one line, and write one kind of minus sign."""
+    return re.sub(r"(?<=\d) (?=%)", "\u00a0", true_minus(text))
 
 
 def script_json(fig: go.Figure) -> Markup:

@@ -18,6 +18,7 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     position,
+    segment_words,
     series_position,
     statistic_of,
     unit_of,
@@ -215,7 +216,7 @@ class _Part:
         self.quantile = float(levels[self.level])
         self.step = None if step is None else position(ds, "step", step)
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
-        self.names = names(ds, "segment")
+        self.names = segment_words(ds)
         values = array(ds, "attribution", "segment", "step", quantile=self.level)
         self.effect = np.array([self.at_step(row) for row in values])
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
@@ -289,4 +290,4 @@ def method_words(attrs: Mapping[str, Any]) -> str:
 
 def _signed(value: float) -> str:
     """Three digits with a true sign."""
-    return f"{'' if value < 0 else '+'}{significant(value, 3)}".replace("-", "−")
+    return f"{'' if value < 0 else '+'}{significant(value, 3)}"

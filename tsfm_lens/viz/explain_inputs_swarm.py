@@ -9,7 +9,7 @@ import xarray as xr
 from tsfm_lens.viz.explain_inputs import method_words
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.select import array, draws, model_of, names, shown
+from tsfm_lens.viz.select import array, draws, model_of, names, segment_words, shown
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import DIVERGING, GREY, PALE, plain
 
@@ -36,7 +36,7 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
         >>> fig.layout.meta["title"]
         'What moves the forecasts of chronos-nano'
     """
-    labels = names(ds, "segment")
+    labels = segment_words(ds)
     effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
     judged = finding(ds, "size", "segment", unit="MASE")
     mean = array(ds, "size_estimate", "segment")

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.select import array, draws, model_of, names, unit_of
+from tsfm_lens.viz.select import array, draws, model_of, names, segment_words, unit_of
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, number, plain
 
@@ -75,7 +75,7 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
         >>> "proof_dots" in viz.__all__
         True
     """
-    segments, unit = names(ds, "segment"), unit_of(ds) or "data units"
+    segments, unit = segment_words(ds), unit_of(ds) or "data units"
     height = max(230, 74 * len(segments))
     made = sheet([height], [0.55, 0.45], column_gap=0.14, min_width=720, below=60)
     shares, change = made

@@ -12,7 +12,7 @@ import xarray as xr
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.room import text_width
-from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, shown, unit_of
+from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, segment_words, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent, plain
 
@@ -24,7 +24,7 @@ _LINE = 19  # pixels that a node's label needs
 _TYPE = 11
 _WIDE = 0.03  # of a node, in the distance of two columns
 _OTHERS, _NONE = "other components", "no component: tokens and scale"
-_LITTLE = 0.01  # of an effect
+WORTH_A_WORD = 0.01  # of an effect
 _BEND = 24  # points of a ribbon's edge
 
 
@@ -105,7 +105,7 @@ def _columns(
     ds: xr.Dataset, flow: np.ndarray, arms: list[str], tints: list[str], bins: Sequence[np.ndarray], unit: str
 ) -> list[Column]:
     """Segments, components and groups of steps, of equal sums."""
-    segments = names(ds, "segment")
+    segments = segment_words(ds)
     total = np.abs(array(ds, "total", "segment", "step")).mean(1)
     size = flow.mean(2)
     steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
@@ -214,10 +214,22 @@ def _share_words(ds: xr.Dataset) -> str:
         return ""
     largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
     share = float(array(ds, "no_attention_share", "segment")[largest])
+    words = past_attention(share)
     # next to nothing is not worth a word
-    if not np.isfinite(share) or abs(share) < _LITTLE:
+    return f"{segment_words(ds)[largest]}: {words}" if words and abs(share) >= WORTH_A_WORD else ""
+
+
+def past_attention(share: float) -> str:
+    """What share of an effect has no route through attention, in words; "" where it is no number."""
+    if not np.isfinite(share):
         return ""
-    return f"{percent(share)} of the effect of {names(ds, 'segment')[largest]} bypass attention"
+    if abs(share) < WORTH_A_WORD:
+        return "next to nothing of the effect bypasses attention"
+    if share < 0:
+        return f"what bypasses attention takes {percent(-share)} of the effect back: attention overshoots"
+    if share > 1:
+        return f"what bypasses attention is {percent(share)} of the effect: attention takes the rest back"
+    return f"{percent(share)} of the effect bypasses attention"
 
 
 @draws("input_routes", needs=("size", "total"))
@@ -242,7 +254,7 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     known = finding(ds, "size", "component", "segment", unit=unit)
     sheet = blank(max(160, 20 * len(order)), min_width=160 + 44 * size.shape[1], below=100)
     panel = sheet.panel()
-    segments = [plain(name) for name in names(ds, "segment")]
+    segments = [plain(name) for name in segment_words(ds)]
     labels = [plain(names(ds, "component")[i]) for i in order]
     hover = f"%{{x}} through %{{y}}<br>%{{z:.4g}} {plain(unit)}"
     panel.cells(

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.viz.theme import true_minus
 
 P = ParamSpec("P")
 
@@ -95,6 +96,11 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
     if dim not in ds.dims:
         return []
     return [str(v) for v in ds[dim].values]
+
+
+def segment_words(ds: xr.Dataset) -> list[str]:
+    """Names of segments as figures write them: their steps with true minus signs."""
+    return [true_minus(name) for name in names(ds, "segment")]
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = None) -> int:

@@ -7,6 +7,7 @@ nothing, so that it prints; the diverging scale runs from blue over white to ver
 
 from __future__ import annotations
 
+import re
 from textwrap import wrap
 from typing import Any
 
@@ -99,6 +100,10 @@ def register() -> None:
     pio.templates[TEMPLATE] = _build_template()
 
 
+# a hyphen that begins a number, or the exponent of one
+_NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
+
+
 def plain(text: object) -> str:
     """A string that plotly shows letter by letter: markup, entities and ``%{…}`` lose their power."""
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -108,7 +113,12 @@ def plain(text: object) -> str:
 def significant(value: float, digits: int) -> str:
     """Significant digits; numbers below a million are written out, with all digits before the point."""
     text = f"{value:.{digits}g}"
-    return f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text
+    return true_minus(f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text)
+
+
+def true_minus(text: str) -> str:
+    """The text with a minus sign before each negative number; hyphens in names, dates and ranges stay."""
+    return _NEGATIVE.sub("−", text)
 
 
 def number(value: float) -> str:

@@ -1,0 +1,154 @@
+"""What an explanation says: one reference everywhere, shares that read sensibly, one kind of minus sign."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens import explain, explore
+from tsfm_lens.catalogue.explain_routes import read_routes
+from tsfm_lens.cli.explain import explain as command
+from tsfm_lens.errors import InputError
+from tsfm_lens.explain.cases import REFERENCE
+from tsfm_lens.models import Lens, Run
+from tsfm_lens.report.build import plates_of
+from tsfm_lens.viz.explain_routes import past_attention
+from tsfm_lens.viz.theme import percent, true_minus
+
+# a hyphen in the place of a minus sign
+HYPHEN = re.compile(r"(?<![\w\-.)\]])-\.?\d")
+
+
+def test_one_reference_stands_for_masked_steps_wherever_none_is_named() -> None:
+    asking = [each for name in explain.__all__ if callable(each := getattr(explain, name))]
+    defaults = {
+        each.__qualname__: given.default
+        for each in (*asking, explore.brush, command)
+        if (given := inspect.signature(each).parameters.get("reference")) is not None
+        and given.default is not inspect.Parameter.empty
+    }
+    assert len(defaults) > 10
+    assert set(defaults.values()) == {"mean"} == {REFERENCE}
+
+
+def test_what_is_computed_for_a_page_has_the_same_reference(bolt_run: Run) -> None:
+    found = explain.explain(bolt_run, chapters=("input_attribution", "input_routes", "deletion_curves"))
+    assert {data.attrs["reference"] for data in found.values()} == {"mean"}
+
+
+@pytest.mark.parametrize("reference", [None, 3.0])
+def test_a_reference_of_no_kind_is_refused(bolt_run: Run, reference: object) -> None:
+    with pytest.raises(InputError, match="expected one of 'missing'"):
+        explain.attribute_inputs(bolt_run, reference=reference, parts=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (-0.0564, "takes 5.64 % of the effect back: attention overshoots"),
+        (0.3, "30 % of the effect bypasses"),
+        (1.25, "attention takes the rest back"),
+        (0.0004, "next to nothing"),
+        (-0.0004, "next to nothing"),
+    ],
+)
+def test_a_share_past_attention_says_which_way_it_goes(share: float, words: str) -> None:
+    assert words in past_attention(share)
+    assert not re.search(r"[-−]\d", past_attention(share))
+
+
+def test_a_share_that_is_no_number_is_not_spoken_of() -> None:
+    assert past_attention(float("nan")) == ""
+
+
+def test_routes_that_work_against_their_segment_are_said_to() -> None:
+    of = ("segment",)
+    proof = xr.Dataset(
+        {
+            "cut_name": (("segment", "cut"), [["0.mlp", "all together"]]),
+            "necessity": (of, [-0.4]),
+            "sufficiency": (of, [-0.2]),
+            "necessity_p": (of, [1.0]),
+            "sufficiency_p": (of, [1.0]),
+            "random_necessity": (("segment", "draw"), np.zeros((1, 19))),
+            "random_sufficiency": (("segment", "draw"), np.zeros((1, 19))),
+            "prediction_error": (of, [2.0]),
+        },
+        coords={"segment": ["past"]},
+        attrs={"kind": "route_proof"},
+    )
+    word, (sentence,) = explain.verdict(proof)
+    assert word == "fails"
+    assert "takes nothing of its effect away but adds 40 % to it" in sentence
+    assert "brings nothing of it back but takes 20 % more away" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("past -24 to -1 by -3.1", "past −24 to −1 by −3.1"),
+        ("chronos-2 on 2024-01-03, [-1, 2e-05], heads 3-5", "chronos-2 on 2024-01-03, [−1, 2e−05], heads 3-5"),
+        ("gpt-2 -.5 (-7 %)", "gpt-2 −.5 (−7 %)"),
+    ],
+)
+def test_a_minus_sign_is_written_where_a_number_is_negative(text: str, written: str) -> None:
+    assert true_minus(text) == written
+    assert true_minus(written) == written
+
+
+def test_percentages_have_a_true_sign() -> None:
+    assert percent(-0.0564) == "−5.64 %"
+
+
+def test_no_hyphen_stands_for_a_minus_sign_on_a_page(covariate_run: Run, tmp_path: Path) -> None:
+    found = explain.explain(covariate_run, tmp_path, options={"input_attribution": {"method": "occlusion"}})
+    page = (tmp_path / "index.html").read_text()
+    sentences = re.findall(r"<p[^>]*>(.*?)</p>", page, re.S)
+    assert any("−" in text for text in sentences)
+    assert [text for text in sentences if HYPHEN.search(text)] == []
+    names = [str(name) for name in found["input_attribution"]["segment"].values]
+    written = [name for name in names if true_minus(name) != name]
+    drawn = "".join(plate.figure.to_json() for plates in plates_of(found).values() for plate in plates)
+    # as figures write them, and not as the names are typed
+    assert all(
+        true_minus(name) in drawn or true_minus(name).encode("unicode_escape").decode() in drawn for name in written
+    )
+    assert [name for name in written if name in drawn] == []
+    assert any("attention" in text for text in read_routes(found["input_routes"]))
+
+
+ASKED: dict[str, Any] = {
+    "attribute_inputs": lambda run: explain.attribute_inputs(run, parts={"parts": 13, "season": 1}, orders=32),
+    "deletion_curves": lambda run: explain.deletion_curves(run=run, explanations={"mine": [1, 2]}, parts=2, orders=4),
+    "input_routes": lambda run: explain.input_routes(run, parts=2, components=["decoder.0.mlp"]),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_what_a_library_says_of_each_masked_batch_is_said_once_and_nothing_else_is_hidden(
+    bolt: Lens, asked: Callable[[Run], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = bolt.run(10 + np.sin(np.arange(96) / 4), bolt.longest_pass + 1)
+    monkeypatch.setattr("tsfm_lens.explain.values._NUMBERS", 2**10)
+    native, calls = type(bolt).forecast, list[int]()
+
+    def forecast(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        warnings.warn(f"word {len(calls)}", UserWarning, stacklevel=1)
+        return native(*args, **options)
+
+    monkeypatch.setattr(type(bolt), "forecast", forecast)
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        asked(run)
+    said = [str(entry.message) for entry in log]
+    assert sum("prediction length" in words for words in said) == 1
+    assert [words for words in said if words.startswith("word")] == [f"word {n + 1}" for n in range(len(calls))]
