@@ -17,9 +17,13 @@ from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(set(architectures()) - {"t5"})
-# tokens, or normalised by the library before they enter the model (of Toto 1 the known covariates); and a backward
-# pass that is rescaled
-NO_SLOPE = {"chronos", "timesfm-2.5", "timesfm-2.5-transformers", "toto-1", "toto-2"}
+# why there is no slope
+NO_SLOPE = {
+    "chronos": "reads values as tokens",
+    "timesfm-2.5": "normalises series before they enter the model",
+    "timesfm-2.5-transformers": "normalises series before they enter the model",
+    "toto-2": "rescales its backward pass",
+}
 
 
 @cache
@@ -54,7 +58,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     run = run_of(name)
     parts = explain.segments(run, parts=3, season=1)
     if name in NO_SLOPE:
-        with pytest.raises(InputError, match=r"tokens|not shown the values|rescales"):
+        with pytest.raises(InputError, match=f"{NO_SLOPE[name]}.*choose method='shapley' or 'occlusion'"):
             explain.attribute_inputs(run, method="gradient × input", reference="seasonal naive", parts=parts)
         return
     found = explain.attribute_inputs(run, method="gradient × input", reference="seasonal naive", parts=parts)
@@ -70,6 +74,19 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     got = found["attribution"].transpose("segment", "quantile", "step").values
     # what is left is of second order in the step, and kinks
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
+
+
+@pytest.mark.parametrize("name", sorted(NO_SLOPE))
+def test_why_there_is_no_slope_is_true(name: str) -> None:
+    """Values enter no differentiable input as they are, or the library's gradients are not those of small steps."""
+    run = run_of(name)
+    if name == "toto-2":
+        assert not run.lens.wiring.true_gradients
+        return
+    inputs = run.encoded.inputs.values()
+    entering = [value.flatten() for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    values = torch.tensor(run.batch.values[0][-8:], dtype=torch.float32)
+    assert not any(torch.isin(values, each.float()).any() for each in entering)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,8 +9,9 @@ import torch
 import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run, architectures
+from tsfm_lens.models.extras import status
 from tsfm_lens.models.wirings._timesfm_prefixes import pieces
-from tsfm_lens.testing import assert_close
+from tsfm_lens.testing import assert_close, rounding
 
 pytest.importorskip("timesfm")
 PARTS, PATCHES, DEPTH = 6, 12, 1000
@@ -122,3 +123,30 @@ def test_pieces_part_where_rows_do() -> None:
     prefixes = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 2]])
     assert pieces(prefixes) == [(0, 2), (2, 4), (4, 5)]
     assert pieces(np.zeros((2, 3), int)) == [(0, 3)]
+
+
+# whose tokens depend on nothing that comes after them, and why all but the first share no beginnings
+CAUSAL = {"timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3", "toto-1", "toto-2"}
+
+
+@pytest.mark.parametrize("name", sorted(set(architectures()) - {"t5"}))
+def test_which_models_look_ahead(name: str) -> None:
+    entry = architectures()[name]
+    if entry.extra and not status()[entry.extra].importable:
+        pytest.skip(f"the extra {entry.extra} is not installed")
+    lens = tsfm_lens.load(entry.tiny())
+    shown = run_of(lens, 4)
+    values = shown.batch.values[0].copy()
+    values[-32:] = values.mean()
+    stack = lens.wiring.stacks[0]
+    point = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+    before, after = (lens.run(each, 4).record([point])[point].double() for each in (shown.batch, values))
+    spans = shown.spans[stack.name]
+    old = [place for place, stop in enumerate(spans.stop) if stop <= -32 and not spans.special[place]]
+    moved = (before - after).abs().flatten(0, -3).amax((0, 2))
+    size = float(before.abs().max())
+    still = float(moved[old].max()) <= rounding(torch.float32, size, depth=DEPTH)
+    assert old
+    assert moved.max() > 0.1 * size
+    assert still == (name in CAUSAL)
+    assert hasattr(lens.adapter, "sharing") == (name == "timesfm-2.5")

@@ -19,7 +19,6 @@ from tsfm_lens.explain.shapley import Array
 from tsfm_lens.explain.values import Masks, quantiles_of
 from tsfm_lens.models.adapter import at_levels
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.recording import refuse_gradients
 
 # rows of a forward that carries derivatives along
 _ROWS = 256
@@ -85,7 +84,11 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
     """
     run = masks.run
     lens = run.lens
-    refuse_gradients(lens.wiring)
+    if not lens.wiring.true_gradients:
+        raise InputError(
+            f"the library of {lens.wiring.architecture} rescales its backward pass and has no forward derivatives, so "
+            "that there are no gradients; choose method='shapley' or 'occlusion'"
+        )
     if run.tokens_read or lens.takes_ids:
         raise InputError(
             f"{lens.wiring.architecture} reads values as tokens, so that its forecast has no slope towards them; "
@@ -171,7 +174,7 @@ def _places(masks: Masks) -> list[_Place]:
     """Where each value of each segment enters the model, found by values that can be told from all others.
 
     Raises:
-        InputError: some are nowhere: the library normalises series before they enter the model.
+        InputError: some enter in another form: the library normalises series before they enter the model.
     """
     batch, horizon = masks.batch, masks.run.horizon
     widths = [length + horizon for length in batch.lengths]
@@ -191,13 +194,25 @@ def _places(masks: Masks) -> list[_Place]:
             found.append(_Place(name, torch.as_tensor(at), row, which - first[row]))
     for part in masks.segments:
         begin = first[part.row] + batch.lengths[part.row]
-        if not seen[begin + part.start : begin + part.stop].all():
+        values = slice(begin + part.start, begin + part.stop)
+        # what enters in no form moves nothing
+        if not seen[values].all() and _enters(masks, marks, part):
             raise InputError(
                 f"{masks.run.lens.wiring.architecture} is not shown the values of {batch.ids[part.row]!r}: its library "
                 "normalises series before they enter the model, which gradients do not pass; choose method='shapley' "
                 "or 'occlusion'"
             )
     return found
+
+
+def _enters(masks: Masks, rows: list[Array], part: Segment) -> bool:
+    """Whether the values of a segment change anything that enters the model."""
+    others = [row.copy() for row in rows]
+    begin = masks.batch.lengths[part.row]
+    others[part.row][begin + part.start : begin + part.stop] *= 1.5
+    before, after = (_encode(masks, each).inputs for each in (rows, others))
+    tensors = [name for name, value in before.items() if isinstance(value, Tensor)]
+    return not all(torch.equal(before[name], after[name]) for name in tensors)
 
 
 def _tangents(

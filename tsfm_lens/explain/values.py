@@ -107,6 +107,12 @@ class Masks:
     In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
     beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
     equal segments no more than 2 (1 - 2 ** -n) / n of the patches are left, which is a sixth of them for 12.
+
+    Of the other models none can: TimesFM 3 and TimesFM 2.5 of transformers are causal and keep no keys and values from
+    which to go on; Toto 1 keeps them and centres positions anew at each step, so that what goes on from them differs
+    from a whole forward by more than rounding; Toto 2 keeps them in the model for one fixed batch, whose rows cannot
+    part. In Chronos, Chronos-Bolt, Chronos-2 and Moirai 1.1 tokens look ahead, and Moirai 2 scales every patch by the
+    whole context.
     """
 
     run: Run
