@@ -128,8 +128,6 @@ def test_a_token_model_is_led_along_its_own_path() -> None:
     hidden[: len(parts[0])] = np.nan
     alone = run.lens.run(hidden, 8, along=run.path)
     assert_close(values[1, 0], alone.point[0], depth=BLOCKS, magnitude=20.0, dtype=torch.float32)
-    with pytest.raises(InputError, match="takes no draw"):
-        explain.forecasts(run.rolled_out(), parts, [[True] * len(parts)])
 
 
 # what each library does with a gap, by what its documentation or code says

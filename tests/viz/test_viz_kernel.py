@@ -59,7 +59,7 @@ def test_dots_of_the_bound_are_the_measured_pairs(kernel):
     # what double precision cannot tell from zero stands on the edge, which the subtitle says
     assert (fig.data[1].x[0], fig.data[1].y[0]) == (LEAST, LEAST)
     assert "11 of 12 meet the conditions" in fig.layout.meta["subtitle"]
-    assert "below 1e-16: drawn there" in fig.layout.meta["subtitle"]
+    assert "below 1e−16: drawn there" in fig.layout.meta["subtitle"]
     line = fig.layout.shapes[0]
     assert (line.x0, line.x1) == (line.y0, line.y1)
 

@@ -50,7 +50,11 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         return out
     if abs(rest) > 0.05 * np.abs(effect).sum():
         out.append(f"The parts do not add up: {signed(rest)} {unit}".rstrip() + " belongs to several of them together.")
-    if "mean_error" in ds and not attrs.get("settled"):
+    if attrs.get("repeats"):
+        out.append(
+            f"Sample paths were drawn under {attrs['repeats']} seeds; standard errors reach {num(float(error.max()))}."
+        )
+    elif "mean_error" in ds and not attrs.get("settled"):
         out.append(f"Orders were sampled, and the standard error is still {num(float(error.max()))}; sample more.")
     return out
 

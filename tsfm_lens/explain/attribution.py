@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.baselines import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import gradient_times_input, integrated_gradients
 from tsfm_lens.explain.masking import Reference, reference_words
@@ -19,6 +19,7 @@ from tsfm_lens.explain.occlusion import include_one, leave_one_out
 from tsfm_lens.explain.segments import EXACT, Segment, given_parts
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley, shapley_interactions
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
+from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 
@@ -126,6 +127,7 @@ def attribute_inputs(
     target: int | str = 0,
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
     seed: int = 0,
+    repeats: int = 4,
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
@@ -152,6 +154,7 @@ def attribute_inputs(
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         seed: of a shuffled reference.
+        repeats: seeds of the sample paths, in rollouts of models that draw; see there the standard errors.
         progress: called with the masks done and their number.
         how: arguments of the method.
 
@@ -160,8 +163,10 @@ def attribute_inputs(
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
         quantile), what of their difference the segments do not sum to: 0 up to rounding for Shapley values, the error
         of completeness for gradients, and what segments do together for occlusion and inclusion;
-        ``attribution_error`` (segment, step, quantile) standard errors, where orders are sampled, and ``mean_error``
-        (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. Attributes
+        ``attribution_error`` (segment, step, quantile) standard errors, where orders or sample paths are drawn, and
+        ``mean_error`` (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. In
+        rollouts of models that draw, all masks draw the same random numbers, and everything is the mean over so many
+        ``repeats`` under seeds of their own, whose spread gives the errors. Attributes
         ``rounding``: how far rounding moves the forecast; ``reference_distance``: how far the middle of the reference
         forecast is from the mean of the context, in its standard deviations: what is far from 0 is no forecast of
         this series, and its level is a part of what is explained; ``missing_values``: see
@@ -182,8 +187,10 @@ def attribute_inputs(
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
-    masks = Masks(run, given_parts(run, item, target, parts), reference, item, target, seed, progress)
-    found = METHODS[method](masks, **how)
+    if not is_count(repeats):
+        raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
+    masks = Masks(run, given_parts(run, item, target, parts), reference, item, target, seed, progress, repeats)
+    found = _over_seeds([METHODS[method](each, **how) for each in masks.redrawn])
     data = described(masks, found.attribution, found.error)
     for name, (dims, values) in found.more.items():
         data[name] = (dims, values)
@@ -198,7 +205,7 @@ def attribute_inputs(
         statistic=statistic_of(run),
         target=masks.batch.ids[masks.row],
         units=masks.batch.units[masks.row],
-        forecasts=masks.made,
+        forecasts=sum(each.made for each in masks.redrawn),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         reference_distance=_distance(masks),
         **found.attrs,
@@ -231,8 +238,25 @@ def described(masks: Masks, attribution: Array, error: Array | None = None) -> x
 def _ends(masks: Masks) -> tuple[Array, Array]:
     """The forecast of everything, and of nothing but the reference, (quantile, step) each."""
     players = len(masks.segments)
-    whole, nothing = masks(np.array([[True] * players, [False] * players]))
+    ends = np.array([[True] * players, [False] * players])
+    whole, nothing = np.mean([each(ends) for each in masks.redrawn], axis=0)
     return whole, nothing
+
+
+def _over_seeds(found: Sequence[Found]) -> Found:
+    """The mean of what was found under several seeds, with its standard errors."""
+    if len(found) < 2:
+        return found[0]
+    values = np.stack([each.attribution for each in found])
+    by_seed = 1 / np.sqrt(len(found))
+    more = {
+        name: (dims, np.mean([each.more[name][1] for each in found], axis=0))
+        for name, (dims, _) in found[0].more.items()
+    }
+    # the spread over seeds has that over orders in it
+    more["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
+    error = values.std(0, ddof=1) * by_seed
+    return Found(values.mean(0), error, more, {**found[0].attrs, "repeats": len(found)}, found[0].source)
 
 
 def _distance(masks: Masks) -> float:

@@ -72,7 +72,7 @@ def deletion_curves(
 
     Raises:
         InputError: no explanation, scores of another number than segments, fewer than two segments, orders is no
-            count, or the forecast does not depend on the segments.
+            count, or the forecast depends on the segments by no more than its noise.
 
     Example:
         >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
@@ -101,8 +101,8 @@ def deletion_curves(
     everything = deletion[0, -1]
     if everything <= floor:
         raise InputError(
-            f"the forecast of {masks.batch.ids[masks.row]!r} does not change when all segments are masked, so that no "
-            "order is better than another; choose another reference"
+            f"the forecast of {masks.batch.ids[masks.row]!r} changes by no more than its noise when all segments are "
+            "masked, so that no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
     data = _dataset(masks, list(scores), ranked, deletion, insertion, area)

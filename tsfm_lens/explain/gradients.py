@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import MaskedBatch
 from tsfm_lens.explain.segments import Segment
 from tsfm_lens.explain.shapley import Array
-from tsfm_lens.explain.values import Masks, quantiles_of
+from tsfm_lens.explain.values import Masks, quantiles_of, takes_draws
 from tsfm_lens.models.adapter import at_levels
 from tsfm_lens.models.architecture import Encoded
 
@@ -80,7 +80,7 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
 
     Raises:
         InputError: the library's gradients are no derivatives, the model reads tokens, or what enters it is not the
-            series' values; the reference is missing values; the horizon is longer than one pass.
+            series' values; the reference is missing values; the horizon is longer than one pass, or paths are drawn.
     """
     run = masks.run
     lens = run.lens
@@ -96,6 +96,11 @@ def slopes(masks: Masks, places: Array, weights: Array) -> Array:
         )
     own, away = _ends(masks)
     parts = []
+    if takes_draws(run):
+        raise InputError(
+            f"{lens.model_id} rolls out sample paths, which have no gradient; use "
+            f"run.shortened({lens.longest_pass}).in_one_pass(), or choose method='shapley' or 'occlusion'"
+        )
     if run.horizon > lens.longest_pass:
         raise InputError(
             f"horizon {run.horizon} takes several passes of {lens.wiring.architecture}, and gradients are of one of at "

@@ -28,7 +28,8 @@ from tsfm_lens.explain.masking import (
 )
 from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
-from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
+from tsfm_lens.models.batching import Part, cut, forecast_part, plan, request_of
+from tsfm_lens.models.draws import Piece
 from tsfm_lens.models.run import Run
 
 __all__ = ["Masks", "forecasts"]
@@ -54,9 +55,11 @@ def forecasts(
     """What a run's forecast of one target becomes under each mask.
 
     Each is the library's own forecast of the masked series, in rollouts too, and equal to it up to rounding; as many
-    run side by side as the memory takes. Of models that draw sample paths it is the value of a single forward, which
-    takes no draw: of token models the expected value at each step, given the context and the run's own path so far,
-    whatever is masked; of a distribution its mean.
+    run side by side as the memory takes. Of models that draw sample paths it is, in one pass, the value of a single
+    forward, which takes no draw: of token models the expected value at each step, given the context and the run's own
+    path so far, whatever is masked; of a distribution its mean. In a rollout it is the quantiles of the sample paths,
+    and every mask draws the same random numbers, those of the item alone under the run's seed; what is left of the
+    draws is told by further seeds.
 
     Args:
         run: the forecast to explain.
@@ -72,8 +75,7 @@ def forecasts(
         (mask, quantile, step), data units; the quantiles are :func:`quantiles_of` the run.
 
     Raises:
-        InputError: segments, masks or the reference do not fit the item; the model cannot forecast what a mask leaves;
-            a rollout of a model that draws sample paths.
+        InputError: segments, masks or the reference do not fit the item; the model cannot forecast what a mask leaves.
         UnknownNameError: no such reference, item or target.
 
     Example:
@@ -85,12 +87,14 @@ def forecasts(
 
 
 def quantiles_of(run: Run) -> tuple[float, ...]:
-    """Levels of the values of a run under masks; (0.5,) for the expected value of a model that draws."""
-    return default_levels(run.lens.adapter) if run.lens.emits == "quantile" else (0.5,)
+    """Levels of the values of a run under masks; (0.5,) for the expected value of a model that draws, in one pass."""
+    return default_levels(run.lens.adapter) if run.lens.emits == "quantile" or run.rollout else (0.5,)
 
 
 def statistic_of(run: Run) -> str:
-    """What these values are: "quantiles", "expected value" or "mean"."""
+    """What these values are: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
+    if takes_draws(run):
+        return "quantiles of sample paths"
     return {"quantile": "quantiles", "token": "expected value"}.get(run.lens.emits, "mean")
 
 
@@ -103,6 +107,7 @@ class Masks:
             item alone.
         row: of the target in the item.
         made: forecasts made so far.
+        repeats: seeds under which a rollout of a model that draws is looked at; see ``redrawn``.
 
     In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
     beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
@@ -122,11 +127,11 @@ class Masks:
     target: int | str = 0
     seed: int = 0
     progress: Progress | None = None
+    repeats: int = 1
     row: int = field(init=False)
     _known: dict[bytes, np.ndarray] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        _refuse_draws(self.run)
         self.run = item_of(self.run, self.item)
         self.row = target_row(self.run.batch, self.target)
         self.segments = tuple(self.segments)
@@ -147,6 +152,17 @@ class Masks:
     def mask(self) -> str:
         """How the model sees missing values; see :func:`tsfm_lens.explain.mask_seen`."""
         return mask_seen(self.run.lens, self.batch)
+
+    @cached_property
+    def redrawn(self) -> tuple[Masks, ...]:
+        """The same under this seed and the ones after it, so many as repeats; itself where none is drawn."""
+        if self.repeats < 2 or not takes_draws(self.run):
+            return (self,)
+        run, others = self.run, []
+        for _ in range(self.repeats - 1):
+            run = run.redrawn
+            others.append(Masks(run, self.segments, self.reference, 0, self.target, self.seed, self.progress))
+        return (self, *others)
 
     @property
     def made(self) -> int:
@@ -186,7 +202,9 @@ class Masks:
         run = self.run
         self._refuse_nothing(kept)
         batch = self.masked(kept)
-        if run.lens.emits != "quantile":
+        if takes_draws(run):
+            made = _rollouts(run, batch, len(self.batch))
+        elif run.lens.emits != "quantile":
             made = _forwards(run, batch, len(kept))
         elif self._shares:
             made = _in_prefixes(run, batch, self._prefixes(kept))
@@ -235,13 +253,24 @@ class Masks:
         )
 
 
-def _refuse_draws(run: Run) -> None:
-    if run.rollout and run.lens.emits != "quantile":
-        limit = run.lens.longest_pass
-        raise InputError(
-            f"{run.lens.model_id} forecasts by sample paths, and inputs are explained in a single forward of at most "
-            f"{limit} steps, which takes no draw; use run.shortened({limit}).in_one_pass()"
-        )
+def takes_draws(run: Run) -> bool:
+    """Whether the run's forecast is of sample paths, and not of one forward."""
+    return run.rollout and run.lens.emits != "quantile"
+
+
+def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
+    """(series, quantile, step) of sample paths: every copy, of so many series, draws what it draws by itself."""
+    request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
+    # as many as the memory takes
+    fit = max(part.stop - part.start for part in plan(request))
+    size = max(1, fit // rows) * rows
+    alone = Piece(request.seed, rows, 0, rows)
+    found = []
+    for first in range(0, len(batch), size):
+        stop = min(first + size, len(batch))
+        part = Part(first, stop, (alone,) * ((stop - first) // rows))
+        found.append(forecast_part(request, part).quantiles)
+    return np.concatenate(found)
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:

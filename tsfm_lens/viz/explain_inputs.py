@@ -253,7 +253,9 @@ class _Part:
     @property
     def sampled(self) -> str:
         """What whiskers are."""
-        return f"whiskers: standard errors of {self._ds.attrs.get('orders')} orders" if self._errors is not None else ""
+        attrs = self._ds.attrs
+        drawn = f"{attrs['repeats']} seeds" if "repeats" in attrs else f"{attrs.get('orders')} orders"
+        return f"whiskers: standard errors of {drawn}" if self._errors is not None else ""
 
     @property
     def _errors(self) -> np.ndarray | None:

@@ -1,0 +1,99 @@
+"""Rollouts of models that draw: every mask draws the same random numbers, and what is left of them is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.catalogue.inputs import read_inputs
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Run, architectures
+from tsfm_lens.models.extras import status
+from tsfm_lens.testing import assert_close
+
+PATHS = 3
+
+
+def run_of(name: str, steps: int = 6) -> Run:
+    entry = architectures()[name]
+    if entry.extra and not status()[entry.extra].importable:
+        pytest.skip(f"the extra {entry.extra} is not installed")
+    series = as_series(10 + np.sin(np.arange(64) / 4), seasonality=24)
+    return tsfm_lens.load(entry.tiny()).run(series, steps, rollout=True, num_samples=PATHS)
+
+
+@pytest.fixture(scope="module")
+def chronos() -> Run:
+    return run_of("chronos")
+
+
+@pytest.mark.parametrize("name", ["chronos", "moirai-1.1", "toto-1"])
+@pytest.mark.parametrize("at_once", [2, 64])
+def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(name)
+    monkeypatch.setattr("tsfm_lens.models.batching.DRAWN", at_once)
+    parts = explain.segments(run, parts=2, season=1)
+    keep = explain.all_masks(len(parts))[1:]
+    got = explain.forecasts(run, parts, keep)
+    for mask, values in zip(keep, got, strict=True):
+        alone = explain.masked(run.batch, parts, mask, "mean", horizon=run.horizon)
+        own = run.lens.forecast(alone, run.horizon, num_samples=PATHS, seed=run.seed)
+        np.testing.assert_array_equal(values, own.quantiles[0])
+    np.testing.assert_array_equal(got[-1], run.forecast.quantiles[0])
+
+
+def test_what_changes_nothing_moves_nothing_though_paths_are_drawn(chronos: Run) -> None:
+    own = [np.concatenate([values, np.full(chronos.horizon, np.nan)]) for values in chronos.batch.values]
+    found = explain.attribute_inputs(chronos, reference=own, parts=2, repeats=2)
+    assert not found["attribution"].values.any()
+    assert not found["attribution_error"].values.any()
+
+
+def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: Run) -> None:
+    parts = explain.segments(chronos, parts=2, season=1)
+    found = explain.attribute_inputs(chronos, parts=parts, repeats=3)
+    seeds, run = [], chronos
+    for _ in range(3):
+        values = explain.forecasts(run, parts, explain.all_masks(len(parts)))
+        seeds.append(explain.exact_shapley(values, len(parts)).transpose(0, 2, 1))
+        run = run.redrawn
+    assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
+    assert_close(found["attribution_error"], np.std(seeds, axis=0, ddof=1) / np.sqrt(3), depth=10, magnitude=40.0)
+    by_mean = np.std(np.mean(seeds, axis=2), axis=0, ddof=1) / np.sqrt(3)
+    assert_close(found["mean_error"], by_mean, depth=10, magnitude=40.0)
+    assert_close(found["remainder"], 0.0, depth=20, magnitude=40.0)
+    assert (found.attrs["repeats"], found.attrs["statistic"]) == (3, "quantiles of sample paths")
+    assert float(found["attribution_error"].max()) > 0
+    assert "3 seeds" in " ".join(read_inputs(found))
+
+
+def test_one_pass_takes_no_draw_and_is_looked_at_once(chronos: Run) -> None:
+    found = explain.attribute_inputs(chronos.in_one_pass(), parts=2, repeats=3)
+    assert "repeats" not in found.attrs
+    assert found.attrs["statistic"] == "expected value"
+
+
+def test_curves_of_a_rollout_stand_on_its_own_noise(chronos: Run) -> None:
+    scores, how = {"newest first": [0, 1]}, {"parts": {"parts": 2, "season": 1}, "orders": 2}
+    with pytest.raises(InputError, match="no more than its noise"):
+        # a model that learned nothing
+        explain.deletion_curves(chronos, scores, **how)
+    series = as_series(10 + 5 * np.sin(np.arange(64) / 4) + np.arange(64))
+    trained = tsfm_lens.load("chronos-nano").run(series, 4, rollout=True, num_samples=8)
+    curves = explain.deletion_curves(trained, scores, **how)
+    # everything shown is the forecast itself, under the same draws
+    assert float(curves["deletion"].values[0, 0]) == 0.0
+    assert float(curves["insertion"].values[0, -1]) == 0.0
+
+
+def test_what_draws_cannot_give_is_refused(chronos: Run) -> None:
+    with pytest.raises(InputError, match="repeats is 0"):
+        explain.attribute_inputs(chronos, parts=2, repeats=0)
+    rollout = run_of("moirai-1.1")
+    with pytest.raises(InputError, match="sample paths, which have no gradient"):
+        explain.attribute_inputs(rollout, method="gradient × input", parts=2)
