@@ -230,7 +230,7 @@ def masked(
 
     Example:
         >>> parts = explain.segments(driven, parts=1)
-        >>> explain.masked(driven.batch, parts, [[True, True, False]], horizon=8).futures[1].tolist()[:2]
+        >>> explain.masked(driven.batch, parts, [[True, True, False]], "missing", horizon=8).futures[1].tolist()[:2]
         [nan, nan]
     """
     if len(set(batch.groups)) > 1:
