@@ -74,6 +74,7 @@ def analyse(
     from tsfm_lens.catalogue import work_on
 
     work = work_on(run)
+    work.options = options or {}
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
     for name, measurement, own in _results(run.lens, chapters):
@@ -89,6 +90,7 @@ def analyse(
             if left_out is None:
                 raise
             left_out[measurement.heading], refusal = str(error), error
+            work.refused[name] = error
         told(1, 1)
     if refusal is not None and not results:
         raise refusal

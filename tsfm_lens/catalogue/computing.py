@@ -45,6 +45,8 @@ class Work:
     Attributes:
         run: what all results are of.
         results: by name.
+        options: of the probes, by kind, for results that others are made of.
+        refused: what the model or the series forbid, by kind.
         progress: of the result that is being computed, called with (done, of).
     """
 
@@ -52,6 +54,8 @@ class Work:
         self.run = run
         self._compute = compute
         self.results: dict[str, xr.Dataset] = {}
+        self.options: Mapping[str, Options] = {}
+        self.refused: dict[str, InputError] = {}
         self.progress: Progress | None = None
 
     @cached_property
@@ -96,6 +100,9 @@ class Work:
             InputError: the measurement's definition forbids the model or the series.
             UnknownNameError: there is no such measurement of a run.
         """
+        if kind in self.refused:
+            # what was asked for is not replaced by something else
+            raise self.refused[kind]
         if kind not in self.results:
             self.results[kind] = self._compute(kind, self)
         return self.results[kind]

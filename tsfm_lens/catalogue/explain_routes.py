@@ -87,7 +87,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         through = f" The most of it goes through {listed(named)}." if named else " No component stands out in it."
         words = past_attention(float(array(ds, "no_attention_share", "segment")[place]))
         past = f" {capital(words)}." if words else ""
-        out.append(f"{segments[place]} moves the forecast by {amount(moved[place])} on average.{through}{past}")
+        out.append(f"Masking {segments[place]} moves the forecast by {amount(moved[place])} on average.{through}{past}")
     if not out:
         return ["No segment moves the forecast by more than the noise."]
     rest = np.abs(array(ds, "rest", "segment", "step")).mean(1).sum() / moved.sum()

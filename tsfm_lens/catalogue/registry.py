@@ -105,4 +105,4 @@ def work_on(run: Run) -> Work:
         >>> work.result("layer_gain") is work.result("layer_gain")
         True
     """
-    return Work(run, lambda kind, work: find(kind).of(work))
+    return Work(run, lambda kind, work: find(kind).of(work, **work.options.get(kind, {})))

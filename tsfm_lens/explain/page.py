@@ -74,7 +74,8 @@ def explain(
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKED}
     if method is not None:
         own["input_attribution"]["method"] = method
-    asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in kinds}
+    # a proof is of what is asked for, whether or not that has a chapter of its own
+    asked = {kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}}
     results = pipeline.analyse(run, chapters=kinds, options=asked, progress=progress, left_out=missing)
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"

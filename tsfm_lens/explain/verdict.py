@@ -110,8 +110,8 @@ def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
         what = [name for name, good in zip(("necessary", "sufficient"), passed.values(), strict=False) if good]
         end = f"the routes are {' and '.join(what)}" if what else "the routes are neither necessary nor sufficient"
         said.append(
-            f"{segment}: cutting {_few(names)} {parts[0]}, restoring {'them' if len(names) > 1 else 'it'} {parts[1]}: "
-            f"{end}."
+            f"Of {segment}, cutting {_few(names)} {parts[0]}, restoring {'them' if len(names) > 1 else 'it'} "
+            f"{parts[1]}: {end}."
         )
         if not passed["prediction"]:
             said[-1] += f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
