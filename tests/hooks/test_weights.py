@@ -180,3 +180,22 @@ def test_a_branch_left_out_is_the_first_of_the_stack_that_is_read_out() -> None:
     assert torch.equal(weights.heads(1).W_Q, weights.heads(1, "self_attn", "decoder").W_Q)
     assert not torch.equal(weights.heads(1).W_Q, weights.heads(1, "cross_attn").W_Q)
     assert not np.array_equal(weights.heads(1).W_Q.detach(), weights.heads(1, stack="encoder").W_Q.detach())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_names_the_activation_function(name: str) -> None:
+    """The hidden layer after it is that function of the layer before it, times the other half of a gated one."""
+    from transformers.activations import ACT2FN
+
+    lens, acts = recorded(name)
+    with torch.no_grad():
+        for stack, layer, row, at, stream in branches(lens):
+            if isinstance(row, Attention):
+                continue
+            mlp = lens.weights.mlp(layer, row.kind, stack.name)
+            x = native(lens, f"{stack.block(layer)}.{row.norm}").forward(acts[stream])
+            expected = ACT2FN[row.act](projected(x, mlp, "in"))
+            if mlp.W_gate is not None:
+                expected = expected * projected(x, mlp, "gate")
+            assert_close(acts[f"{at}.hook_post"], expected, depth=20 * stack.d_model, what=f"{at}.hook_post")
+    assert lens.cfg.act_fn == lens.wiring.output_stack.writer("mlp").act != ""

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.errors import HookError, unknown_name
+from tsfm_lens.errors import HookError, InputError, unknown_name
+from tsfm_lens.hooks.decomposing import Decomposed
 from tsfm_lens.hooks.names import Point, select
+from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.spans import TokenSpans
+
+if TYPE_CHECKING:
+    from tsfm_lens.hooks.registry import HookRegistry
+
+# what TransformerLens's cache has and this one has not -> what to use
+_INSTEAD = {
+    "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
+    "cache_dict": "the activations are a mapping by name themselves",
+    "compute_head_results": "stack_head_results() computes what was not recorded",
+    "get_neuron_results": "get_full_resid_decomposition() has the neurons",
+    "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
+    "logit_attrs": "probes.attribute(run) splits the forecast, in data units, among all components; parts of a stream "
+    "are read out by lens.readout(parts, encoded, like=stream)",
+    "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
+    "model": "the model is the lens that was run",
+    "stack_neuron_results": "get_full_resid_decomposition() has the neurons",
+    "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",
+}
 
 
 @dataclass(frozen=True)
@@ -30,10 +51,12 @@ class Call:
 
 
 @dataclass
-class Activations(Mapping[str, Tensor]):
+class Activations(Decomposed, Mapping[str, Tensor]):
     """What hook points saw during a run.
 
-    ``acts[name]`` is one tensor. After a single forward it has the axes of the vocabulary; after a
+    ``acts[name]`` is one tensor. Names are those of the hook points, or TransformerLens's for them: ``acts["pattern",
+    0]``, ``acts["resid_post", -1, "decoder"]`` where a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` where
+    a block has several attentions. After a single forward it has the axes of the vocabulary; after a
     rollout it has a leading axis ``step``, one entry per pass. ``name + "_grad"`` holds the gradient
     where gradients were recorded.
 
@@ -46,6 +69,9 @@ class Activations(Mapping[str, Tensor]):
         spans_at: of a rollout, the same by (stack, step, position of the first token, number of tokens, tokens of
             the first pass).
         attrs: provenance of the run.
+        source: hook points and weights of the model that ran; None where that is not known.
+        has_batch_dim: whether an axis "batch" of length 1 is shown.
+        reduced: names of the axes of what reducers kept.
     """
 
     points: Mapping[str, Point]
@@ -56,6 +82,9 @@ class Activations(Mapping[str, Tensor]):
     spans_at: Callable[[str, int, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
+    source: HookRegistry | None = field(default=None, repr=False)
+    has_batch_dim: bool = True
+    reduced: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.recorded)
@@ -71,57 +100,121 @@ class Activations(Mapping[str, Tensor]):
         kind = "rollout" if self.rollout else "forward"
         return f"Activations({len(self)} hook points of one {kind}, {len(self.ids)} series)"
 
-    def __getitem__(self, name: str) -> Tensor:
-        calls = self.calls(name)
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self.recorded)
+
+    def __getattr__(self, name: str) -> Any:
+        instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"activations have no {name!r}{instead}")
+
+    def __getitem__(self, name: Key) -> Tensor:
+        exact = self._name(name)
+        value = self._whole(exact)
+        batch = self._batch_axis(exact)
+        return value if self.has_batch_dim or batch is None else value.squeeze(batch)
+
+    def _whole(self, name: str) -> Tensor:
+        calls = self.recorded[name]
         if not self.rollout and len(calls) == 1:
             return calls[0].value
-        shapes = {tuple(call.value.shape) for call in calls}
-        if len(shapes) == 1:
-            stacked = torch.stack([call.value for call in calls])
-        else:
-            stacked = torch.stack(_pad_keys(name, self._point(name), [call.value for call in calls]))
-        return stacked
+        values = [call.value for call in calls]
+        if len({tuple(value.shape) for value in values}) > 1:
+            values = _pad_keys(name, self._point(name), values)
+        return torch.stack(values)
+
+    def _name(self, key: Key) -> str:
+        """The recorded name that a key means.
+
+        Raises:
+            UnknownNameError: nothing was recorded under this name; the message has the nearest names.
+        """
+        if isinstance(key, str) and key in self.recorded:
+            return key
+        gradient = isinstance(key, str) and key.endswith("_grad")
+        plain = key.removesuffix("_grad") if isinstance(key, str) else key
+        meant = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
+        name = None if meant is None else f"{meant}_grad" if gradient else meant
+        if name is None or name not in self.recorded:
+            hint = "Was it in the names filter?"
+            raise unknown_name("recorded activation", key if name is None else name, self.recorded, hint=hint)
+        return name
 
     @property
     def nbytes(self) -> int:
         """Bytes of all activations."""
         return sum(call.value.nbytes for calls in self.recorded.values() for call in calls)
 
-    def calls(self, name: str) -> list[Call]:
+    def calls(self, name: Key) -> list[Call]:
         """Every recorded pass through one hook point, in order.
 
         Raises:
             UnknownNameError: nothing was recorded under this name; the message has the nearest names.
         """
-        if name not in self.recorded:
-            raise unknown_name("recorded activation", name, self.recorded, hint="Was it in the names filter?")
-        return self.recorded[name]
+        return self.recorded[self._name(name)]
 
     def select(self, pattern: str) -> dict[str, Tensor]:
         """All recorded activations whose name matches a glob, by name."""
         return {name: self[name] for name in select(self.recorded, pattern, what="recorded activation")}
 
+    def to(self, device: torch.device | str) -> Activations:
+        """Move all of them to a device."""
+        for name, calls in self.recorded.items():
+            self.recorded[name] = [replace(call, value=call.value.to(device)) for call in calls]
+        return self
+
+    def remove_batch_dim(self) -> Activations:
+        """Show activations of a single row without their axis "batch".
+
+        Raises:
+            InputError: there are several rows.
+        """
+        rows = set()
+        for name, (first, *_) in self.recorded.items():
+            if self._batch_axis(name) is not None:
+                rows.add(first.value.shape[self._passed(name).index("batch")])
+        if rows - {1}:
+            raise InputError(
+                f"the activations have {max(rows)} rows, expected 1 to leave the axis out; run one series alone, with "
+                "one sample path"
+            )
+        self.has_batch_dim = False
+        return self
+
     def _point(self, name: str) -> Point:
         return self.points[name.removesuffix("_grad")]
 
-    def axes(self, name: str) -> tuple[str, ...]:
-        """Names of the axes of ``acts[name]``."""
-        reduced = len(self._point(name).axes) != self.calls(name)[0].value.ndim
-        axes = self._point(name).axes
-        if reduced:
-            axes = tuple(f"axis_{i}" for i in range(self.calls(name)[0].value.ndim))
-        return ("step", *axes) if self.rollout or len(self.calls(name)) > 1 else axes
+    def axes(self, name: Key) -> tuple[str, ...]:
+        """Names of the axes of ``acts[name]``; "axis_0", … where a reducer made new ones."""
+        exact = self._name(name)
+        shown = self._axes(exact)
+        batch = self._batch_axis(exact)
+        return shown if self.has_batch_dim or batch is None else (*shown[:batch], *shown[batch + 1 :])
 
-    def to_xarray(self, name: str) -> xr.DataArray:
+    def _axes(self, name: str) -> tuple[str, ...]:
+        return ("step", *self._passed(name)) if self.rollout or len(self.recorded[name]) > 1 else self._passed(name)
+
+    def _passed(self, name: str) -> tuple[str, ...]:
+        """The axes of one recorded pass."""
+        axes = self.reduced.get(name, self._point(name).axes)
+        value = self.recorded[name][0].value
+        return axes if len(axes) == value.ndim else tuple(f"axis_{index}" for index in range(value.ndim))
+
+    def _batch_axis(self, name: str) -> int | None:
+        """Where the rows of the batch are; None where they were reduced, or attention between series has others."""
+        axes = self._axes(name)
+        return axes.index("batch") if "batch" in axes and not self._point(name).row_axis else None
+
+    def to_xarray(self, name: Key) -> xr.DataArray:
         """One activation as a labelled array.
 
         Coordinates: ``series`` along batch (with ``sample`` where a series has several rows), ``step``,
         and for token axes the first time step that each token covers, relative to the forecast start.
         """
+        name = self._name(name)
         tensor, axes = self[name].detach().cpu().float(), self.axes(name)
         array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
         if "step" in axes:
-            array = array.assign_coords(step=[call.step for call in self.calls(name)])
+            array = array.assign_coords(step=[call.step for call in self.recorded[name]])
         between_series = self._point(name).over == "variate" and "query" in axes
         if "batch" in axes and self.ids and not between_series:
             rows = array.sizes["batch"] // len(self.ids)
@@ -136,7 +229,7 @@ class Activations(Mapping[str, Tensor]):
         array.attrs = {"hook": name, **{key: str(value) for key, value in self.attrs.items()}}
         return array
 
-    def token_spans(self, name: str, call: int = 0, axis: str = "pos") -> TokenSpans | None:
+    def token_spans(self, name: Key, call: int = 0, axis: str = "pos") -> TokenSpans | None:
         """What the tokens of one recorded pass cover, counted from the forecast start; None where unknown.
 
         Args:
@@ -147,12 +240,14 @@ class Activations(Mapping[str, Tensor]):
         Raises:
             UnknownNameError: nothing was recorded under this name.
         """
-        point, recorded = self._point(name), self.calls(name)[call]
-        if axis not in point.axes or point.over == "variate" or recorded.value.ndim != len(point.axes):
+        name = self._name(name)
+        point, recorded, axes = self._point(name), self.recorded[name][call], self._passed(name)
+        counted = "query" if axis == "key" else axis
+        if axis not in axes or counted not in axes or point.over == "variate":
             return None
         crosses = axis == "key" and point.kind == "cross_attn"
         stack = next(iter(self.spans), "encoder") if crosses else point.stack
-        length = recorded.value.shape[point.axes.index(axis)]
+        length = recorded.value.shape[axes.index(axis)]
         if not self.rollout:
             spans = self.spans.get(stack)
         elif self.spans_at is None:
@@ -160,7 +255,7 @@ class Activations(Mapping[str, Tensor]):
         else:
             # keys reach back to the first position in the cache
             offset = 0 if axis == "key" else recorded.offset
-            first = self.calls(name)[0].value.shape[point.axes.index("query" if axis == "key" else axis)]
+            first = self.recorded[name][0].value.shape[axes.index(counted)]
             spans = self.spans_at(stack, recorded.step, offset, length, first)
         return spans if spans is not None and len(spans) == length else None
 

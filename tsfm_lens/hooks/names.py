@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import UnknownNameError, unknown_name
+from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
@@ -16,6 +18,7 @@ RESULT = ("batch", "pos", "head", "d_model")
 PATTERN = ("batch", "head", "query", "key")
 HIDDEN = ("batch", "pos", "d_mlp")
 
+_GLOB = re.compile(r"[*?[]")
 _RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
 
 
@@ -109,21 +112,41 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
     ]
 
 
-def select(names: Iterable[str], pattern: str, *, what: str = "hook point", hint: str = "") -> list[str]:
-    """Names that equal ``pattern`` or match it as a glob.
+def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
+    """Names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so.
 
     A ``*`` matches within one dotted part; ``**`` matches across parts.
 
     Raises:
-        UnknownNameError: nothing matches; the message has the nearest names.
+        UnknownNameError: nothing matches; the message has the nearest names, or what has to be written.
     """
     known = list(names)
+    if isinstance(pattern, tuple):
+        return [named(known, pattern, what=what, hint=hint)]
     if pattern in known:
         return [pattern]
     matching = [name for name in known if _matches(name.split("."), pattern.split("."))]
-    if not matching:
-        raise unknown_name(what, pattern, known, hint=hint)
-    return matching
+    if matching:
+        return matching
+    if not _GLOB.search(pattern):
+        return [named(known, pattern, what=what, hint=hint)]
+    across = ".".join("**" if part == "*" else part for part in pattern.split("."))
+    count = sum(_matches(name.split("."), across.split(".")) for name in known) if across != pattern else 0
+    if count:
+        raise UnknownNameError(
+            f"no {what} {pattern!r}: a * stands for one part of a name, between two dots. {across!r} stands for any "
+            f"number of parts and matches {count}."
+        )
+    raise unknown_name(what, pattern, known, hint=hint)
+
+
+def named(names: Iterable[str], key: Key, *, what: str = "hook point", hint: str = "") -> str:
+    """The one name that a key means, by itself or as TransformerLens writes it; errors as in :func:`select`."""
+    known = list(names)
+    meant = key if isinstance(key, str) and key in known else full_name(known, key)
+    if meant is None:
+        raise unknown_name(what, key, known, hint=hint)
+    return meant
 
 
 def _matches(parts: list[str], globs: list[str]) -> bool:

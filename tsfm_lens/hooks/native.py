@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import torch
 from einops import EinopsError, rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsfm_lens.errors import WiringError
 
@@ -207,7 +207,29 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
 
 def _rms_scale(norm: Any, x: Tensor) -> Tensor:
     weight = next((w for name in ("weight", "scale") if (w := getattr(norm, name, None)) is not None), None)
+    scale = _inverse_root_mean_square(norm, x)
+    return scale if weight is None else scale * weight
+
+
+def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
     names = ("variance_epsilon", "epsilon", "eps")
     eps = next((e for name in names if (e := getattr(norm, name, None)) is not None), torch.finfo(x.dtype).eps)
-    scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
-    return scale if weight is None else scale * weight
+    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
+
+
+def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
+    """Parts of a stream as a norm shows them that has the scale of the whole stream: no gain, no bias.
+
+    Args:
+        norm: a LayerNorm, which also takes off each part's mean, or a root-mean-square norm.
+        parts: (…, d_model).
+        like: the whole stream, whose scale it is; of the parts' shape up to broadcasting.
+
+    Raises:
+        WiringError: the norm is of another kind, so freezing its scale is not defined.
+    """
+    if isinstance(norm, nn.LayerNorm):
+        deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+        return (parts - parts.mean(-1, keepdim=True)) / deviation
+    rms_scale(norm, like)
+    return parts * _inverse_root_mean_square(norm, like)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import Slice
 
 from tsfm_lens.hooks.activations import Activations, Call
+from tsfm_lens.hooks.axes import axes_after
 from tsfm_lens.hooks.holding import Direction, holding
-from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.names import Point, select
 from tsfm_lens.hooks.registry import HookRegistry
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
@@ -80,7 +83,7 @@ def record(
     into: Activations,
     *,
     device: torch.device | str | None = None,
-    reduce: Reducer | Mapping[str, Reducer] | None = None,
+    reduce: Reducer | Mapping[str, Reducer] | Positions | None = None,
     gradients: bool = False,
 ) -> Iterator[Activations]:
     """Keep what the named hook points see while the block runs, in this thread.
@@ -105,6 +108,8 @@ def record(
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
         point = registry.points[name]
         stored = reducers[name](value.detach()) if name in reducers else value.detach()
+        if name in reducers and name not in into.reduced:
+            into.reduced[name] = axes_after(point.axes, value, stored, reducers[name])
         small = name in reducers and stored.untyped_storage().nbytes() > 2 * stored.nbytes
         if small or not all(getattr(handle.user_hook, "reads_only", False) for handle in hook.fwd_hooks):
             # a later hook may write into what is shown; a small view would keep all of what it was cut from
@@ -126,7 +131,26 @@ def record(
         yield into
 
 
-def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:
+@dataclass(frozen=True)
+class Positions:
+    """Reducers that keep some positions of every activation, queries of patterns; all of what has no positions.
+
+    Attributes:
+        points: what each name means.
+        which: an index, (start, stop) or a list, as TransformerLens's ``pos_slice``.
+    """
+
+    points: Mapping[str, Point]
+    which: Any
+
+    def of(self, name: str) -> Reducer:
+        """The reducer of one hook point."""
+        axes, which = self.points[name].axes, Slice.unwrap(self.which)
+        place = next((axes.index(axis) for axis in ("pos", "query") if axis in axes), None)
+        return by_row(lambda tensor: tensor if place is None else which.apply(tensor, dim=place))
+
+
+def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | Positions | None) -> dict[str, Reducer]:
     """The reducer of each name that has one.
 
     Raises:
@@ -134,6 +158,8 @@ def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None
     """
     if reduce is None:
         return {}
+    if isinstance(reduce, Positions):
+        return {name: reduce.of(name) for name in names}
     if not isinstance(reduce, Mapping):
         return dict.fromkeys(names, reduce)
     return {name: function for glob, function in reduce.items() for name in select(names, glob)}

@@ -10,8 +10,8 @@ Place = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
 
 
-def carry_factors(model: Any, stack: Stack) -> dict[Place, float]:
-    """The factor with which each write reaches the stack's last ``hook_resid_post``.
+def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None) -> dict[Place, float]:
+    """The factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place.
 
     It is 1 where blocks add to the stream. Where blocks also rescale it (Toto 2), every later scale is in
     the factor, so that ``hook_embed`` and all ``hook_out``, each times its factor, sum to the last stream.
@@ -19,12 +19,14 @@ def carry_factors(model: Any, stack: Stack) -> dict[Place, float]:
     Args:
         model: the native module.
         stack: one of its stacks.
+        until: a layer and how many of its branches have written at the place meant; the stack's end if None.
     """
+    layer, branches = (stack.n_layers, 0) if until is None else until
     places: list[tuple[Place, float]] = [("embed", 1.0)]
-    for layer in range(stack.n_layers):
-        block = model.get_submodule(stack.block(layer))
-        for row in stack.rows(layer):
-            places.append(((layer, row.kind), 1.0 if row.mix is None else row.mix(block)[1]))
+    for index in range(layer + (branches > 0)):
+        block = model.get_submodule(stack.block(index))
+        for row in stack.rows(index)[: branches if index == layer else None]:
+            places.append(((index, row.kind), 1.0 if row.mix is None else row.mix(block)[1]))
     factors: dict[Place, float] = {}
     later = 1.0
     for place, keep in reversed(places):

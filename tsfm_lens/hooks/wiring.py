@@ -145,6 +145,7 @@ class Mlp:
         o_gain: factor that the output layer puts on its weights and bias.
         kind: its name in the vocabulary.
         norm, post_norm, mix, aside: as in :class:`Attention`.
+        act: the activation function between ``pre`` and ``post``, as transformers names it; "" if not said.
     """
 
     write: Site
@@ -160,6 +161,7 @@ class Mlp:
     post_norm: str = ""
     mix: Mix | None = None
     aside: bool = False
+    act: str = ""
 
 
 Writer = Attention | Mlp

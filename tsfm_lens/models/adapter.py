@@ -17,7 +17,7 @@ from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.native import put_output, rms_scale
+from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Adapter, Encoded, Prediction, rows_apart
 
@@ -195,8 +195,7 @@ class PatchAdapter(ABC):
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     """A LayerNorm that divides by the standard deviation of ``like``; taking off the mean is linear already."""
-    deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
-    out = (x - x.mean(-1, keepdim=True)) / deviation
+    out = without_gain(norm, x, like)
     out = out if norm.weight is None else out * norm.weight
     return out if norm.bias is None else out + norm.bias
 

@@ -44,6 +44,11 @@ class Forecast:
     attrs: dict[str, object] = field(default_factory=dict)
     distribution: Distribution | None = None
 
+    def __repr__(self) -> str:
+        drawn = "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
+        levels = f"quantiles {self.levels[0]:g} to {self.levels[-1]:g}"
+        return f"Forecast({len(self.context)} series × {self.horizon} steps, {levels}{drawn})"
+
     @property
     def horizon(self) -> int:
         """Forecast steps."""

@@ -89,6 +89,7 @@ def joined_activations(parts: Sequence[Activations], into: Activations, *, outer
     Raises:
         HookError: passes of the parts differ in number or shape.
     """
+    into.reduced |= parts[0].reduced
     for name in list(parts[0].recorded):
         calls = [part.recorded.pop(name) for part in parts]
         if len({len(part) for part in calls}) > 1:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
 
 from tsfm_lens.data import as_series
 from tsfm_lens.data.floats import to_floats
@@ -17,11 +16,10 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
-from tsfm_lens.hooks.holding import holding, resolved
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
-from tsfm_lens.hooks.names import describe, select
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer
+from tsfm_lens.hooks.names import describe
 from tsfm_lens.hooks.registry import HookRegistry, hang
+from tsfm_lens.hooks.stopping import stream_into
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.ablating import knock_outs
@@ -31,12 +29,12 @@ from tsfm_lens.models.batching import forecast_part, plan, request_of
 from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
 from tsfm_lens.models.facts import Facts
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
+from tsfm_lens.models.hooked import Hooked
 from tsfm_lens.models.joining import joined_forecast
 from tsfm_lens.models.making import make_run
-from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
 
 
-class Lens(Facts, HookedRootModule):
+class Lens(Facts, Hooked):
     """A time-series foundation model behind TransformerLens's face.
 
     The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline
@@ -66,7 +64,6 @@ class Lens(Facts, HookedRootModule):
         self.adapter.model.eval()
 
     adapter: Adapter
-    registry: HookRegistry
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (type(self), self.adapter, self.model_id, self.revision, lasting_hooks(self.registry))
@@ -171,21 +168,35 @@ class Lens(Facts, HookedRootModule):
         return encoded
 
     def forward(
-        self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
+        self,
+        series: Any,
+        *,
+        future: Any = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+        stop_at_layer: int | str | Component | None = None,
     ) -> Tensor:
         """One differentiable forward.
 
         Args:
             series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
             future, tokens, horizon: see :meth:`encode`.
+            stop_at_layer: do not run this layer and what comes after it: an index in the stack that is read out, from
+                its end if below 0, or a layer by name ("encoder.1").
 
         Returns:
             Token models: logits (series, step, vocabulary). Patch models: quantiles in data units
             (series, quantile, step); models with a distribution head: its mean, with a single quantile entry.
+            With ``stop_at_layer`` the stream that enters it, (row, pos, d_model).
+
+        Raises:
+            UnknownNameError: no such layer.
         """
         if not isinstance(series, Encoded):
             series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
         with self.running(len(series.rows), series.place), self.registry.attach():
+            if stop_at_layer is not None:
+                return stream_into(self.registry, stop_at_layer, lambda: self.adapter.run(series.inputs))
             return self.adapter.run(series.inputs)
 
     def forecast(
@@ -231,101 +242,6 @@ class Lens(Facts, HookedRootModule):
             yield
         finally:
             self.registry.state.restart()
-
-    # --- TransformerLens's methods ----------------------------------------------------------------------
-
-    @contextmanager
-    def hooks(
-        self,
-        fwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
-        bwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
-        reset_hooks_end: bool = True,
-        clear_contexts: bool = False,
-    ) -> Iterator[Lens]:
-        """TransformerLens's ``hooks``, with globs as names; every name is resolved before the first hook is set.
-
-        Raises:
-            UnknownNameError: a name matches no hook point.
-            WiringError: compiled or replaced modules would pass a hook by.
-            HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
-                hook.
-        """
-        forward, backward = resolved(self.registry, fwd_hooks, "fwd"), resolved(self.registry, bwd_hooks, "bwd")
-        if backward:
-            refuse_gradients(self.wiring)
-        with ExitStack() as stack:
-            if clear_contexts:
-                stack.callback(self.clear_contexts)
-            if reset_hooks_end:
-                stack.enter_context(holding(self.registry, [*forward, *backward]))
-            else:
-                for name, hook, direction in (*forward, *backward):
-                    self.registry.hooked[name].add_hook(hook, dir=direction)
-                stack.enter_context(self.registry.attach())
-            yield self
-
-    def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
-        """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
-        if "bwd" in (*args, kwargs.get("dir")):
-            refuse_gradients(self.wiring)
-        if callable(name):
-            super().add_hook(name, hook, *args, **kwargs)
-            return
-        for point in select(self.registry.points, name):
-            super().add_hook(point, hook, *args, **kwargs)
-
-    def run_with_hooks(
-        self,
-        series: Any,
-        fwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
-        bwd_hooks: Iterable[tuple[str | Callable[[str], bool], Callable]] = (),
-        *,
-        rollout: bool = False,
-        **run: Any,
-    ) -> Tensor | Forecast:
-        """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
-        with self.hooks(fwd_hooks, bwd_hooks):
-            return self.forecast(series, **run) if rollout else self.forward(series, **run)
-
-    def run_with_cache(
-        self,
-        series: Any,
-        *,
-        names_filter: NamesFilter = None,
-        rollout: bool = False,
-        device: torch.device | str | None = None,
-        reduce: Reducer | Mapping[str, Reducer] | None = None,
-        incl_bwd: bool = False,
-        loss: Callable[[Tensor], Tensor] | None = None,
-        memory: int | str | None = None,
-        **run: Any,
-    ) -> tuple[Any, Activations]:
-        """Run once and keep activations; in parts of the batch where the memory asks for it.
-
-        Args:
-            series: see :meth:`encode`.
-            names_filter: names or globs of hook points, or a predicate. None keeps all but the
-                large ``hook_result``.
-            rollout: run a whole forecast; activations then have a leading axis ``step``.
-            device: where to keep activations.
-            reduce: function on each activation before it is stored, or one by name or glob.
-            incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
-            loss: output -> scalar to differentiate; needed with ``incl_bwd``.
-            memory: see :meth:`forecast`.
-            run: further arguments of :meth:`forward` or :meth:`forecast`.
-
-        Returns:
-            The output (a :class:`Forecast` for rollouts) and the activations.
-
-        Raises:
-            UnknownNameError: a name matches no hook point.
-            InputError: gradients asked without a scalar loss, of a rollout, under inference mode, or of a model whose
-                backward pass is not the derivative; a rollout of a model that runs twice per forecast; too little
-                memory.
-        """
-        refuse_run(self, rollout, incl_bwd, loss)
-        how = (device, reduce, loss if incl_bwd else None, memory)
-        return recorded_run(self, series, names_filter, rollout, *how, run)
 
     # --- interventions -----------------------------------------------------------------------------------
 

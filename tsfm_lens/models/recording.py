@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer, record, reducers_of, resolve_filter
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer, record, reducers_of, resolve_filter
+from tsfm_lens.hooks.stopping import passed_before, stopping_point
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.batching import (
@@ -44,16 +47,15 @@ def recorded_run(
     names_filter: NamesFilter,
     rollout: bool,
     device: torch.device | str | None,
-    reduce: Reducer | Mapping[str, Reducer] | None,
+    reduce: Reducer | Mapping[str, Reducer] | Positions | None,
     loss: Callable[[Tensor], Tensor] | None,
     memory: int | str | None,
     run: dict[str, Any],
 ) -> tuple[Any, Activations]:
     """What :meth:`Lens.run_with_cache` does; ``loss`` is None where no gradients are wanted."""
     points = lens.registry.points
-    names = resolve_filter(points, names_filter)
-    if names_filter is None:
-        names = [name for name in names if not name.endswith("hook_result")]
+    stop = run.pop("stop_at_layer", None)
+    names = _names(lens, names_filter, stop)
     batch = series.batch if isinstance(series, Encoded) else as_series(series)
     keeping = Keeping(lens, names, reducers_of(names, reduce), device, loss is not None)
     rows = rows_of(batch, lens.adapter.packed)
@@ -62,22 +64,44 @@ def recorded_run(
         return record(lens.registry, names, into, device=device, reduce=reduce, gradients=loss is not None)
 
     def empty() -> Activations:
-        return Activations(points, rollout, rows, sample_major=lens.wiring.sample_major, attrs=lens.provenance())
+        return Activations(
+            points, rollout, rows, sample_major=lens.wiring.sample_major, attrs=lens.provenance(), source=lens.registry
+        )
 
     if rollout:
         return _rolled_out(lens, batch, keeping, recording, empty, memory, run)
     encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
+    forward = partial(lens.forward, stop_at_layer=stop)
     if loss is None:
-        return _forward(lens, encoded, keeping, recording, empty, memory)
+        return _forward(lens, encoded, keeping, recording, empty, memory, forward)
     acts = empty()
     acts.spans = encoded.spans
     # gradients were asked for, whatever the caller's setting
     with torch.enable_grad():
         _items_of_forward(keeping, lambda into: record(lens.registry, names, into), empty, encoded, memory)
         with recording(acts):
-            output = lens.forward(encoded)
+            output = forward(encoded)
             loss(output).backward()
     return output, acts
+
+
+def _names(lens: Lens, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
+    """The hook points that a run keeps.
+
+    Raises:
+        UnknownNameError: a name matches no hook point.
+        InputError: a forward that stops does not come to one of them.
+    """
+    names = resolve_filter(lens.registry.points, names_filter)
+    if names_filter is None:
+        names = [name for name in names if not name.endswith("hook_result")]
+    if stop is None:
+        return names
+    passed = set(passed_before(lens.registry, stopping_point(lens.wiring, stop)))
+    late = [name for name in names if name not in passed]
+    if late and names_filter is not None and not callable(names_filter):
+        raise InputError(f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave it out")
+    return [name for name in names if name in passed]
 
 
 Recording = Callable[[Activations], AbstractContextManager[Activations]]
@@ -132,6 +156,7 @@ def _forward(
     recording: Recording,
     empty: Callable[[], Activations],
     memory: int | str | None,
+    forward: Callable[[Encoded], Tensor],
 ) -> tuple[Tensor, Activations]:
     """One forward's output and activations."""
     fit = _items_of_forward(keeping, recording, empty, encoded, memory)
@@ -141,7 +166,7 @@ def _forward(
     for start, stop in cut(encoded.batch, -(-encoded.n_items // number) * series_per_item):
         kept.append(empty())
         with recording(kept[-1]):
-            outputs.append(lens.forward(encoded if number == 1 else encoded.part(start, stop)))
+            outputs.append(forward(encoded if number == 1 else encoded.part(start, stop)))
     acts = _together(kept, empty)
     acts.spans = encoded.spans
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts

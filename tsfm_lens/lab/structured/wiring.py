@@ -113,7 +113,7 @@ def _mlp() -> Mlp:
     hidden = "batch pos d_mlp"
     pre, post = Site("up", layout=hidden), Site("down", "in", layout=hidden)
     inner = Projection("up", "d_mlp")
-    return Mlp(Site("down"), Site("norm2", "in"), pre, post, "down", inner, norm="norm2", aside=True)
+    return Mlp(Site("down"), Site("norm2", "in"), pre, post, "down", inner, norm="norm2", aside=True, act="gelu")
 
 
 def as_lens(model: PatchForecaster, name: str = "structured") -> Lens:

@@ -82,6 +82,7 @@ def stack(model: Any) -> Stack:
         Projection("ffn.fc1", "d_mlp"),
         norm="norm2",
         aside=True,
+        act=layer.ffn.activation.__name__,
     )
     return Stack(
         "",

@@ -75,7 +75,7 @@ def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tup
         "encoder",
         "encoder.block",
         config.num_layers,
-        writers=(_attention("self_attn", 0, "SelfAttention"), _mlp(1, config.is_gated_act)),
+        writers=(_attention("self_attn", 0, "SelfAttention"), _mlp(1, config)),
         ln_final="encoder.final_layer_norm",
         upstream=encoder_upstream,
         entry="encoder",
@@ -88,7 +88,7 @@ def stacks(config: Any, *, encoder_upstream: tuple[str, ...], head_upstream: tup
         writers=(
             _attention("self_attn", 0, "SelfAttention"),
             _attention("cross_attn", 1, "EncDecAttention", keys_from="encoder"),
-            _mlp(2, config.is_gated_act),
+            _mlp(2, config),
         ),
         ln_final="decoder.final_layer_norm",
         upstream=(*encoder_upstream, "encoder", *head_upstream),
@@ -112,14 +112,15 @@ def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Atte
     return Attention(kind, at, Site(at), reads, q, k, v, o, keys_from=keys_from, norm=norm)
 
 
-def _mlp(sublayer: int, gated: bool) -> Mlp:
-    at = f"layer.{sublayer}.DenseReluDense"
+def _mlp(sublayer: int, config: Any) -> Mlp:
+    at, gated = f"layer.{sublayer}.DenseReluDense", config.is_gated_act
     pre = Site(f"{at}.wi_0" if gated else f"{at}.wi", layout="batch pos d_mlp")
     post = Site(f"{at}.wo", "in", 0, "batch pos d_mlp")
     hidden = Projection(f"{at}.wi_0" if gated else f"{at}.wi", "d_mlp")
     gate = Projection(f"{at}.wi_1", "d_mlp") if gated else None
     reads = Site(f"layer.{sublayer}", "in", 0)
-    return Mlp(Site(at), reads, pre, post, f"{at}.wo", hidden, gate, norm=f"layer.{sublayer}.layer_norm")
+    norm = f"layer.{sublayer}.layer_norm"
+    return Mlp(Site(at), reads, pre, post, f"{at}.wo", hidden, gate, norm=norm, act=config.dense_act_fn)
 
 
 def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:

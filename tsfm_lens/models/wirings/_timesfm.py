@@ -52,8 +52,8 @@ def attention(
     )
 
 
-def mlp(norms: tuple[str, str], layers: tuple[str, str], stream: str = "batch pos d_model") -> Mlp:
-    """An MLP between two norms; ``layers`` are the paths of its two matrices."""
+def mlp(norms: tuple[str, str], layers: tuple[str, str], act: str, stream: str = "batch pos d_model") -> Mlp:
+    """An MLP between two norms; ``layers`` are the paths of its two matrices, ``act`` as the library names it."""
     hidden = stream.replace("d_model", "d_mlp")
     return Mlp(
         Site(norms[1], layout=stream),
@@ -65,6 +65,7 @@ def mlp(norms: tuple[str, str], layers: tuple[str, str], stream: str = "batch po
         norm=norms[0],
         post_norm=norms[1],
         aside=True,
+        act={"swish": "silu", "none": "linear"}.get(act, act),
     )
 
 

@@ -74,6 +74,7 @@ def _wiring(config: Any, patch: int) -> Wiring:
                 f"{mlp}.wo",
                 Projection(f"{mlp}.wi", "d_mlp"),
                 norm="layer.2.layer_norm",
+                act=config.dense_act_fn,
             ),
         ),
         ln_final="encoder.final_layer_norm",

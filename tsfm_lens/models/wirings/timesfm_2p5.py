@@ -35,7 +35,8 @@ def _cached(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _wiring(model: Any) -> Wiring:
     q, k, v = (Projection("attn.qkv_proj", "(part head d_head)", part, 3) for part in range(3))
     attention = _timesfm.attention("attn", "attn", ("pre_attn_ln", "post_attn_ln"), (q, k, v, Projection("attn.out")))
-    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"))
+    act = {"ReLU": "relu", "SiLU": "swish", "Identity": "none"}[type(model.stacked_xf[0].activation).__name__]
+    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
     sizes = (model.x, model.h, model.md, model.hd, d_mlp)
     stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cached)

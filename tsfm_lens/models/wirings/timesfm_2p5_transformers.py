@@ -36,7 +36,8 @@ KEYS = settings(
 def _wiring(config: Any) -> Wiring:
     q, k, v, o = (Projection(f"self_attn.{letter}_proj") for letter in "qkvo")
     attention = _timesfm.attention("attn", "self_attn", ("input_layernorm", "post_attention_layernorm"), (q, k, v, o))
-    mlp = _timesfm.mlp(("pre_feedforward_layernorm", "post_feedforward_layernorm"), ("mlp.fc1", "mlp.fc2"))
+    norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+    mlp = _timesfm.mlp(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
     stack = Stack(
         "",
         "model.layers",

@@ -75,7 +75,7 @@ def _wiring(model: Any) -> Wiring:
         raise WiringError(f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the wiring does not know")
     time = _attention("time_attn", "seq_attn", "seq", across=False)
     across = (_attention("variate_attn", "var_attn", "var", across=True),) if model.use_variate_attention else ()
-    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), STREAM)
+    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM)
     stack = Stack(
         "",
         "transformer_stack.layers",

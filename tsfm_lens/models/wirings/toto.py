@@ -72,6 +72,7 @@ def _wiring(model: Any) -> Wiring:
         Projection("mlp.0", "(part d_mlp)", 1, 2),
         norm="norm2",
         aside=True,
+        act="silu",
     )
     across = {index for index, layer in enumerate(layers) if layer.attention_axis.name == "SPACE"}
     n_heads = layers[0].num_heads

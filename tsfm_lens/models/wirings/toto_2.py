@@ -86,6 +86,7 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         norm="norm2",
         mix=_mix("mlp_tau"),
         aside=True,
+        act="silu",
     )
     return attention, mlp
 

@@ -1,0 +1,216 @@
+"""On every architecture the parts of a stream sum to it, and what TransformerLens's users ask for is there or told."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks import Activations, by_row
+from tsfm_lens.hooks.decomposing import Decomposed
+from tsfm_lens.models import Forecast, Lens, architectures, load
+from tsfm_lens.models.extras import status
+from tsfm_lens.models.hooked import Hooked
+from tsfm_lens.testing import assert_close, example_case
+from tsfm_lens.viz import forecast_fan
+
+NAMES = sorted(architectures())
+
+
+@cache
+def recorded(name: str) -> tuple[Lens, Any, Activations]:
+    extra = architectures()[name].extra
+    if extra and not status()[extra].importable:
+        pytest.skip(f"the extra {extra} is not installed")
+    lens = load(architectures()[name].tiny(), check=False)
+    encoded = example_case(lens).encoded
+    return lens, encoded, lens.run_with_cache(encoded)[1]
+
+
+def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]]:
+    """Stack, layer, whether its MLP's input, and the stream there."""
+    found = []
+    for stack in lens.wiring.stacks:
+        found.append((stack.name, stack.n_layers, False, acts["resid_post", stack.n_layers - 1, stack.name]))
+        for layer in range(stack.n_layers):
+            found.append((stack.name, layer, False, acts["resid_pre", layer, stack.name]))
+            count = len(stack.rows(layer))
+            middle = "resid_mid" if count == 2 else f"resid_mid{count - 1}"
+            found.append((stack.name, layer, True, acts[middle, layer, stack.name]))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parts_sum_to_the_stream(name: str) -> None:
+    lens, _, acts = recorded(name)
+    for stack, layer, mlp_input, stream in streams(lens, acts):
+        where: dict[str, Any] = {"layer": layer, "mlp_input": mlp_input, "stack": stack}
+        writes, labels = acts.decompose_resid(**where, return_labels=True)
+        assert len(set(labels)) == len(labels) == len(writes)
+        assert_close(writes.sum(0), stream, depth=200 * lens.d_model, what=f"decompose_resid {where}")
+        for expand in (False, True):
+            parts, labels = acts.get_full_resid_decomposition(**where, expand_neurons=expand, return_labels=True)
+            assert len(set(labels)) == len(labels) == len(parts)
+            what = f"get_full_resid_decomposition {where}"
+            assert_close(parts.sum(0), stream, depth=200 * lens.d_model, what=what)
+        accumulated: Any = acts.accumulated_resid(**where)
+        assert torch.equal(accumulated[-1], stream)
+        scaled = acts.apply_ln_to_stack(writes, **where)
+        whole = acts.apply_ln_to_stack(stream[None], **where)[0]
+        assert_close(scaled.sum(0), whole, depth=200 * lens.d_model, what=f"apply_ln_to_stack {where}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_head_results_are_those_of_the_hook_points(name: str) -> None:
+    """Computed from z and the weights, or recorded: one is the model's own sum taken apart, the other is not."""
+    lens, encoded, acts = recorded(name)
+    _, results = lens.run_with_cache(encoded, names_filter=["**.hook_result", "**.hook_embed", "**.hook_resid_post"])
+    for stack in lens.wiring.stacks:
+        computed, labels = acts.stack_head_results(stack=stack.name, return_labels=True)
+        shown, same = results.stack_head_results(stack=stack.name, return_labels=True)
+        assert labels == same
+        assert len(set(labels)) == len(labels)
+        assert_close(computed, shown, depth=200 * lens.d_model, what=f"stack {stack.name!r}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> None:
+    lens, encoded, acts = recorded(name)
+    before = lens.forward(encoded)
+    for stack in lens.wiring.stacks:
+        for layer in range(stack.n_layers):
+            block = lens.model.get_submodule(stack.block(layer))
+            ran: list[Any] = []
+            handle = block.register_forward_hook(lambda module, args, output, ran=ran: ran.append(module))
+            stream = lens.forward(encoded, stop_at_layer=f"{stack.name}.{layer}".lstrip("."))
+            handle.remove()
+            assert not ran
+            assert_close(
+                stream, acts[f"{stack.prefix}.{layer}.hook_resid_pre"], depth=200 * lens.d_model, what=str(layer)
+            )
+    assert torch.equal(lens.forward(encoded), before)
+    assert not lens.registry.busy
+
+
+def test_what_a_forward_does_not_come_to_is_refused() -> None:
+    lens, encoded, _ = recorded("chronos")
+    with pytest.raises(InputError, match=r"does not come to decoder_blocks.1.mlp.hook_out"):
+        lens.run_with_cache(encoded, names_filter=["decoder_blocks.1.mlp.hook_out"], stop_at_layer=1)
+    with pytest.raises(UnknownNameError, match="no layer '7'"):
+        lens.forward(encoded, stop_at_layer=7)
+    with pytest.raises(InputError, match="is a branch; expected a layer"):
+        lens.forward(encoded, stop_at_layer="decoder.1.mlp")
+    with pytest.raises(UnknownNameError, match="no stack 'encodr'"):
+        lens.forward(encoded, stop_at_layer="encodr.1")
+
+
+PATTERN = "decoder_blocks.0.self_attn.hook_pattern"
+REDUCERS: list[tuple[str, Callable[[Tensor], Tensor], tuple[str, ...]]] = [
+    ("mean over heads", lambda p: p.mean(1), ("batch", "query", "key")),
+    ("last query by an index", lambda p: p[:, :, -1], ("batch", "head", "key")),
+    ("last key by an index", lambda p: p[..., -1], ("batch", "head", "query")),
+    ("mean over keys, marked", by_row(lambda p: p.mean(-1)), ("batch", "head", "query")),
+    ("mean over queries, marked", by_row(lambda p: p.mean(2)), ("batch", "head", "key")),
+    ("mean over keys, not to be called again", lambda p: p.mean(-1), ("batch", "head", "axis_2")),
+    ("a number for each row", lambda p: p.amax((1, 2, 3)), ("batch",)),
+    ("as it is", lambda p: p * 2, ("batch", "head", "query", "key")),
+]
+
+
+@pytest.mark.parametrize(("reduce", "axes"), [row[1:] for row in REDUCERS], ids=[row[0] for row in REDUCERS])
+def test_what_a_reducer_keeps_is_still_named(reduce: Callable[[Tensor], Tensor], axes: tuple[str, ...]) -> None:
+    lens, encoded, _ = recorded("chronos")
+    calls: list[int] = []
+
+    def counted(value: Tensor) -> Tensor:
+        calls.append(value.ndim)
+        return reduce(value)
+
+    if getattr(reduce, "by_row", False):
+        by_row(counted)
+    # three rows, four heads, five tokens
+    part = encoded.part(0, 3)
+    _, acts = lens.run_with_cache(part, names_filter=PATTERN, reduce=counted)
+    assert acts.axes(PATTERN) == axes
+    assert acts.to_xarray(PATTERN).dims == axes
+    assert len(calls) == 1 or getattr(reduce, "by_row", False)
+    if axes == ("batch", "head", "query"):
+        assert "query_start" in acts.to_xarray(PATTERN).coords
+
+
+def test_one_row_leaves_its_axis_out() -> None:
+    lens, encoded, _ = recorded("chronos")
+    with pytest.raises(InputError, match="have 4 rows, expected 1"):
+        lens.run_with_cache(encoded, remove_batch_dim=True)
+    _, one = lens.run_with_cache(
+        encoded.batch.select(0), remove_batch_dim=True, names_filter=["**.hook_resid_post", PATTERN]
+    )
+    assert one.axes(PATTERN) == ("head", "query", "key") == one.to_xarray(PATTERN).dims
+    assert one["resid_post", -1, "encoder"].ndim == 2
+    assert_close(one[PATTERN], one.calls(PATTERN)[0].value[0], depth=1)
+    with pytest.raises(InputError, match="pos_slice and reduce exclude each other"):
+        lens.run_with_cache(encoded, pos_slice=0, reduce=lambda value: value)
+
+
+def test_what_has_no_counterpart_says_what_to_use() -> None:
+    lens, encoded, acts = recorded("chronos")
+    with pytest.raises(UnknownNameError, match="apply_ln_to_stack"):
+        acts["scale", 0, "ln1"]
+    with pytest.raises(UnknownNameError, match="part of hook_embed"):
+        acts["pos_embed"]
+    with pytest.raises(UnknownNameError, match="Was it in the names filter"):
+        lens.run_with_cache(encoded, names_filter=PATTERN)[1]["resid_post", 0, "decoder"]
+    with pytest.raises(AttributeError, match=r"probes\.attribute"):
+        acts.logit_attrs  # noqa: B018
+    with pytest.raises(AttributeError, match=r"lens.weights.heads\(layer\).W_Q"):
+        lens.W_Q  # noqa: B018
+    with pytest.raises(InputError, match="a loss is a function of the output"):
+        lens.run_with_cache(encoded, return_type="loss")
+    with pytest.raises(InputError, match="did you mean horizon"):
+        lens.run_with_cache(encoded, horizn=3)
+    with pytest.raises(InputError, match="computed whenever they are asked for"):
+        lens.cfg.use_attn_result = True
+    with pytest.raises(UnknownNameError, match=r"a \* stands for one part.*'\*\*.hook_resid_post' stands .* matches 4"):
+        lens.run_with_cache(encoded, names_filter="*.hook_resid_post")
+    wrongs: list[dict[str, Any]] = [{"layer": 9}, {"layer": -3}, {"layer": 2, "mlp_input": True}]
+    for wrong in wrongs:
+        with pytest.raises(InputError, match=r"layer -?\d"):
+            acts.decompose_resid(**wrong)
+    with pytest.raises(UnknownNameError, match=r"no stack 'decodr'. Closest: decoder"):
+        acts.decompose_resid(stack="decodr")
+    with pytest.raises(InputError, match=r"expected a last axis of 36"):
+        acts.apply_ln_to_stack(torch.zeros(1, 4, 5, 7))
+
+
+def test_what_users_reach_for_is_offered() -> None:
+    lens, _, acts = recorded("chronos")
+    assert {"cfg", "hooks", "run_with_cache", "run_with_hooks", "forecast"} <= set(dir(lens))
+    assert {"decompose_resid", "stack_head_results", "remove_batch_dim"} <= set(dir(acts))
+    assert acts._ipython_key_completions_() == list(acts)
+    assert lens.cfg.stacks["encoder"].n_layers == 2
+
+
+@pytest.mark.parametrize("offered", [Decomposed, Hooked])
+def test_the_examples_are_true(offered: type) -> None:
+    lens = load("chronos-nano")
+    known = {"lens": lens, "run": lens.run(bundled("co2"), 12, num_samples=4), "torch": torch}
+    found = [test for test in doctest.DocTestFinder().find(offered, globs=known) if test.examples]
+    assert found
+    for test in found:
+        assert doctest.DocTestRunner().run(test).failed == 0, test.name
+
+
+def test_a_forecast_is_drawn_as_it_is() -> None:
+    lens, encoded, _ = recorded("chronos")
+    forecast = lens.forecast(encoded.batch.select(0), 3, num_samples=2)
+    assert isinstance(forecast, Forecast)
+    assert len(forecast_fan(forecast).data) > 0
+    assert "plotly" in forecast._repr_html_()
+    assert "array(" not in repr(forecast)

@@ -1,0 +1,304 @@
+"""TransformerLens's ways to take a residual stream apart, on activations of any model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.errors import HookError, InputError, unknown_name
+from tsfm_lens.hooks.wiring import Mlp
+from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
+
+if TYPE_CHECKING:
+    from tsfm_lens.hooks.registry import HookRegistry
+    from tsfm_lens.hooks.shorthand import Key
+
+Labelled = Tensor | tuple[Tensor, list[str]]
+"""(component, batch, pos, d_model), with a leading axis "step" after it in rollouts; with its labels if asked for."""
+
+
+class Decomposed(ABC):
+    """What TransformerLens's ``ActivationCache`` does with a residual stream; ``Activations`` is one of these.
+
+    Everything has the arguments, the order and the labels of TransformerLens, and ``stack``, for models with an encoder
+    and a decoder: the one that is read out as the forecast, unless another is named. Where an attention is not the only
+    one of its block, its kind is in the label ("0_cross_attn_out", "L0.cross_attn.H3"). Where blocks rescale their
+    stream, what is written early is given as it arrives.
+    """
+
+    source: HookRegistry | None
+
+    @abstractmethod
+    def __getitem__(self, name: Key) -> Tensor:
+        """One activation."""
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool:
+        """Whether it was recorded."""
+
+    def accumulated_resid(
+        self,
+        layer: int | None = None,
+        incl_mid: bool = False,
+        apply_ln: bool = False,
+        pos_slice: Any = None,
+        mlp_input: bool = False,
+        return_labels: bool = False,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """The residual stream at every layer up to the input of one.
+
+        Args:
+            layer: from 0 to the number of layers; the end of the stack if None or -1.
+            incl_mid: also the stream after each branch of a block but its last.
+            apply_ln: as the norm of that layer shows it, with the scale of that layer's stream; at the end of the stack
+                each through the last norm, as the head reads it (the logit lens).
+            pos_slice: an index, (start, stop), or list of positions.
+            mlp_input: up to what the MLP of that layer reads.
+            return_labels: also "0_pre", "0_mid", …, "final_post".
+            stack: see the class.
+
+        Raises:
+            InputError: no such layer, or that layer has no MLP.
+            UnknownNameError: the stream was not recorded.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> streams, labels = cache.accumulated_resid(return_labels=True)
+            >>> labels, tuple(streams.shape)
+            (['0_pre', '1_pre', '2_pre', 'final_post'], (4, 1, 12, 64))
+        """
+        place = self._before(stack, layer, mlp_input, pos_slice)
+        labels, streams = [], []
+        for index in range(place.layer + 1):
+            if index == place.stack.n_layers:
+                labels.append("final_post")
+                streams.append(place.cut(f"{place.stack.prefix}.{index - 1}.hook_resid_post"))
+                continue
+            rows = len(place.stack.rows(index))
+            count = place.branches + 1 if index == place.layer else rows if incl_mid else 1
+            for name in RESIDUAL_NAMES[:count]:
+                labels.append(f"{index}_{name.removeprefix('hook_resid_')}")
+                streams.append(place.cut(f"{place.stack.prefix}.{index}.{name}"))
+        stacked = torch.stack(streams)
+        if apply_ln:
+            # at the end each has a scale of its own, as in TransformerLens
+            stacked = place.normed(stacked) if place.at_the_end else place.scaled(stacked)
+        return (stacked, labels) if return_labels else stacked
+
+    def decompose_resid(
+        self,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        mode: Literal["all", "mlp", "attn"] = "all",
+        apply_ln: bool = False,
+        pos_slice: Any = None,
+        incl_embeds: bool = True,
+        return_labels: bool = False,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """What each branch wrote to the stream that a layer reads; with all of them, the sum is that stream.
+
+        Args:
+            layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
+            mode: "all", "mlp" or "attn".
+            apply_ln: divide by the scale of the norm that reads there.
+            incl_embeds: also the stream's first value.
+            return_labels: also "embed", "0_attn_out", "0_mlp_out", ….
+
+        Raises:
+            InputError: no such layer or mode.
+            UnknownNameError: a write was not recorded.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes, labels = cache.decompose_resid(layer=1, return_labels=True)
+            >>> labels
+            ['embed', '0_self_attn_out', '0_cross_attn_out', '0_mlp_out']
+            >>> bool(torch.allclose(writes.sum(0), cache["resid_pre", 1, "decoder"], atol=1e-4))
+            True
+        """
+        if mode not in ("all", "mlp", "attn"):
+            raise unknown_name("mode", mode, ("all", "mlp", "attn"))
+        place = self._before(stack, layer, mlp_input, pos_slice)
+        labels, writes = ["embed"], [place.embed()]
+        for index, row in place.writers():
+            if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
+                labels.append(f"{index}_{row.kind}_out")
+                writes.append(place.branch(index, row))
+        stacked = torch.stack(writes)
+        if not incl_embeds:
+            labels, stacked = labels[1:], stacked[1:]
+        stacked = place.scaled(stacked) if apply_ln else stacked
+        return (stacked, labels) if return_labels else stacked
+
+    def stack_head_results(
+        self,
+        layer: int | None = -1,
+        return_labels: bool = False,
+        incl_remainder: bool = False,
+        pos_slice: Any = None,
+        apply_ln: bool = False,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """What each head wrote to the stream before a layer, from ``hook_result`` or else from ``hook_z`` and W_O.
+
+        Args:
+            layer, pos_slice, stack: see :meth:`accumulated_resid`.
+            return_labels: also "L0H0", "L0H1", ….
+            incl_remainder: also the rest of the stream: its first value, the MLPs and the biases.
+            apply_ln: divide by the scale of the norm that reads there.
+
+        Raises:
+            InputError: no such layer.
+            UnknownNameError: neither results nor ``hook_z`` were recorded.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> heads, labels = cache.stack_head_results(return_labels=True)
+            >>> labels[0], len(labels) == len(heads)
+            ('L0.self_attn.H0', True)
+        """
+        place = self._before(stack, layer, False, pos_slice)
+        labels, heads = place.heads()
+        if incl_remainder:
+            labels.append("remainder")
+            heads = torch.cat([heads, (place.stream() - heads.sum(0))[None]])
+        heads = place.scaled(heads) if apply_ln else heads
+        return (heads, labels) if return_labels else heads
+
+    def get_full_resid_decomposition(
+        self,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        expand_neurons: bool = True,
+        apply_ln: bool = False,
+        pos_slice: Any = None,
+        return_labels: bool = False,
+        project_output_onto: Tensor | None = None,
+        *,
+        stack: str | None = None,
+    ) -> Labelled:
+        """What heads, neurons, the embedding and the biases wrote to the stream that a layer reads; they sum to it.
+
+        Args:
+            layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
+            expand_neurons: every neuron by itself; else every MLP.
+            apply_ln: divide by the scale of the norm that reads there.
+            return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
+            project_output_onto: (d_model,) or (d_model, any) to multiply every write with; spares the memory of all
+                neurons' writes at once.
+
+        Raises:
+            InputError: no such layer.
+            UnknownNameError: a write was not recorded.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
+            >>> labels[-3:]
+            ['2_mlp_out', 'embed', 'bias']
+            >>> bool(torch.allclose(writes.sum(0), cache["resid_post", -1, "decoder"], atol=1e-4))
+            True
+        """
+        place = self._before(stack, layer, mlp_input, pos_slice)
+
+        def shown(part: Tensor) -> Tensor:
+            part = place.scaled(part) if apply_ln else part
+            return part if project_output_onto is None else part @ project_output_onto.to(part)
+
+        labels, heads = place.heads()
+        parts = [shown(heads)]
+        for index, row in place.writers():
+            if isinstance(row, Mlp):
+                of = place.neurons(index, row) if expand_neurons else place.branch(index, row)[None]
+                many = [f"L{index}N{neuron}" for neuron in range(len(of))]
+                labels += many if expand_neurons else [f"{index}_{row.kind}_out"]
+                parts.append(shown(of))
+        parts += [shown(place.embed()[None]), shown(place.bias(of_mlps=expand_neurons)[None])]
+        stacked, labels = torch.cat(parts), [*labels, "embed", "bias"]
+        return (stacked, labels) if return_labels else stacked
+
+    def apply_ln_to_stack(
+        self,
+        residual_stack: Tensor,
+        layer: int | None = None,
+        mlp_input: bool = False,
+        pos_slice: Any = None,
+        *,
+        recompute_ln: bool = False,
+        stack: str | None = None,
+    ) -> Tensor:
+        """Parts of a stream as the norm of a layer scales them, with the scale of the whole stream.
+
+        As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it. To read
+        parts out as forecasts, give them to ``lens.readout(parts, encoded, like=stream)`` as they are.
+
+        Args:
+            residual_stack: (component, …, d_model).
+            layer, mlp_input, pos_slice, stack: see :meth:`accumulated_resid`.
+            recompute_ln: at the end of the stack, each part through the last norm itself.
+
+        Returns:
+            The same shape; unchanged where nothing is normalised.
+
+        Raises:
+            InputError: no such layer, or another width.
+            WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> writes = cache.decompose_resid()
+            >>> cache.apply_ln_to_stack(writes).shape == writes.shape
+            True
+        """
+        place = self._before(stack, layer, mlp_input, pos_slice)
+        if residual_stack.shape[-1] != place.stack.d_model:
+            raise InputError(
+                f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {place.stack.d_model}"
+            )
+        if recompute_ln and place.at_the_end:
+            return place.normed(residual_stack)
+        return place.scaled(residual_stack)
+
+    def stack_activation(
+        self,
+        activation_name: str,
+        layer: int | None = -1,
+        sublayer_type: str | None = None,
+        *,
+        stack: str | None = None,
+    ) -> Tensor:
+        """One activation of every layer before one, (layer, …).
+
+        Args:
+            activation_name: in short, such as "pattern" or "resid_post".
+            layer, stack: see :meth:`accumulated_resid`.
+            sublayer_type: the kind of attention, where a block has several.
+
+        Raises:
+            InputError: no such layer.
+            UnknownNameError: it was not recorded, or could be several.
+
+        Example:
+            >>> _, cache = lens.run_with_cache(run.encoded)
+            >>> tuple(cache.stack_activation("pattern", sublayer_type="cross_attn").shape[:3])
+            (3, 1, 4)
+        """
+        place = self._before(stack, layer, False, None)
+        name = place.stack.name
+        return torch.stack([self[activation_name, index, name, sublayer_type] for index in range(place.layer)])
+
+    def _before(self, stack: str | None, layer: int | None, mlp_input: bool, pos_slice: Any) -> Before:
+        if self.source is None:
+            raise HookError(
+                "these activations do not know their model, whose weights and norms this needs; take those that "
+                "lens.run_with_cache or run.record gave"
+            )
+        return Before(self, self.source, stack, layer, mlp_input, pos_slice)

@@ -1,0 +1,205 @@
+"""TransformerLens's methods of a model: hooks, caching, configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+from transformer_lens import HookedRootModule
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.holding import holding, resolved
+from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.models.config import Config, config_of
+from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
+
+if TYPE_CHECKING:
+    from tsfm_lens.models.forecast import Forecast
+
+HookList = Iterable[tuple[Any, Callable[..., Any]]]
+"""(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
+
+# what TransformerLens's models have and a lens has not -> what to use
+_INSTEAD = {
+    "OV": "lens.weights.heads(layer).W_OV",
+    "QK": "lens.weights.heads(layer).W_QK",
+    "accumulated_bias": "cache.get_full_resid_decomposition(return_labels=True) has the biases, labelled 'bias'",
+    "all_head_labels": "[str(head) for head in lens.components('**.attn.*')]",
+    "fold_layer_norm": "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has it folded",
+    "generate": "lens.forecast(series, horizon)",
+    "loss_fn": "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the truth",
+    "process_weights_": "nothing is folded into the native model; see lens.weights",
+    "set_use_attn_result": "hook_result is computed whenever it is asked for",
+    "set_use_hook_mlp_in": "edit hook_resid_mid, which the MLP reads through its norm",
+    "set_use_split_qkv_input": "edit hook_q, hook_k and hook_v; routes by input are probes.path_patching",
+    "to_single_token": "series are numbers; token models: lens.native has the tokenizer",
+    "to_str_tokens": "lens.encode(series).token_table() says what each token covers",
+    "to_string": "series are numbers; lens.encode(series).token_table() says what each token covers",
+    "to_tokens": "lens.encode(series).inputs is what enters the model",
+    "tokenizer": "lens.native has the tokenizer of a model that has one",
+    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix",
+    **{f"W_{letter}": f"lens.weights.heads(layer).W_{letter}" for letter in "QKVO"},
+    **{f"b_{letter}": f"lens.weights.heads(layer).b_{letter}" for letter in "QKVO"},
+    **{name: f"lens.weights.mlp(layer).{name}" for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")},
+    **{name: f"lens.weights.{name}" for name in ("W_E", "W_U")},
+}
+# of their arguments
+_INSTEAD_OF_ARGUMENTS = {
+    "attention_mask": "missing values are NaN in the series",
+    "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",
+    "padding_side": "the model's own pipeline pads",
+    "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
+    "prepend_bos": "the model's own pipeline adds its special tokens",
+    "return_cache_object": "activations are an object, and a mapping by name",
+    "return_type": "a loss is a function of the output: loss=… with incl_bwd=True",
+    "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",
+}
+_OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
+_OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
+
+
+class Hooked(HookedRootModule):
+    """What TransformerLens's models do with hooks; a lens is one of these."""
+
+    registry: HookRegistry
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in _INSTEAD:
+                raise
+        raise AttributeError(f"a lens has no {name!r}: {_INSTEAD[name]}")
+
+    @property
+    def cfg(self: Any) -> Config:
+        """Sizes and kinds of the model, as TransformerLens names them.
+
+        Example:
+            >>> lens.cfg.n_layers, lens.cfg.n_heads, lens.cfg.d_model, lens.cfg.act_fn
+            (3, 4, 64, 'relu')
+        """
+        return config_of(self)
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[Self]:
+        """TransformerLens's ``hooks``, with globs as names; every name is resolved before the first hook is set.
+
+        Raises:
+            UnknownNameError: a name matches no hook point.
+            WiringError: compiled or replaced modules would pass a hook by.
+            HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
+                hook.
+        """
+        forward, backward = resolved(self.registry, fwd_hooks, "fwd"), resolved(self.registry, bwd_hooks, "bwd")
+        if backward:
+            refuse_gradients(self.wiring)
+        with ExitStack() as stack:
+            if clear_contexts:
+                stack.callback(self.clear_contexts)
+            if reset_hooks_end:
+                stack.enter_context(holding(self.registry, [*forward, *backward]))
+            else:
+                for name, hook, direction in (*forward, *backward):
+                    self.registry.hooked[name].add_hook(hook, dir=direction)
+                stack.enter_context(self.registry.attach())
+            yield self
+
+    def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
+        """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
+        if "bwd" in (*args, kwargs.get("dir")):
+            refuse_gradients(self.wiring)
+        if callable(name):
+            super().add_hook(name, hook, *args, **kwargs)
+            return
+        for point in select(self.registry.points, name):
+            super().add_hook(point, hook, *args, **kwargs)
+
+    def run_with_hooks(
+        self,
+        series: Any,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        *,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        rollout: bool = False,
+        **run: Any,
+    ) -> Tensor | Forecast:
+        """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
+        _refuse_unknown(run, rollout)
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
+            return self.forecast(series, **run) if rollout else self.forward(series, **run)
+
+    def run_with_cache(
+        self,
+        series: Any,
+        *,
+        names_filter: NamesFilter = None,
+        rollout: bool = False,
+        device: torch.device | str | None = None,
+        reduce: Reducer | Mapping[str, Reducer] | None = None,
+        incl_bwd: bool = False,
+        loss: Callable[[Tensor], Tensor] | None = None,
+        memory: int | str | None = None,
+        remove_batch_dim: bool = False,
+        pos_slice: Any = None,
+        **run: Any,
+    ) -> tuple[Any, Activations]:
+        """Run once and keep activations; in parts of the batch where the memory asks for it.
+
+        Args:
+            series: see :meth:`encode`.
+            names_filter: names or globs of hook points, or a predicate. None keeps all but the
+                large ``hook_result``.
+            rollout: run a whole forecast; activations then have a leading axis ``step``.
+            device: where to keep activations.
+            reduce: function on each activation before it is stored, or one by name or glob.
+            incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
+            loss: output -> scalar to differentiate; needed with ``incl_bwd``.
+            memory: see :meth:`forecast`.
+            remove_batch_dim: of a single row, leave the axis "batch" out.
+            pos_slice: keep these positions alone, queries of patterns: an index, (start, stop) or a list.
+            run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or of :meth:`forecast`.
+
+        Returns:
+            The output (a :class:`Forecast` for rollouts) and the activations.
+
+        Raises:
+            UnknownNameError: a name matches no hook point.
+            InputError: gradients asked without a scalar loss, of a rollout, under inference mode, or of a model whose
+                backward pass is not the derivative; a rollout of a model that runs twice per forecast; too little
+                memory.
+        """
+        _refuse_unknown(run, rollout)
+        refuse_run(self, rollout, incl_bwd, loss)
+        if pos_slice is not None and reduce is not None:
+            raise InputError("pos_slice and reduce exclude each other; let the reducer take the positions")
+        kept = reduce if pos_slice is None else Positions(self.registry.points, pos_slice)
+        how = (device, kept, loss if incl_bwd else None, memory)
+        output, acts = recorded_run(self, series, names_filter, rollout, *how, run)
+        return output, acts.remove_batch_dim() if remove_batch_dim else acts
+
+
+def _refuse_unknown(arguments: Mapping[str, Any], rollout: bool) -> None:
+    known = _OF_A_FORECAST if rollout else _OF_A_FORWARD
+    for name in arguments:
+        if name in known:
+            continue
+        near = get_close_matches(name, known, n=1, cutoff=0.4)
+        nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+        what = "forecast" if rollout else "forward"
+        raise InputError(f"a {what} takes no {name!r}; {_INSTEAD_OF_ARGUMENTS.get(name, nearest)}")
