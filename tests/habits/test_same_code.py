@@ -201,7 +201,7 @@ def test_t5_through_both_is_edited_alike() -> None:
             theirs.run_with_hooks(ids, fwd_hooks=hooks, **known),
         )
         assert_close(found, expected, depth=100 * lens.d_model, what=point)
-        assert not torch.equal(found, plain)
+        assert bool((found != plain).any())
 
 
 def test_two_stacks_have_to_be_told_apart() -> None:
