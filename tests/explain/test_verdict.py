@@ -1,0 +1,121 @@
+"""The stated rules of a verdict, one by one, on proofs that are written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from tsfm_lens.explain import verdict
+
+DRAWS = 39
+"""So many that 5 % of them can be told."""
+
+
+def curves(area: float, p: float, rival: float | None = None, below: float = 1.0) -> xr.Dataset:
+    """Of an order on trial, of whose random orders the share ``below`` has a smaller area, and of a rival."""
+    areas, names = [area], ["mine"]
+    if rival is not None:
+        areas, names = [area, rival], ["mine", "theirs"]
+    drawn = np.where(np.arange(DRAWS) < round(below * DRAWS), area - 1, area + 1)
+    return xr.Dataset(
+        {"area": ("explanation", areas), "p": ("explanation", [p] * len(areas)), "random_area": ("draw", drawn)},
+        coords={"explanation": names},
+        attrs={"kind": "deletion_curves"},
+    )
+
+
+def routes(*segments: dict[str, float]) -> xr.Dataset:
+    """Of segments in the order of their effects; what is not given is of routes that hold."""
+    whole = [
+        {"necessity": 0.9, "necessity_p": 0.03, "sufficiency": 0.9, "sufficiency_p": 0.03} | each for each in segments
+    ]
+    of = {name: ("segment", [each[name] for each in whole]) for name in whole[0] if name != "prediction_error"}
+    error = ("segment", [each.get("prediction_error", 0.1) for each in whole])
+    names = ("segment", "cut"), [["0.mlp", "1.mlp", "all together"]] * len(whole)
+    drawn = {
+        f"random_{name}": (("segment", "draw"), np.zeros((len(whole), DRAWS))) for name in ("necessity", "sufficiency")
+    }
+    return xr.Dataset(
+        {**of, **drawn, "prediction_error": error, "cut_name": names},
+        coords={"segment": [f"part {number}" for number in range(len(whole))]},
+        attrs={"kind": "route_proof"},
+    )
+
+
+NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("proofs", "word"),
+    [
+        ([curves(0.3, 0.025)], "holds"),
+        # above 0, and above all but 5 % of random orders
+        ([curves(0.3, 0.05)], "holds"),
+        ([curves(0.3, 0.08)], "fails"),
+        ([curves(-0.1, 0.025)], "fails"),
+        ([curves(0.3, 0.025, rival=0.4)], "holds in part"),
+        ([curves(0.3, 0.025, rival=0.2)], "holds"),
+        ([routes({})], "holds"),
+        # half or more, and more than all but 5 % of random sets
+        ([routes({"necessity": 0.5, "sufficiency": 0.5})], "holds"),
+        ([routes({"necessity": 0.49})], "holds in part"),
+        ([routes({"sufficiency": 0.49})], "holds in part"),
+        ([routes({"necessity_p": 0.08})], "holds in part"),
+        ([routes({"sufficiency_p": 0.08})], "holds in part"),
+        ([routes({"prediction_error": 0.5})], "holds in part"),
+        ([routes(NONE)], "fails"),
+        # what matters most decides
+        ([routes({}, NONE)], "holds in part"),
+        ([routes(NONE, {})], "fails"),
+        ([curves(0.3, 0.025), routes({})], "holds"),
+        ([curves(0.3, 0.08), routes({})], "fails"),
+        ([curves(0.3, 0.025), routes({}, NONE)], "holds in part"),
+    ],
+)
+def test_rules(proofs: list[xr.Dataset], word: str) -> None:
+    assert verdict(*proofs)[0] == word
+
+
+def test_few_draws_are_judged_by_what_they_can_show_at_best() -> None:
+    few = curves(0.3, 0.2).isel(draw=slice(4))
+    assert verdict(few)[0] == "holds"
+    assert verdict(few.assign(p=few["p"] + 0.2))[0] == "fails"
+
+
+@pytest.mark.parametrize(
+    ("proof", "said"),
+    [
+        (
+            curves(0.3, 0.08, below=36 / DRAWS),
+            "sooner than in 92 % of 39 random orders (area between the curves 0.30): the order does not hold.",
+        ),
+        (curves(0.3, 0.025, rival=0.4), "theirs orders the segments better."),
+        (
+            routes({}),
+            "Of part 0, cutting 0.mlp and 1.mlp takes 90 % of its effect away (random components 0 %), restoring "
+            "them brings 90 % of it back (random components 0 %): the routes are necessary and sufficient.",
+        ),
+        (routes({"necessity": 0.2}), "the routes are sufficient."),
+        (routes({"sufficiency": 0.2}), "the routes are necessary."),
+        (
+            routes(NONE),
+            "neither necessary nor sufficient. The forecast without the segment is predicted with an error of 200 %.",
+        ),
+    ],
+)
+def test_sentences(proof: xr.Dataset, said: str) -> None:
+    assert said in " ".join(verdict(proof)[1])
+
+
+def test_a_rival_that_orders_no_better_is_not_spoken_of() -> None:
+    assert "better" not in " ".join(verdict(curves(0.3, 0.025, rival=0.2))[1])
+    # nor one beside an order that does not hold
+    assert "better" not in " ".join(verdict(curves(0.3, 0.3, rival=0.4))[1])
+
+
+def test_several_proofs_say_all_that_they_have() -> None:
+    found: Any = verdict(curves(0.3, 0.025), routes({}, NONE))
+    assert len(found[1]) == 3
