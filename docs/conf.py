@@ -22,7 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "_cache", "sitepages", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_cache", "sitepages", "concepts/generated", "**/.ipynb_checkpoints"]
 # every page must be reachable, every reference must lead somewhere
 nitpicky = True
 nitpick_ignore_regex = sitepages.FOREIGN
@@ -38,6 +38,7 @@ autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_custom_sections = ["Why", "Cure"]
 # entries of their own would double those of properties
 napoleon_use_ivar = True
 

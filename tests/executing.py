@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import re
-from functools import cache
 from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
+from sitepages.notebooks import EXAMPLES, execute
 
 from tsfm_lens.zoo import checkpoint_names
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-@cache
-def kernel() -> KernelManager:
-    """One for all notebooks, as starting one takes longer than most of them."""
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(EXAMPLES))
-    atexit.register(manager.shutdown_kernel, now=True)
-    return manager
+__all__ = ["EXAMPLES", "executed", "figures", "printed"]
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
@@ -33,10 +21,8 @@ def executed(path: Path) -> nbformat.NotebookNode:
     missing = set(re.findall(r'load\("([\w-]+)"\)', source)) - set(checkpoint_names())
     if missing:
         pytest.skip(f"the embedded checkpoint {', '.join(sorted(missing))} is not in the package folder")
-    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    NotebookClient(notebook, km=kernel(), timeout=300).execute()
-    del notebook.cells[0]
-    return notebook
+    # the site shows what was run here last
+    return execute(path)
 
 
 def printed(notebook: nbformat.NotebookNode) -> str:

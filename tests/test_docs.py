@@ -1,15 +1,45 @@
-"""The docs are true: the list of measurements is that of the code, and configurations in them are valid."""
+"""The docs are true, without building them: lists are those of the code, links lead somewhere, examples run."""
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import re
 from pathlib import Path
+from pkgutil import walk_packages
 
+import pandas as pd
+import pytest
+import render_notebooks
+import torch
 import yaml
+from sitepages import api, commands, failures, gallery, notebooks, questions, scenes
 
-from tsfm_lens import data, probes, viz
+import tsfm_lens
+from test_examples_in_docstrings import ROOMS
+from tsfm_lens import catalogue, data, errors, probes, sweep, viz
+from tsfm_lens.models.run import Run
+from tsfm_lens.testing.suite import ORACLES
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+sys.path += [str(DOCS), str(ROOT / "tools")]
+
+
+# written when the site is built
+WRITTEN = {
+    *(f"gallery/{name}.md" for name in gallery.pages()),
+    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(room) for room in ("", *api.ROOMS)))),
+    commands.PAGE,
+    failures.PAGE,
+    questions.PAGE,
+    "notebooks/index.md",
+    *(f"notebooks/{name}.ipynb" for name in notebooks.names()),
+    "concepts/generated/hook-points.md",
+}
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in WRITTEN]
+PAGES = [page for page in PAGES if not {"_build", "_cache", "generated"} & set(page.parts)]
+ERRORS = [thing for thing in vars(errors).values() if inspect.isclass(thing) and issubclass(thing, errors.LensError)]
 
 
 def test_what_the_docs_name_beside_the_catalogue_exists() -> None:
@@ -29,3 +59,116 @@ def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
     assert len(config.data) >= 7
     assert config.variants.heads_at is not None
     assert read_config(ROOT / "examples" / "sweep-demo.yaml").variants.recipes[0].endswith("middle-third.yaml")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```\w*\n.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text):
+        if "://" in target:
+            continue
+        file = (page.parent / target).resolve()
+        assert file.exists() or file.relative_to(DOCS).as_posix() in WRITTEN, f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_a_list_of_contents() -> None:
+    listed: set[str] = set()
+    for page in PAGES:
+        for entries in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            folder = page.parent.relative_to(DOCS)
+            names = [line for line in entries.splitlines() if line and not line.startswith(":")]
+            listed |= {each for name in names for each in _matching(folder, name)}
+    assert {page.relative_to(DOCS).as_posix().removesuffix(".md") for page in PAGES} == (
+        listed - {name.rpartition(".")[0] for name in WRITTEN}
+    ) | {"index"}
+
+
+def _matching(folder: Path, name: str) -> list[str]:
+    if "*" not in name:
+        return [(folder / name).as_posix()]
+    return [
+        file.relative_to(DOCS).as_posix().removesuffix(".md")
+        for file in (DOCS / folder).glob(f"{name}.md")
+        if file.name != "index.md"
+    ]
+
+
+def test_every_figure_has_code_in_the_gallery() -> None:
+    for slug, (measurement, figure) in gallery.slugs().items():
+        assert f"viz.{figure.name}(" in scenes.scene_of(measurement, figure).drawing, slug
+    assert set(catalogue.measurements()) <= gallery.pages()
+
+
+def test_every_room_and_public_name_is_in_the_reference() -> None:
+    assert set(ROOMS) <= {"", *api.ROOMS}
+    found = {
+        module.name.removeprefix("tsfm_lens.")
+        for module in walk_packages(tsfm_lens.__path__, "tsfm_lens.")
+        if module.ispkg and module.name not in _PRIVATE and _offers(module.name)
+    }
+    assert found <= set(api.ROOMS)
+    shown = "".join(api.page(room) for room in ("", *api.ROOMS))
+    for name in api.homes().values():
+        assert re.search(rf":: {re.escape(name)}$", shown, flags=re.MULTILINE), name
+
+
+# rooms of the command line, the papers' items, wirings, and parts of rooms that offer their names themselves
+_PRIVATE = {f"tsfm_lens.{name}" for name in ("cli", "paper", "models.wirings", "training.watch", "theory.experiments")}
+
+
+def _offers(name: str) -> bool:
+    return "__all__" in Path(tsfm_lens.__path__[0], *name.split(".")[1:], "__init__.py").read_text()
+
+
+def test_every_command_is_in_the_reference() -> None:
+    from typer.main import get_command
+
+    from tsfm_lens.cli import app
+
+    text = commands.text()
+    named = getattr(get_command(app), "commands")  # noqa: B009
+    assert len(named) > 10
+    for name in named:
+        assert f"## `tsfm-lens {name}`" in text
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return tsfm_lens.load("chronos-nano").run(data.bundled("co2"), 4)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_every_error_says_why_and_what_to_do_and_its_example_is_true(error: type, run: Run, tmp_path: Path) -> None:
+    text = inspect.getdoc(error) or ""
+    assert "\nWhy:\n" in text
+    assert "\nCure:\n" in text
+    names = {"lens": run.lens, "run": run, "folder": tmp_path, "torch": torch}
+    names |= {"tsfm_lens": tsfm_lens, "sweep": sweep}
+    (example,) = doctest.DocTestFinder(recurse=False).find(error, error.__name__, globs=names)
+    assert example.examples
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
+
+
+def test_every_question_has_an_answer() -> None:
+    scores, explained = pd.read_csv(DOCS / "planted.csv"), pd.read_csv(DOCS / "planted.explanations.csv")
+    for question in (each for group in questions.GROUPS.values() for each in group):
+        assert catalogue.find(question.kind).figures
+        found, _ = questions.score(question, scores, explained)
+        assert bool(found) == bool(question.method)
+
+
+def test_the_oracles_are_all_explained() -> None:
+    rows = re.findall(r"^\| (\d+) ", (DOCS / "decisions" / "oracles.md").read_text(), flags=re.MULTILINE)
+    assert [int(row) for row in rows] == list(range(1, len(ORACLES) + 1))
+
+
+def test_the_code_of_the_first_page_runs() -> None:
+    text = (DOCS / "start" / "index.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) >= 4
+    exec("\n".join(blocks), {})
+
+
+@pytest.mark.parametrize("name", notebooks.names())
+def test_notebooks_ship_with_pictures_of_what_their_code_draws(name: str) -> None:
+    assert not render_notebooks.faults(notebooks.EXAMPLES / f"{name}.ipynb")

@@ -22,15 +22,59 @@ from difflib import get_close_matches
 
 
 class LensError(Exception):
-    """Base of every error that tsfm-lens raises on purpose."""
+    """Base of every error that tsfm-lens raises on purpose.
+
+    Why:
+        Catch it to handle whatever the package refuses. What is not a LensError is a defect of the package, or of code
+        that was handed to it.
+
+    Cure:
+        Read the message: it names what was got, what was expected and the nearest valid choice. The command line prints
+        the message alone and ends with exit code 1.
+
+    Example:
+        >>> try:
+        ...     lens.forecast([[1.0, 2.0]], 0)
+        ... except tsfm_lens.errors.LensError as error:
+        ...     print(error)
+        horizon 0 is not a number of steps; expected an integer from 1 to 100000
+    """
 
 
 class InputError(LensError, ValueError):
-    """A series, file or argument cannot be used as it is."""
+    """A series, file or argument cannot be used as it is.
+
+    Why:
+        It is empty, of another shape or type, or out of range; a file can be read in two ways; or the definition of a
+        measurement does not allow this model, horizon or series.
+
+    Cure:
+        Give what the message expects. For files, ``tsfm_lens.data`` and the page on your own data have the rules and the
+        option that settles each choice; ``tsfm-lens measurements`` says which models a measurement is defined for.
+
+    Example:
+        >>> tsfm_lens.data.as_series([])
+        Traceback (most recent call last):
+        tsfm_lens.errors.InputError: there is no series: expected at least one
+    """
 
 
 class UnknownNameError(LensError, KeyError):
-    """No hook point, component, series or checkpoint has this name."""
+    """No hook point, component, series or checkpoint has this name.
+
+    Why:
+        The name is misspelt, is that of another model (layers and heads are counted from 0), or a pattern matches
+        nothing.
+
+    Cure:
+        Take one of the nearest names in the message. ``lens.components()`` and ``lens.hook_table()`` list those of a
+        model, ``tsfm-lens hooks MODEL``, ``tsfm-lens data`` and ``tsfm-lens models`` do on the command line.
+
+    Example:
+        >>> lens.components("decoder.9.mlp")
+        Traceback (most recent call last):
+        tsfm_lens.errors.UnknownNameError: no component 'decoder.9.mlp'. Closest: decoder.2.mlp, decoder.1.mlp, ...
+    """
 
     def __str__(self) -> str:
         # KeyError would print the message in quotes
@@ -38,31 +82,125 @@ class UnknownNameError(LensError, KeyError):
 
 
 class WiringError(LensError, ValueError):
-    """The model's configuration or modules are not as a wiring describes them."""
+    """The model's configuration or modules are not as a wiring describes them.
+
+    Why:
+        No wiring knows the model; its configuration has a setting that no wiring understands, which could give slightly
+        wrong activations; dropout or compilation would make two forwards differ; or a wiring of your own names a module,
+        side or size that the model does not have.
+
+    Cure:
+        For a known model, put it into evaluation mode, uncompiled, with the version of its library that
+        ``tsfm-lens doctor`` shows. For your own, mend the row that the message names: ``check_wiring`` says which oracle
+        fails, and ``CONTRIBUTING.md`` what to look at then.
+
+    Example:
+        >>> tsfm_lens.load(torch.nn.Linear(2, 2))
+        Traceback (most recent call last):
+        tsfm_lens.errors.WiringError: no wiring knows an object of type Linear. ...
+    """
 
 
 class CheckpointError(LensError, OSError):
-    """No loadable checkpoint is there."""
+    """No loadable checkpoint is there.
+
+    Why:
+        The folder has no safetensors file, or not all of them; a file is cut off or belongs to another configuration; or
+        the hub cannot be reached. Pickled weights are never opened. Records of trainings raise it, too.
+
+    Cure:
+        Download the files named in the message elsewhere (``hf download OWNER/NAME``) and load the folder, or point
+        ``HF_HOME`` to a cache that has them.
+
+    Example:
+        >>> tsfm_lens.load(folder)
+        Traceback (most recent call last):
+        tsfm_lens.errors.CheckpointError: ... is no checkpoint: it has no *.safetensors file (found: nothing)
+    """
 
 
 class HookError(LensError, RuntimeError):
-    """An intervention does not fit the activation it meets."""
+    """An intervention does not fit the activation it meets.
+
+    Why:
+        What was recorded has another number of series or positions than the run that it is put into; a hook returned
+        another shape; or the kind of intervention has no meaning for the component.
+
+    Cure:
+        Record the source on as many series and steps as the run has, or say which with ``rows=`` and ``positions=``. No
+        hook is left on the model after the error.
+
+    Example:
+        >>> from tsfm_lens.hooks import EditPattern
+        >>> with lens.edit(EditPattern("decoder.0.mlp", lambda pattern: pattern)):
+        ...     lens.forecast(run.batch, 2)
+        Traceback (most recent call last):
+        tsfm_lens.errors.HookError: EditPattern needs an attention branch or head, decoder.0.mlp is an MLP
+    """
 
 
 class MissingExtraError(LensError, ImportError):
-    """An optional package is not installed."""
+    """An optional package is not installed.
+
+    Why:
+        Models of other families, Ray, chaotic systems and the linked view of notebooks each need a library that the
+        others do without.
+
+    Cure:
+        Run the command in the message. ``tsfm-lens doctor`` shows what is there and how to add the rest.
+
+    Example:
+        >>> str(tsfm_lens.errors.MissingExtraError("--engine ray needs Ray: pip install ..."))
+        '--engine ray needs Ray: pip install ...'
+    """
 
 
 class RenderError(LensError, RuntimeError):
-    """A figure could not be written in the format asked for."""
+    """A figure could not be written in the format asked for.
+
+    Why:
+        A .png, .svg or .pdf is drawn by a browser through kaleido, and one of the two is missing or failed.
+
+    Cure:
+        Install ``tsfm-lens-toolbox[static]`` and a Chrome or Chromium, or name it in ``BROWSER_PATH``. A .html or .json
+        needs neither.
+
+    Example:
+        >>> issubclass(tsfm_lens.errors.RenderError, RuntimeError)
+        True
+    """
 
 
 class StoreError(LensError, OSError):
-    """A sweep's store cannot be written or read."""
+    """A sweep's store cannot be written or read.
+
+    Why:
+        The folder is no store, is full or read-only, was written by another version, or a file in it is damaged.
+
+    Cure:
+        Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command then goes on. Damaged cells are
+        put aside and computed again.
+
+    Example:
+        >>> sweep.gather(folder)
+        Traceback (most recent call last):
+        tsfm_lens.errors.StoreError: ... is no store of a sweep: it has no store.json. Start one with tsfm-lens sweep.
+    """
 
 
 class SweepFailedError(LensError, RuntimeError):
-    """Some groups of a sweep could not be computed; all others are kept."""
+    """Some groups of a sweep could not be computed; all others are kept.
+
+    Why:
+        A model could not be opened or did not fit into memory for some variants, or the machines of a cluster are gone.
+
+    Cure:
+        The message has the first failure. Mend it and run the same command: finished cells are not computed again.
+
+    Example:
+        >>> issubclass(tsfm_lens.errors.SweepFailedError, tsfm_lens.errors.LensError)
+        True
+    """
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], *, hint: str = "") -> UnknownNameError:

@@ -7,12 +7,11 @@ from importlib import import_module
 from typing import Any
 
 # types of other libraries, whose documentation cannot be looked up without a network
-FOREIGN = [
-    (
-        r"py:.*",
-        r"(np|numpy|torch|nn|xr|xarray|pd|pandas|go|plotly|collections|pathlib|typing|types|annotated_types|fractions|contextlib|rich|pyarrow|os|NoneType|Path|FieldInfo|Tensor)(\..*)?",
-    )
-]
+_LIBRARIES = """
+    np numpy torch nn xr xarray pd pandas go plotly collections pathlib typing types annotated_types fractions
+    contextlib rich pyarrow os NoneType Path FieldInfo Tensor
+""".split()
+FOREIGN = [(r"py:.*", rf"({'|'.join(_LIBRARIES)})(\..*)?")]
 
 
 def setup(app: Any) -> None:
@@ -26,10 +25,22 @@ def setup(app: Any) -> None:
 
 def _write(app: Any) -> None:
     from sitepages.api import write_api
+    from sitepages.commands import write_commands
+    from sitepages.failures import write_errors
     from sitepages.gallery import write_gallery
+    from sitepages.notebooks import write_notebooks
+    from sitepages.questions import write_questions
+    from sitepages.wirings import write_wirings
+    from sitepages.writing import remove_others
 
     write_api()
+    write_commands()
+    write_errors()
     write_gallery()
+    write_notebooks()
+    write_questions()
+    write_wirings()
+    remove_others()
 
 
 def _late(name: str) -> Callable[..., Any]:

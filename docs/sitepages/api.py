@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from sitepages.writing import plain, table, write
+from sitepages.writing import from_docstring, table, write
 
 ROOMS = (
     "data",
@@ -45,7 +45,7 @@ def public_names(room: str) -> list[str]:
     """What a room offers, as its ``__all__`` has it."""
     module = module_of(room)
     if room == "errors":
-        return [name for name, thing in vars(module).items() if inspect.isclass(thing)]
+        return [name for name, thing in vars(module).items() if inspect.isclass(thing) and issubclass(thing, Exception)]
     return [name for name in module.__all__ if name != "__version__"]
 
 
@@ -69,13 +69,14 @@ def homes() -> dict[int, str]:
 
 def write_api() -> None:
     """A page per room, and one that lists them."""
-    for room in (*ROOMS, ""):
-        write(f"{FOLDER}/{page_of(room)}.md", _page(room))
+    shown = [room for room in ("", *ROOMS) if room != "errors"]
+    for room in shown:
+        write(f"{FOLDER}/{page_of(room)}.md", page(room))
     rows = [
         (f"[`{module_of(room).__name__}`]({page_of(room)}.md)", str(len(public_names(room))), _first(module_of(room)))
-        for room in ("", *ROOMS)
+        for room in shown
     ]
-    listed = "\n".join(page_of(room) for room in ("", *ROOMS))
+    listed = "\n".join(map(page_of, shown))
     write(
         f"{FOLDER}/api.md",
         "# Python\n\nEvery public name, with the example that the tests run.\n\n"
@@ -84,7 +85,8 @@ def write_api() -> None:
     )
 
 
-def _page(room: str) -> str:
+def page(room: str) -> str:
+    """The page of a room."""
     module, names = module_of(room), public_names(room)
     title = module.__name__
     rows, entries = [], []
@@ -101,7 +103,7 @@ def _page(room: str) -> str:
     parts = [
         f"# {title}",
         f"```{{eval-rst}}\n.. py:module:: {title}\n```",
-        plain(inspect.getdoc(module) or "").replace("``", "`").replace(":mod:", ""),
+        *(from_docstring(part) for part in (inspect.getdoc(module) or "").split("\n\n")),
         table(("name", "what it is"), rows),
         *entries,
     ]
@@ -115,9 +117,7 @@ def _directive(thing: Any) -> str:
 
 
 def _first(thing: Any) -> str:
-    """First sentence of the docstring of a function, class or module; "" for a value."""
+    """First paragraph of the docstring of a function, class or module; "" for a value."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)):
         return ""
-    return plain(
-        (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`").replace(":mod:", "")
-    )
+    return from_docstring((inspect.getdoc(thing) or "").split("\n\n")[0])

@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
 from sitepages.scenes import Scene, described, scene_of
-from sitepages.writing import code, plain, remove_others, write, write_bytes
+from sitepages.writing import code, from_docstring, plain, write, write_bytes
 from tsfm_lens import viz
 from tsfm_lens.catalogue import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
@@ -52,7 +52,6 @@ def write_gallery() -> None:
     for theme in present:
         write(f"gallery/{theme_page(theme)}.md", _theme(theme, entries, drawn, set(pictures)))
     write("gallery/index.md", _index(present, entries, drawn, set(pictures)))
-    remove_others("gallery", {f"{name}.md" for name in pages()})
 
 
 def write_plotly() -> None:
@@ -88,7 +87,7 @@ def figure_html(slug: str, title: str, height: int, min_width: int, root: str, p
 
 
 def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Drawn], pictures: set[str]) -> str:
-    probes = ", ".join(f"{{py:func}}`~tsfm_lens.{_room(name)}`" for name in measurement.probes)
+    probes = ", ".join(f"{{py:func}}`~tsfm_lens.{room_of(name)}`" for name in measurement.probes)
     facts = [
         f"**Kind** `{measurement.kind}`",
         f"**Probe** {probes}" if probes else "",
@@ -111,14 +110,15 @@ def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Dra
     return "\n\n".join(parts) + "\n"
 
 
-def _room(name: str) -> str:
+def room_of(name: str) -> str:
+    """Where a probe is, below the package: a function of probes, unless another room is named."""
     return name if "." in name else f"probes.{name}"
 
 
 def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bool) -> str:
     """One figure: the figure, its caption, how to read it, and the code that drew it."""
     parts = [
-        f"({slug})=\n## {plain(figure.title.rstrip('.'))}",
+        f"(figure-{slug})=\n## {plain(figure.title.rstrip('.'))}",
         f"**{plain(drawn.title)}**" + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
         figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
         f"**How to read it.** {_reading(figure.name)}",
@@ -139,17 +139,13 @@ def _reading(renderer: str) -> str:
     text = inspect.getdoc(getattr(viz, renderer)) or ""
     opening = text.split("\nArgs:")[0]
     returned = text.split("\nReturns:\n")[1].split("\n\n")[0] if "\nReturns:\n" in text else ""
-    return " ".join(_in_myst(" ".join(part.split())) for part in (opening, returned) if part)
-
-
-def _in_myst(text: str) -> str:
-    return plain(text.replace("``", "`"))
+    return " ".join(from_docstring(part) for part in (opening, returned) if part)
 
 
 def _card(slug: str, measurement: Measurement, figure: Figure, drawn: Drawn, pictures: set[str]) -> str:
     picture = f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n" if slug in pictures else ""
     return (
-        f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: {slug}\n:link-type: ref\n"
+        f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: figure-{slug}\n:link-type: ref\n"
         f":class-img-top: tsfm-thumbnail\n\n`{figure.name}`\n:::"
     )
 

@@ -137,7 +137,11 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     driven = measurement.theme == "Inputs" or not allowed
     results = ", ".join(f'work.result("{kind}")' for kind in (measurement.kind, *figure.beside))
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
-    model, data = ("chronos2-nano", "mine.csv --known weekend") if driven else ("chronos-nano", "bundled:co2,elnino")
+    model, data = (
+        ("chronos2-nano", "people.csv --target people --known weekend")
+        if driven
+        else ("chronos-nano", "bundled:co2,elnino")
+    )
     return Scene(
         DRIVEN if driven else CHRONOS,
         f"viz.{figure.name}({results}{options})",

@@ -9,9 +9,13 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 
 
+_WRITTEN: set[Path] = set()
+
+
 def write(page: str, text: str) -> None:
     """Write a page below docs/, unless it is there as it is: Sphinx reads what is newer."""
     file = DOCS / page
+    _WRITTEN.add(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists() or file.read_text() != text:
         file.write_text(text)
@@ -24,11 +28,10 @@ def write_bytes(file: Path, content: bytes) -> None:
         file.write_bytes(content)
 
 
-def remove_others(folder: str, kept: Iterable[str]) -> None:
-    """Remove pages of an earlier build; ``kept`` are the names of those of this one."""
-    wanted = set(kept)
-    for file in (DOCS / folder).glob("*.md"):
-        if file.name not in wanted:
+def remove_others() -> None:
+    """Remove what earlier builds wrote beside the pages of this one."""
+    for folder in {file.parent for file in _WRITTEN}:
+        for file in {*folder.glob("*.md"), *folder.glob("*.ipynb")} - _WRITTEN:
             file.unlink()
 
 
@@ -36,6 +39,12 @@ def plain(text: str) -> str:
     """A text in which nothing is markup of MyST, with code in backticks left as code."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(part if part[:1] == "`" else re.sub(r"([\\*_<>\[\]$|#{}])", r"\\\1", part) for part in parts)
+
+
+def from_docstring(text: str) -> str:
+    """A paragraph of a docstring as markup of MyST: code as code, references by their last word."""
+    text = re.sub(r":[\w:]+:`~?([^`]+)`", lambda found: f"`{found[1].rpartition('.')[2]}`", " ".join(text.split()))
+    return plain(text.replace("``", "`"))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,0 +1,163 @@
+"""Notebooks: executed once for tests, site and repository, with figures to touch here and pictures of them there."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import nbformat
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+from sitepages.drawing import CACHE, HEIGHT, ROOT, sources
+from sitepages.gallery import figure_html, write_figure
+from sitepages.pictures import static_pictures
+from sitepages.writing import write
+
+EXAMPLES = ROOT / "examples"
+PLOTLY = "application/vnd.plotly.v1+json"
+_KEPT = CACHE / "notebooks"
+
+
+@cache
+def kernel() -> KernelManager:
+    """One for all notebooks, as starting one takes longer than most of them."""
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=str(EXAMPLES))
+    atexit.register(manager.shutdown_kernel, now=True)
+    return manager
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """Run a notebook in a kernel that holds no name of another one, and keep what it gave for :func:`executed`."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    NotebookClient(notebook, km=kernel(), timeout=300).execute()
+    del notebook.cells[0]
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    part = _KEPT / f".{uuid4().hex}.part"
+    part.write_text(nbformat.writes(notebook))
+    part.replace(_place(path))
+    return notebook
+
+
+def executed(path: Path) -> nbformat.NotebookNode:
+    """The notebook after a run, which is made only if neither its code nor the package is what was last run."""
+    kept = _place(path)
+    return nbformat.read(kept, as_version=4) if kept.exists() else execute(path)
+
+
+def _place(path: Path) -> Path:
+    text = f"{sources()}{code_of(nbformat.read(path, as_version=4))}"
+    return _KEPT / f"{path.stem}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.ipynb"
+
+
+def code_of(notebook: nbformat.NotebookNode) -> str:
+    """A hash of what is run in a notebook."""
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:32]
+
+
+def names() -> list[str]:
+    """Of all notebooks, in order."""
+    return sorted(path.stem for path in EXAMPLES.glob("*.ipynb"))
+
+
+def write_notebooks() -> None:
+    """All notebooks as pages, and one that lists them with their first sentences."""
+    listed = []
+    for name in names():
+        notebook = executed(EXAMPLES / f"{name}.ipynb")
+        pictures = static_pictures(_specs(notebook, name), CACHE / "pictures")
+        write(f"notebooks/{name}.ipynb", nbformat.writes(_to_touch(notebook, name, pictures)) + "\n")
+        lines = notebook.cells[0].source.split("\n\n")
+        told = " ".join(lines[1].split()) if len(lines) > 1 else ""
+        listed.append(f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {told}")
+    toctree = "\n".join(names())
+    opening = (
+        "# Notebooks\n\nOn the embedded models, with real series. They are in `examples/`, run when this is built."
+    )
+    entries = "\n\n".join(listed)
+    write("notebooks/index.md", f"{opening}\n\n{entries}\n\n```{{toctree}}\n:hidden:\n\n{toctree}\n```\n")
+
+
+def with_pictures(path: Path) -> str:
+    """A notebook as it is kept in the repository: texts and tables, and a picture of each figure.
+
+    Raises:
+        RuntimeError: there is no browser that could draw the pictures.
+    """
+    notebook, name = copy.deepcopy(executed(path)), path.stem
+    specs = _specs(notebook, name)
+    pictures = static_pictures(specs, CACHE / "pictures")
+    if len(pictures) < len(specs):
+        raise RuntimeError("pictures of figures need chromium and chromedriver on the path")
+    for slug, output in _figures(notebook, name):
+        picture = base64.b64encode(pictures[slug]).decode()
+        output["data"] = {"image/png": picture, "text/plain": _title(output)}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            cell.outputs = [_plain(each) for each in cell.outputs if not _progress(each)]
+    notebook.metadata = {**nbformat.read(path, as_version=4).metadata, "tsfm_lens": {"rendered": code_of(notebook)}}
+    return nbformat.writes(notebook) + "\n"
+
+
+def _progress(output: Any) -> bool:
+    """Whether an output is a bar or a warning that a reader has no use for."""
+    return output.get("name") == "stderr" or "application/vnd.jupyter.widget-view+json" in output.get("data", {})
+
+
+def _plain(output: Any) -> Any:
+    if "execution_count" in output:
+        output["execution_count"] = None
+    if "data" in output:
+        output["metadata"] = {}
+    return output
+
+
+def _title(output: Any) -> str:
+    layout = output["data"][PLOTLY].get("layout", {})
+    return str((layout.get("meta") or {}).get("title") or "figure")
+
+
+def _figures(notebook: nbformat.NotebookNode, name: str) -> Iterator[tuple[str, Any]]:
+    """Every output with a plotly figure, under the name of its files."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [output for output in outputs if PLOTLY in output.get("data", {})]
+    for place, output in enumerate(shown, start=1):
+        yield f"{name}-{place}", output
+
+
+def _specs(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
+    made = {}
+    for slug, output in _figures(notebook, name):
+        spec = {key: output["data"][PLOTLY].get(key) for key in ("data", "layout", "frames")}
+        made[slug] = json.dumps({key: value for key, value in spec.items() if value is not None}, sort_keys=True)
+    return made
+
+
+def _to_touch(notebook: nbformat.NotebookNode, name: str, pictures: dict[str, bytes]) -> nbformat.NotebookNode:
+    """The notebook with figures drawn by the one plotly.js of the site."""
+    page = copy.deepcopy(notebook)
+    specs = _specs(notebook, name)
+    for slug, output in _figures(page, name):
+        layout = output["data"][PLOTLY].get("layout", {})
+        wide = int((layout.get("meta") or {}).get("min_width", 0))
+        write_figure(slug, specs[slug], pictures.get(slug))
+        html = figure_html(slug, _title(output), int(layout.get("height") or HEIGHT), wide, "../", slug in pictures)
+        output["data"] = {"text/html": html}
+        output["metadata"] = {}
+    for cell in page.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _progress(output)]
+    return page
