@@ -62,6 +62,7 @@ MAY_IMPORT = {
         "explain",
     },
     "pipeline": {"errors", "data", "hooks", "models", "explain", "catalogue", "report"},
+    "serve": {"errors", "data", "models", "explain", "explore", "viz", "catalogue", "pipeline", "zoo"},
     "doctor": {"console", "errors", "models", "testing", "zoo"},
     "cli": {
         *(
@@ -81,6 +82,7 @@ MAY_IMPORT = {
             "compress",
             "lab",
             "explain",
+            "serve",
         ),
         "sweep",
     },

@@ -45,6 +45,7 @@ _ROOMS = (
         "pipeline",
         "probes",
         "report",
+        "serve",
         "sweep",
     ),
     *("testing", "theory", "training", "viz", "zoo"),

@@ -103,6 +103,23 @@ def test_claims_on_heads_and_forms(true: bool, monkeypatch: pytest.MonkeyPatch) 
     assert ["BTT, against rank 4" in part for part in parts] == [False, True]
 
 
+@pytest.mark.parametrize("true", [True, False])
+def test_claims_on_widths(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    eight, form = (0.8, 0.4) if true else (0.2, 0.5)
+    grids = []
+    for width, factor in ((16, 1.0), (64, 0.9)):
+        last = {"1 head, rank 16": 0.6 * factor, "8 heads, rank 2": eight * factor, "8 heads, BTT": form * factor}
+        names = [f"{name}, D = {width}" for name in ("1 head", "8 heads", "8 heads, BTT")]
+        grid = runs(last).assign_coords(arm=names, width=("arm", [width] * 3))
+        grids.append(grid.assign_coords(group=("arm", ["1 head", "8 heads", "8 heads, BTT"])))
+    planted(monkeypatch, xr.concat(grids, "arm", data_vars="minimal"))
+    found = reproduce("S2-F11")
+    for claim in (said.EIGHT_WIDE, said.FORMS_WIDE):
+        assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
+    parts = [str(part) for part in found["quantity"].values[found["part_of"].values == said.FORMS_WIDE]]
+    assert [part.rsplit(": ")[-1] for part in parts] == ["D = 16", "D = 64"]
+
+
 def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
     for name in ("S2-T3", "S2-FL"):
         found = reproduce(name)

@@ -1,9 +1,21 @@
 """The command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
 
-from tsfm_lens.cli import analyses, compress, explain, figure, listings, reproduce, sweep, train
+from tsfm_lens.cli import analyses, compress, explain, figure, listings, reproduce, serve, sweep, train
 from tsfm_lens.cli.common import app
 
-__all__ = ["analyses", "app", "compress", "explain", "figure", "listings", "main", "reproduce", "sweep", "train"]
+__all__ = [
+    "analyses",
+    "app",
+    "compress",
+    "explain",
+    "figure",
+    "listings",
+    "main",
+    "reproduce",
+    "serve",
+    "sweep",
+    "train",
+]
 
 
 def main() -> None:

@@ -92,6 +92,18 @@ def read_series(
     return batch.noted(table.notes)
 
 
+def columns_of(path: str | Path) -> list[str]:
+    """The columns of a file of series, in their order, without its values being read as numbers.
+
+    Raises:
+        InputError: the file is missing, empty or unreadable.
+    """
+    file = regular_file(path, READABLE)
+    if file.suffix.lower() in (".parquet", ".pq"):
+        return [str(name) for name in _parquet(file).columns]
+    return list(read_table(file).columns)
+
+
 def _parquet(file: Path) -> pd.DataFrame:
     try:
         table = pq.read_table(file)

@@ -12,13 +12,12 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment, item_of
 from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan
 from tsfm_lens.viz.panels import scene
-from tsfm_lens.viz.saving import BROWSER_CONFIG
-from tsfm_lens.viz.theme import VERMILION, number, untitled
+from tsfm_lens.viz.theme import VERMILION, number
 
-_WIDTH = 920  # pixels
 WITHOUT = "median without what is brushed"
 
 
@@ -49,9 +48,8 @@ class Brush(widgets.VBox):
         # a date of numpy's is no corner that plotly draws
         self._past = [str(at) if isinstance(at, np.datetime64) else at for at in view.time.at(view.past)]
         drawn = forecast_fan(data, series=0, context_steps=self._length)
-        self.figure = go.FigureWidget(untitled(drawn).update_layout(width=_WIDTH))
-        self.figure._config = {**self.figure._config, **BROWSER_CONFIG}
-        self._add_brush(drawn)
+        self.figure = figure_widget(drawn)
+        self._add_brush()
         names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
         wide = {"style": {"description_width": "initial"}}
         self.which = widgets.Dropdown(options=names, description="brush", **wide)
@@ -66,9 +64,9 @@ class Brush(widgets.VBox):
         super().__init__([widgets.HTML(heading), widgets.HBox([self.which, self.steps]), self.figure, self.words])
         self._describe()
 
-    def _add_brush(self, drawn: go.Figure) -> None:
+    def _add_brush(self) -> None:
         """Invisible points to select, and the line of the forecast without what is selected."""
-        forecast = next(trace for trace in drawn.data if str(trace.name).startswith("median"))
+        forecast = next(trace for trace in self.figure.data if str(trace.name).startswith("median"))
         values = self.run.batch.values[0][-self._length :]
         points = {"x": self._past, "y": values, "mode": "markers", "marker": {"opacity": 0, "size": 8}}
         self.figure.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))

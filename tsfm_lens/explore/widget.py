@@ -9,13 +9,13 @@ from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 from IPython import get_ipython
 from IPython.display import display
 
 from tsfm_lens.ablation.metrics import mae, spearman_distance
 from tsfm_lens.errors import LensError
+from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz.explore import (
     Update,
@@ -29,11 +29,8 @@ from tsfm_lens.viz.explore import (
     start,
 )
 from tsfm_lens.viz.explore_panels import TRACES, head_name
-from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.select import median_position, position, unit_of
-from tsfm_lens.viz.theme import number, untitled
-
-_WIDTH = 920  # pixels
+from tsfm_lens.viz.theme import number
 
 Head = tuple[int, int]
 """Position of a layer and a head in the result."""
@@ -66,10 +63,7 @@ class Explorer(widgets.VBox):
             frozenset([head]): alone[head] for head in self._places.values()
         }
         drawn = explore_figure(states)
-        # a width of its own: the browser lays widgets out before it knows how wide the cell is
-        self.figure = go.FigureWidget(untitled(drawn).update_layout(width=_WIDTH))
-        # among others no button that uploads the figure
-        self.figure._config = {**self.figure._config, **BROWSER_CONFIG}
+        self.figure = figure_widget(drawn)
         self.figure.data[TRACES.index("scores")].on_click(self._clicked)
         self._build_controls()
         heading = f"<b>{escape(str(drawn.layout.meta['title']))}</b>"

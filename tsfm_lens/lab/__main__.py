@@ -19,7 +19,7 @@ from tsfm_lens.lab.encoders import encoder_arms
 from tsfm_lens.lab.ends import ends
 from tsfm_lens.lab.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
 from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
-from tsfm_lens.lab.in_context import in_context_arms, in_context_results
+from tsfm_lens.lab.in_context import WIDTH_ARMS, WIDTHS, in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
 from tsfm_lens.lab.transfer import transfer_arms, transfer_results
 from tsfm_lens.training.command import run_command
@@ -99,10 +99,17 @@ def _with_ends(runs: list[Arm], out: Path) -> xr.Dataset:
 
 
 @app.command()
-def in_context(out: Out, *, seeds: Seeds = 7, epochs: int = 4, threads: Threads = 1) -> None:
+def in_context(out: Out, *, seeds: Seeds = 14, epochs: int = 4, threads: Threads = 1) -> None:
     """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
     runs = list(of_seeds(in_context_arms(epochs=epochs), range(seeds)))
     _train(runs, out, "in_context", threads, {}, in_context_results)
+
+
+@app.command()
+def widths(out: Out, *, seeds: Seeds = 8, threads: Threads = 1) -> None:
+    """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a, S2-F11)."""
+    runs = list(of_seeds(in_context_arms(WIDTH_ARMS, widths=WIDTHS), range(seeds)))
+    _train(runs, out, "in_context_widths", threads, {}, in_context_results)
 
 
 @app.command()

@@ -30,7 +30,10 @@ IN_CONTEXT_ARMS: dict[str, dict[str, Any]] = {
 WIDTH_ARMS: dict[str, dict[str, Any]] = {
     "1 head": {"name": "attention", "heads": 1},
     "8 heads": {"name": "attention", "heads": 8},
+    "8 heads, BTT": {"name": "bilinear-btt", "heads": 8},
 }
+"""Whose scores grow in rank with the width."""
+WIDTHS = (16, 32, 64)
 
 
 def in_context_arms(

@@ -29,9 +29,10 @@ def record(name: str) -> xr.Dataset:
     Args:
         name: "toy", the toy problem of SAMformer; "optimizers", the same by other optimisers; "benchmarks", rows of
             tables 1, 6, 9 and 10; "in_context", regression in context by the rank of the scores, see
-            :func:`tsfm_lens.lab.in_context_results`; "encoders", ETTh1 by scoring function; "transfer", learning rates
-            across widths, see :func:`tsfm_lens.lab.transfer_results`; "chronos_levels", Chronos with scores by nested
-            blocks of tokens, which ``python -m tsfm_lens.zoo.levels`` makes.
+            :func:`tsfm_lens.lab.in_context_results`, and "in_context_widths" by the width of the
+            model; "encoders", ETTh1 by scoring function; "transfer", learning rates across widths, see
+            :func:`tsfm_lens.lab.transfer_results`; "chronos_levels", Chronos with scores by nested blocks of tokens,
+            which ``python -m tsfm_lens.zoo.levels`` makes.
 
     Raises:
         UnknownNameError: no such record.

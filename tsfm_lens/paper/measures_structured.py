@@ -92,6 +92,17 @@ def by_form(asked: Asked) -> Found:
     return _found(data, {}, claims)
 
 
+def by_width(asked: Asked) -> Found:
+    """Figures 3a and 11: errors of 1 head, 8 heads and 8 heads of BTT at each width."""
+    data = record("in_context_widths")
+    # a group of arms is a form at all widths, and here each width stands for itself
+    data = data.assign_coords(group=("arm", [str(name) for name in data["arm"].values]))
+    widths = sorted(set(data["width"].values.tolist()))
+    wide = _judged(data, ("", f"8 heads, D = {widths[-1]}", f"1 head, D = {widths[-1]}"))
+    forms = [(f"D = {width}", f"8 heads, D = {width}", f"8 heads, BTT, D = {width}") for width in widths]
+    return _found(data, {}, {said.EIGHT_WIDE: wide, said.FORMS_WIDE: _judged(data, *forms)})
+
+
 def families(asked: Asked) -> Found:
     """Table 1 by the modules themselves."""
     made = {
@@ -178,6 +189,7 @@ MEASURES_OF_STRUCTURED: dict[str, Callable[[Asked], Found]] = {
     **MEASURES_OF_GRIDS,
     "S2-F2": by_rank,
     "S2-F3": by_form,
+    "S2-F11": by_width,
     "S2-FL": score_costs,
     "S2-KV": key_cache,
     "S2-L1": lemma,

@@ -17,39 +17,48 @@ __all__ = ["in_context_errors"]
 
 @draws("in_context_runs", needs=("by_pairs", "oracle"))
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
-    """Error after the last pair by the rank of the scores, and error by the number of pairs.
+    """Error after the last pair by the rank of the scores or the model's width, and error by the number of pairs.
 
     Args:
         ds: of kind "in_context_runs".
 
     Returns:
         Left the mean over seeds with its 95 % interval, and every seed as a small point, over the rank of a head's
-        scores by the inputs; right the means over the number of pairs. Dotted: the expected error of least squares.
+        scores by the inputs, or over the width where there are several; right the means over the number of pairs, at
+        the largest width. Dotted: the expected error of least squares.
 
     Example:
         >>> fig = viz.in_context_errors(lab.record("in_context"))
         >>> fig.layout.meta["title"]
         'Regression in context'
     """
+    widths = np.asarray(ds["width"].values) if "width" in ds.coords else np.zeros(ds.sizes["arm"])
+    by = "width" if len(np.unique(widths)) > 1 else "rank"
     made = sheet([320], (1, 1), titles=("after the last pair", "by pairs seen"), column_gap=0.12, min_width=760)
-    by_rank, by_pairs = made
+    last, by_pairs = made
     errors = array(ds, "by_pairs", "arm", "seed", "pairs")
-    ratio, pairs = np.asarray(ds["rank_ratio"].values, float), np.arange(errors.shape[2])
+    at = np.asarray(ds["rank_ratio"].values, float) if by == "rank" else widths.astype(float)
     titles = [str(value) for value in ds["group"].values] if "group" in ds.coords else names(ds, "arm")
-    shift = _beside(ratio)
-    for place, (title, of_seeds) in enumerate(zip(titles, errors, strict=True)):
+    pairs, shift = np.arange(errors.shape[2]), _beside(at)
+    for place, title in enumerate(dict.fromkeys(titles)):
         colour = CATEGORICAL[place % len(CATEGORICAL)]
-        known = of_seeds[np.isfinite(of_seeds[:, -1])]
-        if len(known):
-            _arm(by_rank, float(ratio[place] * shift[place]), known[:, -1], title, colour)
+        rows = [row for row, name in enumerate(titles) if name == title and np.isfinite(errors[row, :, -1]).any()]
+        rows.sort(key=lambda row: float(at[row]))
+        known = {row: errors[row][np.isfinite(errors[row, :, -1])] for row in rows}
+        if len(rows) > 1:
+            means = [known[row][:, -1].mean() for row in rows]
+            last.line([at[row] * shift[row] for row in rows], means, "", "", colour=mixed(colour, 0.6), width=1.2)
+        for row in rows:
+            _arm(last, float(at[row] * shift[row]), known[row][:, -1], title, colour)
+        if rows:
             hover = f"{title}<br>after %{{x}} pairs: %{{y:.3g}}"
-            by_pairs.line(pairs, known.mean(0), title, hover, colour=colour, width=1.8, dots=4)
+            by_pairs.line(pairs, known[rows[-1]].mean(0), title, hover, colour=colour, width=1.8, dots=4)
     oracle = array(ds, "oracle", "pairs")
     words = "least squares, expected"
     by_pairs.line(pairs, oracle, words, f"{words}<br>%{{x}} pairs: %{{y:.3g}}", colour=INK, width=1.4, dash="dot")
-    by_rank.line(ratio[[ratio.argmin(), ratio.argmax()]], np.repeat(oracle[-1], 2), words, "", colour=INK, dash="dot")
-    by_rank.x("rank of a head's scores / inputs", **log_axis(ratio))
-    by_pairs.x("pairs seen before")
+    last.line(at[[at.argmin(), at.argmax()]], np.repeat(oracle[-1], 2), words, "", colour=INK, dash="dot")
+    last.x("rank of a head's scores / inputs" if by == "rank" else "width D", **log_axis(at))
+    by_pairs.x("pairs seen before" if by == "rank" else f"pairs seen before, D = {widths.max():g}")
     made.y("squared error, of 1 without learning", rangemode="tozero")
     seeds = [int(np.isfinite(one[:, -1]).sum()) for one in errors]
     count = f"{min(seeds)} to {max(seeds)} seeds" if min(seeds) < max(seeds) else f"{max(seeds)} seeds"

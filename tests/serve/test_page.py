@@ -1,0 +1,147 @@
+"""The local page without its browser: what is chosen, what is shown, what an error leaves."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+pytest.importorskip("anywidget")
+pytest.importorskip("ipywidgets")
+
+from tsfm_lens.explore.figures import figure_widget
+from tsfm_lens.serve.page import Page
+from tsfm_lens.serve.server import _free, _notebook, _settings
+
+
+def said(page: Page) -> str:
+    return unescape(re.sub("<[^>]*>", "", page.status.value))
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page("bolt-nano", ["bundled:nile"], {}, {"horizon": 8, "seed": 3})
+
+
+@pytest.fixture
+def loads(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    hours = pd.date_range("2024-01-01", periods=200, freq="h")
+    warm = rng.normal(size=200)
+    path = tmp_path / "loads.csv"
+    pd.DataFrame({"hour": hours, "load": 3 * warm + 10, "warm": warm}).to_csv(path, index=False)
+    return path
+
+
+def drop(page: Page, path: Path) -> None:
+    """As the browser does it: name and content, then the count."""
+    page.file.name = path.name
+    page.file.content = memoryview(path.read_bytes())
+    page.file.count += 1
+
+
+def test_the_page_opens_with_a_forecast(page: Page) -> None:
+    assert said(page) == "bolt-nano on nile, 8 steps."
+    assert page.run is not None
+    assert (page.run.horizon, page.run.seed, page.run.batch.ids) == (8, 3, ("nile",))
+    assert page.shown == [True, False, False]
+
+
+def test_a_dropped_file_is_read_and_its_columns_are_offered(page: Page, loads: Path) -> None:
+    drop(page, loads)
+    assert "column 'hour' is read as the timestamps" in said(page)
+    assert list(page.columns.menus["known"].options) == ["hour", "load", "warm"]
+    page.columns.menus["targets"].value = ("load",)
+    page.model.value = "chronos2-nano"
+    page.columns.menus["past"].value = ("warm",)
+    assert page.batch is not None
+    assert page.batch.roles == ("target", "past")
+    page.go.click()
+    assert said(page).startswith("chronos2-nano on ")
+    assert said(page).endswith("load, 8 steps.")
+    assert page.run is not None
+    assert page.run.batch.ids[0].endswith("load")
+    page.tabs.selected_index = 1
+    words, view = page.tabs.children[1].children
+    assert "alone" in words.value
+    assert view.run.batch.ids == page.run.batch.ids[:1]
+    page.tabs.selected_index = 0
+    page.bundled.value = "nile"
+    page.model.value = "bolt-nano"
+    assert page.columns.layout.display == "none"
+    page.go.click()
+    assert said(page) == "bolt-nano on nile, 8 steps."
+
+
+def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
+    page.go.click()
+    page.tabs.selected_index = 1
+    (view,) = page.tabs.children[1].children
+    view.ablate("decoder.0.cross_attn.0")
+    assert "without 1 head" in view.effect.value
+    page.tabs.selected_index = 2
+    shown = page.tabs.children[2].children
+    assert page.shown == [True, True, True]
+    figures = [each for each in shown if isinstance(each, go.FigureWidget)]
+    headings = [each.value for each in shown if "<h2" in getattr(each, "value", "")]
+    assert len(figures) >= 5
+    assert any("Inputs" in heading for heading in headings)
+    # the reason that a univariate model has no chapter on covariates
+    assert any("is left out" in getattr(each, "value", "") for each in shown)
+    # a new forecast empties what was of the old one
+    page.tabs.selected_index = 0
+    page.go.click()
+    assert page.shown == [True, False, False]
+    assert page.tabs.children[2].children == ()
+
+
+def test_an_error_is_said_and_leaves_the_page_as_it_was(page: Page, tmp_path: Path) -> None:
+    before, series = page.run, page.batch
+    page.model.value = "no-such-model"
+    page.go.click()
+    assert "no checkpoint 'no-such-model'" in said(page)
+    page.model.value = "bolt-nano"
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("a,b\n1,x\n2,y,z\n")
+    drop(page, wrong)
+    assert "color:#a1260d" in page.status.value
+    assert (page.run, page.batch) == (before, series)
+    assert not page.go.disabled
+    # a fault of the page itself is not silent either
+    page.series.options = ["nobody"]
+    page.go.click()
+    assert "color:#a1260d" in page.status.value
+
+
+def test_dates_reach_the_browser_as_dates() -> None:
+    days = pd.date_range("2024-01-01", periods=3).to_numpy()
+    assert days.dtype == "datetime64[ns]"
+    layout = {"meta": {"title": "", "title_height": 0}, "margin": {"t": 40}, "height": 300}
+    widget = figure_widget(go.Figure(go.Scatter(x=days, y=[1, 2, 3]), layout))
+    assert [str(day)[:10] for day in np.asarray(widget.data[0].x).tolist()] == [
+        "2024-01-01",
+        "2024-01-02",
+        "2024-01-03",
+    ]
+
+
+def test_the_server_listens_here_alone_and_runs_what_was_given(tmp_path: Path) -> None:
+    import nbformat
+
+    port = _free(20_000)
+    settings = _settings(port, "secret", browser=False)
+    assert settings.Voila.ip == "127.0.0.1"
+    assert settings.IdentityProvider.token == "secret"
+    policy = settings.Voila.tornado_settings["headers"]["Content-Security-Policy"]
+    assert set(re.findall(r"(?:https?|wss?)://\S+?(?=[; ])", policy)) == {f"ws://127.0.0.1:{port}"}
+    given = {"model": "bolt-nano", "sources": ['a "quoted" \\ name.csv'], "reading": {"known": None}, "options": {}}
+    (cell,) = nbformat.read(_notebook(tmp_path, given), 4).cells
+    opened: list[dict[str, object]] = []
+    line = cell.source.splitlines()[-1]
+    eval(line, {"json": __import__("json"), "Page": lambda **words: opened.append(words)})
+    assert opened == [given]

@@ -1,0 +1,104 @@
+"""The local page in a real browser: by keyboard, offline, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("voila")
+
+# seconds after which something is taken to hang
+PATIENCE = 300
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    folder = tmp_path_factory.mktemp("served")
+    own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
+    command = [sys.executable, "-m", "tsfm_lens.cli", "serve", "--data", "bundled:nile", "--horizon", "8"]
+    command += ["--no-browser", "--port", "18866", "--json"]
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **own, "OMP_NUM_THREADS": "1"}
+        )
+    assert server.stdout is not None
+    yield server, json.loads(server.stdout.readline())["page"]
+    server.kill()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+    return found
+
+
+def test_by_keyboard_offline_and_nothing_left_running(
+    served: tuple[subprocess.Popen[str], str], new_browser: Callable[..., Any], tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    server, address = served
+    assert address.startswith("http://127.0.0.1:")
+    driver = new_browser("--window-size=1300,1400")
+    driver.set_page_load_timeout(PATIENCE)
+    try:
+        # without the token of the address nobody gets a page
+        driver.get(address.split("?")[0])
+        assert not driver.find_elements("css selector", ".tsfm-lens-status")
+        driver.get(address)
+
+        def status() -> str:
+            return str(driver.execute_script("return document.querySelector('.tsfm-lens-status')?.textContent ?? ''"))
+
+        until(lambda: "bolt-nano on nile, 8 steps" in status(), "no first forecast")
+        until(lambda: driver.find_elements("css selector", ".js-plotly-plot .scatterlayer"), "no figure")
+        assert driver.execute_script("return document.querySelector('.js-plotly-plot')._fullLayout.xaxis.type") in (
+            "date",
+            "linear",
+        )
+        file = tmp_path / "waves.csv"
+        file.write_text("day,level\n" + "\n".join(f"2024-01-{d:02d},{d % 7}" for d in range(1, 32)) + "\n")
+        driver.find_element("css selector", ".tsfm-lens-drop input").send_keys(str(file))
+        until(lambda: "1 series read" in status(), "the file was not read")
+
+        driver.execute_script("document.querySelector('.tsfm-lens-drop input').focus()")
+        # by the tab key from the file to the button, and the space bar on it
+        seen = []
+        for _ in range(30):
+            ActionChains(driver).send_keys(Keys.TAB).perform()
+            seen.append(driver.execute_script("return document.activeElement.textContent.trim()"))
+            if seen[-1] == "Forecast":
+                break
+        assert seen[-1] == "Forecast", seen
+        ActionChains(driver).send_keys(Keys.SPACE).perform()
+        until(lambda: "bolt-nano on level, 8 steps" in status(), "no forecast of the file")
+
+        # whatever the page loaded came from this machine
+        hosts = driver.execute_script(
+            "return performance.getEntriesByType('resource').filter(e => e.responseStatus)"
+            ".map(e => new URL(e.name).host)"
+        )
+        assert {host for host in hosts if host} <= {re.split("[/?]", address)[2]}
+    finally:
+        driver.quit()
+    kernels = psutil.Process(server.pid).children(recursive=True)
+    assert kernels
+    server.send_signal(signal.SIGINT)
+    server.wait(PATIENCE)
+    until(lambda: not any(kernel.is_running() for kernel in kernels), "a kernel goes on")

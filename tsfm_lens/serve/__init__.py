@@ -1,0 +1,5 @@
+"""A page of one's own machine: drop a file, choose a model, and see forecast, heads, ablations and explanations."""
+
+from tsfm_lens.serve.server import serve
+
+__all__ = ["serve"]

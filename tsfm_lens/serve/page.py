@@ -1,0 +1,235 @@
+"""The page: controls on top, then the forecast, its heads and ablations, and what moved it, one tab each."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import xarray as xr
+from transformers.utils import logging
+
+from tsfm_lens import catalogue, explain, load
+from tsfm_lens.data import SeriesBatch, bundled_names
+from tsfm_lens.data.files import READABLE
+from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.explore import brush, explore
+from tsfm_lens.explore.figures import figure_widget
+from tsfm_lens.models import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.pipeline import read_sources
+from tsfm_lens.serve.choosing import Columns
+from tsfm_lens.serve.dropping import Dropped
+from tsfm_lens.zoo import checkpoint_names
+
+_TABS = ("Forecast", "Heads", "What moved it")
+_WIDE = {"style": {"description_width": "initial"}}
+_BUNDLED = "bundled:"
+
+
+class Page(widgets.VBox):
+    """Everything that the local page shows; made by the notebook that :func:`tsfm_lens.serve.serve` opens.
+
+    Args:
+        model: as :func:`tsfm_lens.load` takes it.
+        sources: files and ``bundled:NAME``.
+        reading: options of the files.
+        options: ``horizon``, ``holdout``, ``num_samples`` and ``seed``.
+
+    Attributes:
+        batch: the series that were read last; None before.
+        run: what all tabs show; None before the first forecast.
+        shown: by tab, whether it shows the run.
+    """
+
+    def __init__(
+        self, model: str, sources: Sequence[str], reading: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        self.batch: SeriesBatch | None = None
+        self.run: Run | None = None
+        self.shown = [False] * len(_TABS)
+        self._sources, self._reading, self._options = list(sources), dict(reading), dict(options)
+        self._folder = tempfile.TemporaryDirectory(prefix="tsfm-lens-page-")
+        self._lenses: dict[str, Lens] = {}
+        logging.disable_progress_bar()
+        self._build(model)
+        super().__init__(
+            [
+                widgets.HTML("<h1 style='font-size:1.4em;margin:0'>tsfm-lens</h1>"),
+                self.file,
+                self.columns,
+                widgets.HBox([self.bundled, self.series], layout=_row()),
+                widgets.HBox([self.model, self.horizon, self.holdout, self.go], layout=_row()),
+                self.status,
+                self.tabs,
+            ]
+        )
+        self._read()
+        self._forecast()
+
+    def _build(self, model: str) -> None:
+        self.file = Dropped(accept=",".join(READABLE))
+        self.bundled = widgets.Dropdown(options=[("–", ""), *((n, n) for n in bundled_names())], value="", **_WIDE)
+        self.bundled.description = "or a bundled series"
+        self.series = widgets.Dropdown(options=[], description="series", **_WIDE)
+        self.columns = Columns(self._read)
+        self.model = widgets.Combobox(
+            value=model, options=checkpoint_names(), description="model", continuous_update=False,
+            placeholder="embedded, folder or hub id", **_WIDE,
+        )  # fmt: skip
+        steps = self._options.get("horizon") or 24
+        self.horizon = widgets.BoundedIntText(value=steps, min=1, max=1024, description="steps", **_WIDE)
+        self.horizon.layout.width = "120px"
+        self.holdout = widgets.Checkbox(
+            value=bool(self._options.get("holdout", True)), description="keep the last ones as the truth", indent=False
+        )
+        self.holdout.layout.width = "240px"
+        self.go = widgets.Button(description="Forecast", button_style="primary")
+        self.status = widgets.HTML()
+        self.status.add_class("tsfm-lens-status")
+        self.tabs = widgets.Tab([widgets.VBox() for _ in _TABS], titles=_TABS)
+        self.file.observe(lambda _change: self._dropped(), "count")
+        self.bundled.observe(self._picked, "value")
+        self.go.on_click(lambda _button: self._forecast())
+        self.tabs.observe(lambda _change: self._show(), "selected_index")
+
+    # --- what is chosen -------------------------------------------------------------------------------------
+
+    def _dropped(self) -> None:
+        with self._telling("the file could not be read"):
+            path = Path(self._folder.name) / Path(self.file.name).name
+            path.write_bytes(bytes(self.file.content))
+            self._sources, self._reading = [str(path)], {}
+            self.bundled.value = ""
+            self.columns.offer(path)
+            self._read()
+
+    def _picked(self, change: Any) -> None:
+        if change["new"]:
+            self._sources, self._reading = [_BUNDLED + change["new"]], {}
+            self.columns.offer(None)
+            self._read()
+
+    def _read(self) -> None:
+        """Read what is chosen; what was read before stays if it cannot be."""
+        with self._telling("reading …"):
+            reading = self._reading | self.columns.chosen
+            self.batch = read_sources(self._sources, **reading)
+            first = dict(zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True))
+            # by the name of its first series, which a file gives it
+            items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]
+            self.series.options = items
+            self.series.value = items[0][1]
+            notes = [f"{len(items)} series read", *self.batch.notes]
+            self._say(". ".join(notes) + ". Press Forecast.")
+
+    # --- what is shown --------------------------------------------------------------------------------------
+
+    def _forecast(self) -> None:
+        if self.batch is None:
+            return
+        with self._telling("forecasting …"):
+            name = self.model.value.strip()
+            if not name:
+                raise InputError(f"name a model: {', '.join(checkpoint_names())}, a folder or a hub id")
+            if name not in self._lenses:
+                self._say(f"opening {name} …")
+                self._lenses[name] = load(name)
+            lens = self._lenses[name]
+            rows = [row for row, group in enumerate(self.batch.groups) if group == self.series.value]
+            horizon = min(self.horizon.value, lens.longest_pass)
+            self._say("forecasting …")
+            run = lens.run(
+                self.batch.select(rows),
+                horizon,
+                holdout=self.holdout.value,
+                num_samples=self._options.get("num_samples"),
+                seed=self._options.get("seed", 0),
+            )
+            # an error of the forecast itself is told before anything of the page changes
+            view = brush(run)
+            self.run, self.shown = run, [False] * len(_TABS)
+            for tab in self.tabs.children:
+                tab.children = ()
+            self.tabs.children[0].children = (view,)
+            self.shown[0] = True
+            shorter = f" One pass of {name} has {horizon} steps." if horizon < self.horizon.value else ""
+            self._say(f"{name} on {self.series.label}, {horizon} steps.{shorter}")
+        self._show()
+
+    def _show(self) -> None:
+        """Fill the tab that is looked at, once for each forecast."""
+        tab = self.tabs.selected_index or 0
+        if self.run is None or self.shown[tab]:
+            return
+        said = self.status.value
+        with self._telling("ablating every head …" if tab == 1 else "explaining …"):
+            run = self.run
+            self.tabs.children[tab].children = tuple(self._heads(run) if tab == 1 else self._explained(run))
+            self.shown[tab] = True
+            self.status.value = said
+
+    def _heads(self, run: Run) -> Iterator[widgets.Widget]:
+        if len(run.batch) > 1:
+            yield widgets.HTML(
+                f"<p>Heads are looked at one series at a time: this is {escape(run.batch.ids[0])} alone, "
+                "without the series beside it.</p>"
+            )
+            run = run.lens.run(
+                run.batch.select([0]), run.horizon, truth=None if run.truth is None else run.truth[:1],
+                num_samples=run.num_samples, seed=run.seed,
+            )  # fmt: skip
+        yield explore(run)
+
+    def _explained(self, run: Run) -> Iterator[widgets.Widget]:
+        missing: dict[str, str] = {}
+        results = explain.explain(run, progress=self._progress, left_out=missing)
+        for result in results.values():
+            yield from _chapter(result)
+        for heading, reason in missing.items():
+            yield widgets.HTML(f"<p><b>{escape(heading)}</b> is left out: {escape(reason)}</p>")
+
+    def _progress(self, step: str, done: int, total: int) -> None:
+        self._say(f"explaining: {step.replace('_', ' ')} {done} of {total}")
+
+    # --- what is said ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _telling(self, doing: str) -> Iterator[None]:
+        """Say what is being done; an error is told on the page and leaves it as it was."""
+        self._say(doing)
+        self.go.disabled = True
+        try:
+            yield
+        except LensError as error:
+            self._say(str(error), error=True)
+        except Exception as error:  # a callback's error would be seen by nobody
+            self._say(
+                f"{doing} {type(error).__name__}: {error}. This is a fault of the page; please report it.", error=True
+            )
+        finally:
+            self.go.disabled = False
+
+    def _say(self, words: str, *, error: bool = False) -> None:
+        colour = "color:#a1260d;font-weight:600" if error else "color:inherit"
+        self.status.value = f'<div role="status" aria-live="polite" style="{colour}">{escape(words)}</div>'
+
+
+def _row() -> widgets.Layout:
+    return widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="6px")
+
+
+def _chapter(result: xr.Dataset) -> Iterator[widgets.Widget]:
+    """A measurement as the report shows it: heading, guide, figures and their reading."""
+    measurement = catalogue.find(str(result.attrs["kind"]))
+    yield widgets.HTML(
+        f"<h2 style='margin:12px 0 0'>{escape(measurement.heading)}</h2><p>{escape(measurement.guide)}</p>"
+    )
+    for plate in measurement.plates(result):
+        yield figure_widget(plate.figure)
+        if plate.reading:
+            yield widgets.HTML("<ul>" + "".join(f"<li>{escape(words)}</li>" for words in plate.reading) + "</ul>")

@@ -1,0 +1,126 @@
+"""The local server of the page: Voilà, bound to this machine, for one notebook that shows the page."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tsfm_lens.errors import InputError, MissingExtraError
+
+__all__ = ["serve"]
+
+HOST = "127.0.0.1"
+_NEEDED = ("voila", "ipywidgets", "anywidget", "IPython")
+# seconds without a page after which its kernel ends
+IDLE = 120
+
+
+def serve(
+    model: str = "bolt-nano",
+    sources: Sequence[str] = ("bundled:co2",),
+    *,
+    reading: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    port: int = 8866,
+    browser: bool = True,
+    started: Callable[[str], None] | None = None,
+) -> None:
+    """Open the page and serve it until it is interrupted.
+
+    It listens on 127.0.0.1 alone and asks for a token that only the address has. Files that are dropped go to the
+    process on this machine and no further; every page has a Python of its own, which ends with it.
+
+    Args:
+        model: chosen when the page opens.
+        sources: files and ``bundled:NAME`` chosen when the page opens.
+        reading: of the files; see :func:`tsfm_lens.data.read_series`.
+        options: ``horizon``, ``holdout``, ``num_samples`` and ``seed`` when the page opens.
+        port: the next free one from here on.
+        browser: open it in the browser.
+        started: called with the address before the first page can be opened.
+
+    Raises:
+        InputError: no port from ``port`` on is free.
+        MissingExtraError: the notebook libraries are not installed.
+
+    Example:
+        >>> serve.serve("chronos-nano", ["load.csv"])  # doctest: +SKIP
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f'serve needs {" and ".join(missing)}, not installed: pip install "tsfm-lens-toolbox[notebook]"'
+        )
+    from voila.app import Voila
+
+    place, token = _free(port), secrets.token_hex(16)
+    given = {
+        "model": model,
+        "sources": [source if source.startswith("bundled:") else str(Path(source).resolve()) for source in sources],
+        "reading": dict(reading or {}),
+        "options": dict(options or {}),
+    }
+    with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
+        notebook = _notebook(Path(folder), given)
+        if started is not None:
+            started(f"http://{HOST}:{place}/?token={token}")
+        Voila.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
+
+
+def _free(port: int) -> int:
+    """The first free port from ``port`` on."""
+    for place in range(port, min(port + 100, 65536)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, place))
+            except OSError:
+                continue
+            return place
+    raise InputError(f"no port from {port} on is free; give another with --port")
+
+
+def _notebook(folder: Path, given: Mapping[str, Any]) -> Path:
+    import nbformat
+
+    lines = [
+        "import json",
+        "from tsfm_lens.serve.page import Page",
+        f"Page(**json.loads({json.dumps(given)!r}))",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata["title"] = "tsfm-lens"
+    path = folder / "tsfm-lens.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def _settings(port: int, token: str, *, browser: bool) -> Any:
+    from traitlets.config import Config
+
+    # the browser itself refuses whatever would come from, or go to, another place
+    policy = (
+        "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
+        f"connect-src 'self' ws://{HOST}:{port}; frame-ancestors 'none'; form-action 'self'"
+    )
+    return Config(
+        {
+            "Voila": {
+                "ip": HOST,
+                "port": port,
+                "port_retries": 0,
+                "open_browser": browser,
+                "log_level": "ERROR",
+                "tornado_settings": {"headers": {"Content-Security-Policy": policy}},
+            },
+            "IdentityProvider": {"token": token},
+            "VoilaConfiguration": {"show_tracebacks": False},
+            "MappingKernelManager": {"cull_idle_timeout": IDLE, "cull_interval": IDLE // 4},
+        }
+    )
