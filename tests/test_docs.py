@@ -23,8 +23,6 @@ from tsfm_lens.testing.suite import ORACLES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-sys.path += [str(DOCS), str(ROOT / "tools")]
-
 
 # written when the site is built
 WRITTEN = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import doctest
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from tsfm_lens import viz
 from tsfm_lens.catalogue import Figure, Measurement, find
+from tsfm_lens.models import Lens, load
 
 HORIZON = 24
 
@@ -130,10 +132,7 @@ def scene_of(measurement: Measurement, figure: Figure) -> Scene:
 
 
 def _of_run(measurement: Measurement, figure: Figure) -> Scene:
-    from tsfm_lens.models import load
-
-    lens = load("chronos-nano")
-    allowed = all(needs is None or needs.met(lens) for needs in (measurement.needs, figure.needs))
+    allowed = all(needs is None or needs.met(_chronos()) for needs in (measurement.needs, figure.needs))
     driven = measurement.theme == "Inputs" or not allowed
     results = ", ".join(f'work.result("{kind}")' for kind in (measurement.kind, *figure.beside))
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
@@ -147,6 +146,11 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
         f"viz.{figure.name}({results}{options})",
         f"tsfm-lens figure {figure.name} {model} --data {data} --horizon {HORIZON}",
     )
+
+
+@cache
+def _chronos() -> Lens:
+    return load("chronos-nano")
 
 
 def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
