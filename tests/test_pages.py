@@ -1,0 +1,78 @@
+"""The code of the pages runs: the Python blocks of each in order, and what a block prints is what the page shows.
+
+A block that is followed by one in ```text prints that, where "..." stands for anything. Blocks of other languages, and
+those in ```{code-block}, are not run.
+"""
+
+from __future__ import annotations
+
+import doctest
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+FOLDERS = ("coming-from", "concepts", "howto", "start")
+_BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+_LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Block(NamedTuple):
+    """A piece of Python of a page, the line where it stands, and what it prints; None if the page does not say."""
+
+    code: str
+    line: int
+    printed: str | None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for match in _BLOCK.finditer(text):
+        yield Block(match[1], text[: match.start(1)].count("\n"), match[2])
+
+
+def run_blocks(page: Path) -> int:
+    """Run a page's blocks in one namespace, which is a module's; their number.
+
+    Raises:
+        AssertionError: a block prints something else than the page shows.
+    """
+    namespace: dict[str, object] = {"__name__": page.stem}
+    number = 0
+    for block in blocks(page.read_text()):
+        # lines of a traceback are those of the page
+        code = compile("\n" * block.line + block.code, str(page), "exec")
+        with redirect_stdout(io.StringIO()) as out:
+            exec(code, namespace)
+        if block.printed is not None:
+            same = doctest.OutputChecker().check_output(block.printed, out.getvalue(), _LOOSE)
+            if not same:
+                shown = f"printed\n{out.getvalue()}\nthe page shows\n{block.printed}"
+                raise AssertionError(f"{page.name}:{block.line}: {shown}")
+        number += 1
+    return number
+
+
+PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md") if "```python" in page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_blocks(page) > 0
+
+
+def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```python\nprint(x + 1)\n```\n\n```text\n2\n```\n")
+    assert run_blocks(page) == 2
+    page.write_text(page.read_text().replace("\n2\n", "\n3\n"))
+    with pytest.raises(AssertionError, match=r"page\.md:5: printed\n2"):
+        run_blocks(page)
+    page.write_text("```python\nx\n```\n")
+    with pytest.raises(NameError):
+        run_blocks(page)
