@@ -44,6 +44,7 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         [row_height] * rows,
         [1] * columns,
         titles=["\n".join(title) for title in titles],
+        title_type=_TYPE,
         row_gap=_GAP + 14 * (lines - 1),
         column_gap=0.04,
         above=16 + 14 * lines,
@@ -51,7 +52,6 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         shared_xaxes="all",
         shared_yaxes="all",
     )
-    made.fig.update_annotations(font={"size": _TYPE})
     places, empty = made.places[: len(titles)], made.places[len(titles) :]
     for row, column in empty:
         made.panel(row, column).x(visible=False)

@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.room import least_width
+from tsfm_lens.viz.room import width_of_words
 from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 __all__ = ["for_print"]
@@ -59,36 +59,40 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         >>> fig.layout.meta["width_mm"]
         89.0
     """
-    return _printed(fig, _width(fig, column))
+    return go.Figure(_printed(fig, _width(fig, column)))
 
 
-def _printed(fig: go.Figure, width_mm: float) -> go.Figure:
-    """The figure at a width in mm, whether it can be read there or not."""
+def _printed(fig: go.Figure, width_mm: float) -> dict[str, Any]:
+    """The figure as plotly writes it down, at a width in mm, whether it can be read there or not."""
     width = width_mm * PIXELS_PER_MM
-    meta = dict(fig.layout.meta or {})
+    layout = fig.layout.to_plotly_json()
+    meta = dict(layout.get("meta") or {})
     needs = float(meta.get("min_width", 360))
     smallest, largest = (points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
     factor = min(max(width / needs, smallest), largest)
-    made = go.Figure(fig)
-    _untitle(made, meta)
-    _still(made, meta)
-    layout = made.layout.to_plotly_json()
-    made = go.Figure(made.data, _scaled(layout, factor))
-    made.update_layout(template=_print_template(layout, factor))
-    for trace in made.data:
+    _untitle(layout, meta)
+    _still(layout, meta)
+    layout = _scaled(layout, factor)
+    layout["template"] = _print_template(layout, factor)
+    # plotly's own objects would look at every value again whenever one is changed
+    traces = [trace.to_plotly_json() for trace in fig.data]
+    for trace in traces:
         _scale_trace(trace, factor)
         _tell_apart(trace)
-    height = min(float(made.layout.height or 500 * factor), TALLEST * PIXELS_PER_MM)
+    height = min(float(layout.get("height") or 500 * factor), TALLEST * PIXELS_PER_MM)
     size = {"width_mm": round(width_mm, 1), "height_mm": round(height / PIXELS_PER_MM, 1)}
-    made.update_layout(width=round(width), height=round(height), autosize=False, meta={**meta, **size})
-    return made
+    layout |= {"width": round(width), "height": round(height), "autosize": False, "meta": {**meta, **size}}
+    return {"data": traces, "layout": layout}
 
 
 def fits(fig: go.Figure, width_mm: float) -> bool:
     """Whether a figure can be read at a width: its ``min_width``, and its words side by side, in type from 7 pt."""
     needs = float((fig.layout.meta or {}).get("min_width", 360))
     width = width_mm * PIXELS_PER_MM
-    return needs * TYPE[0] * PIXELS_PER_POINT / _SCREEN_TYPE <= width >= least_width(_printed(fig, width_mm))
+    if needs * TYPE[0] * PIXELS_PER_POINT / _SCREEN_TYPE > width:
+        return False
+    made = _printed(fig, width_mm)
+    return width >= width_of_words(made["layout"], made["data"])
 
 
 def _width(fig: go.Figure, column: str | float | None) -> float:
@@ -109,20 +113,22 @@ def _width(fig: go.Figure, column: str | float | None) -> float:
     return width
 
 
-def _untitle(fig: go.Figure, meta: dict[str, Any]) -> None:
-    top = float(fig.layout.margin.t or 80)
-    gone = float(meta.get("title_height", 0))
-    kept = max(top - gone, _TOP)
-    height = float(fig.layout.height or 500) - top + kept
-    fig.update_layout(title={"text": ""}, margin_t=kept, height=height)
+def _untitle(layout: dict[str, Any], meta: dict[str, Any]) -> None:
+    margin = layout.get("margin", {})
+    top = float(margin.get("t") or 80)
+    kept = max(top - float(meta.get("title_height", 0)), _TOP)
+    height = float(layout.get("height") or 500) - top + kept
+    layout |= {"title": {**layout.get("title", {}), "text": ""}, "margin": {**margin, "t": kept}, "height": height}
 
 
-def _still(fig: go.Figure, meta: dict[str, Any]) -> None:
+def _still(layout: dict[str, Any], meta: dict[str, Any]) -> None:
     """Take off what slides and plays, with its room under the panels."""
     gone = float(meta.get("controls", 0))
-    fig.layout.sliders, fig.layout.updatemenus = (), ()
+    for moving in ("sliders", "updatemenus"):
+        layout.pop(moving, None)
     if gone:
-        fig.update_layout(margin_b=fig.layout.margin.b - gone, height=fig.layout.height - gone)
+        layout["margin"]["b"] -= gone
+        layout["height"] -= gone
 
 
 def _scaled(part: Any, factor: float, key: str = "", inside: str = "") -> Any:
@@ -179,35 +185,33 @@ def _print_template(layout: dict[str, Any], factor: float) -> dict[str, Any]:
     return small
 
 
-def _scale_trace(trace: Any, factor: float) -> None:
+def _scale_trace(trace: dict[str, Any], factor: float) -> None:
     for name in ("textfont", "insidetextfont", "outsidetextfont"):
-        if name in trace and trace[name].size is not None:
-            trace[name].size = type_size(float(trace[name].size), factor)
-    if "colorbar" in trace:
-        bar = trace.colorbar.to_plotly_json()
-        if bar:
-            trace.colorbar = _scaled(bar, factor, "colorbar")
-    line = getattr(trace, "line", None)
-    if line is not None and isinstance(getattr(line, "width", None), int | float):
-        line.width = line_width(float(line.width), factor)
-    marker = getattr(trace, "marker", None)
-    if marker is not None and "size" in marker and isinstance(marker.size, int | float):
-        marker.size = max(marker.size * factor, 2.0)
+        if trace.get(name, {}).get("size") is not None:
+            trace[name]["size"] = type_size(float(trace[name]["size"]), factor)
+    if trace.get("colorbar"):
+        trace["colorbar"] = _scaled(trace["colorbar"], factor, "colorbar")
+    width, size = trace.get("line", {}).get("width"), trace.get("marker", {}).get("size")
+    if isinstance(width, int | float):
+        trace["line"]["width"] = line_width(float(width), factor)
+    if isinstance(size, int | float):
+        trace["marker"]["size"] = max(size * factor, 2.0)
 
 
-def _tell_apart(trace: Any) -> None:
+def _tell_apart(trace: dict[str, Any]) -> None:
     """Give a coloured line, marker or bar a form of its own, unless it has one."""
-    if trace.type == "bar":
-        hatch = _HATCHES.get(trace.marker.color if isinstance(trace.marker.color, str) else "")
-        if hatch and trace.marker.pattern.shape is None:
-            trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
+    marker, line = trace.get("marker", {}), trace.get("line", {})
+    own, colour = marker.get("color"), line.get("color")
+    if trace["type"] == "bar":
+        hatch = _HATCHES.get(own if isinstance(own, str) else "")
+        if hatch and marker.get("pattern", {}).get("shape") is None:
+            marker["pattern"] = {"shape": hatch, "size": 5, "solidity": 0.25}
         return
-    if trace.type not in ("scatter", "scattergl"):
+    if trace["type"] not in ("scatter", "scattergl"):
         return
-    mode = trace.mode or ""
-    colour = trace.line.color
-    if "lines" in mode and isinstance(colour, str) and trace.line.dash is None and colour in DASHES:
-        trace.line.dash = DASHES[colour]
-    colour = colour if trace.marker.color is None else trace.marker.color
-    if "markers" in mode and isinstance(colour, str) and trace.marker.symbol is None and colour in SYMBOLS:
-        trace.marker.symbol = SYMBOLS[colour]
+    mode = trace.get("mode") or ""
+    if "lines" in mode and isinstance(colour, str) and line.get("dash") is None and colour in DASHES:
+        line["dash"] = DASHES[colour]
+    colour = colour if own is None else own
+    if "markers" in mode and isinstance(colour, str) and marker.get("symbol") is None and colour in SYMBOLS:
+        trace["marker"] = {**marker, "symbol": SYMBOLS[colour]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import unescape
 from itertools import pairwise
 from textwrap import wrap
@@ -32,6 +32,10 @@ _TICK = 16  # pixels between an axis and the far side of its labels, without the
 _LINES = 4  # of an axis title at most
 _HALF = 2.1  # what is beside the panels, to the whole figure
 _TITLE, _OVER = 13, 40  # pixels: type of axis titles; by how much one may be longer than its axis
+_READ = ("type", "name", "showlegend", "xaxis", "yaxis", "x", "y", "text", "texttemplate")
+
+Part = Mapping[str, Any]
+"""A part of a figure as plotly writes it down."""
 
 
 def text_width(text: str, size: float) -> float:
@@ -67,18 +71,30 @@ def least_width(fig: go.Figure) -> int:
     Titles of axes and panels, numbers in cells, labels of axes and names of the legend are looked at, in the type sizes
     that the figure has.
     """
-    axes = {name: fig.layout[name] for name in fig.layout if re.fullmatch(r"[xy]axis\d*", name) and fig.layout[name]}
-    # every look into a template makes its layout anew
-    layout = fig.layout.template.layout
-    across, upwards = _sizes(layout.xaxis), _sizes(layout.yaxis)
-    left, right = _margins(fig, axes, *upwards)
+    # plotly's objects answer slowly, and are asked often
+    return width_of_words(fig.layout.to_plotly_json(), [_read(trace) for trace in fig.data])
+
+
+def _read(trace: Any) -> Part:
+    """What of a trace takes room, as a plain dictionary."""
+    found = {key: trace[key] for key in _READ if key in trace and trace[key] is not None}
+    return found | ({"textfont": trace.textfont.to_plotly_json()} if "textfont" in trace else {})
+
+
+def width_of_words(layout: Part, traces: Sequence[Part]) -> int:
+    """The same of a figure as plain dictionaries."""
+    axes = {name: axis for name, axis in layout.items() if re.fullmatch(r"[xy]axis\d*", name) and axis}
+    known = layout.get("template", {}).get("layout", {})
+    across, upwards = (_sizes(known.get(name, {})) for name in ("xaxis", "yaxis"))
+    left, right = _margins(layout, traces, axes, *upwards)
     rows: dict[Any, list[tuple[float, float]]] = defaultdict(list)
-    for key, middle, width in [*_axis_titles(axes, across[0]), *_panel_titles(fig)]:
+    for key, middle, width in [*_axis_titles(axes, across[0]), *_panel_titles(layout)]:
         rows[key].append((middle, width))
     plot = max((_side_by_side(sorted(row), left, right) for row in rows.values()), default=0.0)
-    plot = max([plot, *_cells(fig, axes), *_upright(axes, across[1]), *_thinned(fig, axes, across[1])])
+    plot = max([plot, *_cells(traces, axes), *_upright(axes, across[1]), *_thinned(traces, axes, across[1])])
     # plotly gives labels beside the panels at most half of the figure
-    return int(np.ceil(max(left + plot + right, _HALF * left, _legend(fig, layout.legend.font.size or 12))))
+    legend = _legend(traces, known.get("legend", {}).get("font", {}).get("size") or 12)
+    return int(np.ceil(max(left + plot + right, _HALF * left, legend)))
 
 
 def _side_by_side(row: Sequence[tuple[float, float]], left: float, right: float) -> float:
@@ -93,57 +109,62 @@ def _side_by_side(row: Sequence[tuple[float, float]], left: float, right: float)
     return max(needs)
 
 
-def _axis_titles(axes: dict[str, Any], size: float) -> Iterator[tuple[Any, float, float]]:
+def _axis_titles(axes: dict[str, Part], size: float) -> Iterator[tuple[Any, float, float]]:
     """Row, middle and width of every title of a horizontal axis."""
     for name, axis in axes.items():
-        if name[0] == "x" and axis.visible is not False and axis.title.text:
-            height = axes.get(_long(axis.anchor or "y", "y"))
-            foot = (height.domain or (0, 1))[0] if height is not None else 0
-            low, high = axis.domain or (0, 1)
-            yield ("axis", round(foot, 3)), (low + high) / 2, text_width(axis.title.text, axis.title.font.size or size)
+        title = axis.get("title", {})
+        if name[0] == "x" and axis.get("visible") is not False and title.get("text"):
+            foot = _span(axes.get(_long(axis.get("anchor") or "y", "y"), {}))[0]
+            low, high = _span(axis)
+            yield ("axis", round(foot, 3)), (low + high) / 2, text_width(title["text"], _size(title, size))
 
 
-def _panel_titles(fig: go.Figure) -> Iterator[tuple[Any, float, float]]:
+def _panel_titles(layout: Part) -> Iterator[tuple[Any, float, float]]:
     """Row, middle and width of every title of a panel."""
-    for note in fig.layout.annotations:
-        placed = note.xref == note.yref == "paper" and note.xanchor in (None, "auto", "center")
-        if note.text and placed and not note.textangle:
-            yield ("note", round(note.y, 3)), note.x, text_width(note.text, note.font.size or 13)
+    for note in layout.get("annotations", ()):
+        on_paper = note.get("xref") == note.get("yref") == "paper"
+        placed = on_paper and note.get("xanchor") in (None, "auto", "center")
+        if note.get("text") and placed and not note.get("textangle"):
+            yield ("note", round(note["y"], 3)), note["x"], text_width(note["text"], _size(note, 13))
 
 
-def _cells(fig: go.Figure, axes: dict[str, Any]) -> Iterator[float]:
+def _cells(traces: Sequence[Part], axes: dict[str, Part]) -> Iterator[float]:
     """Pixels that the panels need for the numbers of each map."""
-    for trace in fig.data:
-        if trace.type != "heatmap" or trace.texttemplate is None or trace.text is None:
+    for trace in traces:
+        if trace["type"] != "heatmap" or "texttemplate" not in trace or "text" not in trace:
             continue
-        texts = {str(text) for row in trace.text for text in row}
-        widest = max((text_width(text, trace.textfont.size or 12) for text in texts), default=0.0)
-        low, high = axes[_long(trace.xaxis or "x", "x")].domain or (0, 1)
+        texts = {str(text) for row in trace["text"] for text in row}
+        size = trace.get("textfont", {}).get("size") or 12
+        widest = max((text_width(text, size) for text in texts), default=0.0)
+        low, high = _span(axes.get(_axis_of(trace, "x"), {}))
         if widest:
-            yield len(trace.text[0]) * (widest + _CELL_PAD) / (high - low)
+            yield len(trace["text"][0]) * (widest + _CELL_PAD) / (high - low)
 
 
-def _upright(axes: dict[str, Any], size: float) -> Iterator[float]:
+def _upright(axes: dict[str, Part], size: float) -> Iterator[float]:
     """Pixels that the panels need for labels that stand upright side by side."""
     for name, axis in axes.items():
-        if name[0] == "x" and axis.tickangle == -90 and axis.tickvals is not None and len(axis.tickvals) > 1:
-            low, high = axis.domain or (0, 1)
-            ends = axis.range or (min(axis.tickvals) - 0.5, max(axis.tickvals) + 0.5)
-            near = float(np.min(np.diff(np.sort(np.asarray(axis.tickvals, dtype=float)))))
-            yield 1.3 * (axis.tickfont.size or size) * abs(ends[1] - ends[0]) / near / (high - low)
+        places = axis.get("tickvals")
+        if name[0] == "x" and axis.get("tickangle") == -90 and places is not None and len(places) > 1:
+            low, high = _span(axis)
+            ends = axis.get("range") or (min(places) - 0.5, max(places) + 0.5)
+            near = float(np.min(np.diff(np.sort(np.asarray(places, dtype=float)))))
+            yield 1.3 * _tick_size(axis, size) * abs(ends[1] - ends[0]) / near / (high - low)
 
 
-def _thinned(fig: go.Figure, axes: dict[str, Any], size: float) -> Iterator[float]:
+def _thinned(traces: Sequence[Part], axes: dict[str, Part], size: float) -> Iterator[float]:
     """Pixels that the panels need for as many labels as their axes were given; plotly often takes fewer."""
+    on: dict[str, list[np.ndarray]] = defaultdict(list)
+    for trace in traces:
+        places = np.asarray(trace.get("x", ()))
+        if places.dtype.kind in "iufM" and places.size:
+            on[_axis_of(trace, "x")].append(places)
     for name, axis in axes.items():
-        if name[0] == "x" and axis.nticks and axis.showticklabels is not False and axis.visible is not False:
-            low, high = axis.domain or (0, 1)
-            here = [
-                np.asarray(trace.x) for trace in fig.data if _long(getattr(trace, "xaxis", None) or "x", "x") == name
-            ]
-            labels = _ends([x for x in here if x.dtype.kind in "iufM" and x.size])
-            wide = max((text_width(label, axis.tickfont.size or size) for label in labels), default=0.0)
-            yield 0.75 * axis.nticks * (wide + _APART) / (high - low)
+        shown = axis.get("showticklabels") is not False and axis.get("visible") is not False
+        if name[0] == "x" and axis.get("nticks") and shown:
+            low, high = _span(axis)
+            wide = max((text_width(label, _tick_size(axis, size)) for label in _ends(on[name])), default=0.0)
+            yield 0.75 * axis["nticks"] * (wide + _APART) / (high - low)
 
 
 def _ends(places: list[np.ndarray]) -> list[str]:
@@ -158,37 +179,46 @@ def _ends(places: list[np.ndarray]) -> list[str]:
     return [f"{end:.{digits}f}" for end in (low, high)]
 
 
-def _legend(fig: go.Figure, size: float) -> float:
+def _legend(traces: Sequence[Part], size: float) -> float:
     """Pixels that the longest name of the legend needs."""
-    listed = [trace.name for trace in fig.data if trace.name and trace.showlegend]
+    listed = [trace["name"] for trace in traces if trace.get("name") and trace.get("showlegend")]
     return max((text_width(name, size) for name in listed), default=0.0) + _KEY if listed else 0.0
 
 
-def _margins(fig: go.Figure, axes: dict[str, Any], size: float, type_size: float) -> tuple[float, float]:
+def _margins(
+    layout: Part, traces: Sequence[Part], axes: dict[str, Part], size: float, type_size: float
+) -> tuple[float, float]:
     """Pixels left and right of the panels: the figure's margins, or what labels and titles beside them take."""
-    left = float(fig.layout.margin.l or 64)
-    labels = _labels(fig)
+    margin = layout.get("margin", {})
+    left = float(margin.get("l") or 64)
+    labels = _labels(traces, axes)
     for name, axis in axes.items():
-        across = axes.get(_long(axis.anchor or "x", "x"))
-        first = across is None or (across.domain or (0, 1))[0] < 0.01
-        if name[0] == "y" and first and axis.visible is not False and axis.side != "right":
-            words = [] if axis.showticklabels is False else [*(axis.ticktext or ()), *labels[name]]
-            wide = max((text_width(str(word), axis.tickfont.size or type_size) for word in words), default=0.0)
-            lines = axis.title.text.count("<br>") + 1 if axis.title.text else 0
-            left = max(left, _TICK + wide + lines * 1.35 * (axis.title.font.size or size))
-    return left, float(fig.layout.margin.r or 20)
+        first = _span(axes.get(_long(axis.get("anchor") or "x", "x"), {}))[0] < 0.01
+        shown = axis.get("visible") is not False and axis.get("side") != "right"
+        if name[0] == "y" and first and shown:
+            words = [] if axis.get("showticklabels") is False else [*axis.get("ticktext", ()), *labels[name]]
+            wide = max((text_width(str(word), _tick_size(axis, type_size)) for word in words), default=0.0)
+            title = axis.get("title", {})
+            lines = title["text"].count("<br>") + 1 if title.get("text") else 0
+            left = max(left, _TICK + wide + lines * 1.35 * _size(title, size))
+    return left, float(margin.get("r") or 20)
 
 
-def _labels(fig: go.Figure) -> dict[str, list[str]]:
+def _labels(traces: Sequence[Part], axes: dict[str, Part]) -> dict[str, list[str]]:
     """Words that vertical axes have of their traces."""
     found: dict[str, list[str]] = defaultdict(list)
-    for trace in fig.data:
-        y = getattr(trace, "y", None)
-        if y is not None and len(y) and isinstance(y[0], str) and trace.type in ("bar", "heatmap", "scatter"):
-            axis = fig.layout[_long(trace.yaxis or "y", "y")]
-            if axis.type in (None, "category") and axis.ticktext is None:
-                found[_long(trace.yaxis or "y", "y")] += [str(word) for word in dict.fromkeys(y)]
+    for trace in traces:
+        y, name = trace.get("y", ()), _axis_of(trace, "y")
+        if len(y) and isinstance(y[0], str) and trace["type"] in ("bar", "heatmap", "scatter"):
+            axis = axes.get(name, {})
+            if axis.get("type") in (None, "category") and axis.get("ticktext") is None:
+                found[name] += [str(word) for word in dict.fromkeys(y)]
     return found
+
+
+def _axis_of(trace: Part, letter: str) -> str:
+    """The layout's name of the axis that a trace stands on."""
+    return _long(trace.get(f"{letter}axis") or letter, letter)
 
 
 def _long(short: str, letter: str) -> str:
@@ -196,9 +226,24 @@ def _long(short: str, letter: str) -> str:
     return short.replace(letter, f"{letter}axis", 1) if short[:1] == letter else f"{letter}axis"
 
 
-def _sizes(known: Any) -> tuple[float, float]:
+def _span(axis: Part) -> tuple[float, float]:
+    """Where an axis begins and ends, in shares of the panels."""
+    low, high = axis.get("domain") or (0, 1)
+    return low, high
+
+
+def _size(part: Part, known: float) -> float:
+    """The size of type of a title or note."""
+    return part.get("font", {}).get("size") or known
+
+
+def _tick_size(axis: Part, known: float) -> float:
+    return axis.get("tickfont", {}).get("size") or known
+
+
+def _sizes(known: Part) -> tuple[float, float]:
     """Type sizes of titles and of labels, as a template has them for an axis."""
-    return known.title.font.size or _TITLE, known.tickfont.size or 12
+    return _size(known.get("title", {}), _TITLE), _tick_size(known, 12)
 
 
 def thin_dates(fig: go.Figure) -> None:

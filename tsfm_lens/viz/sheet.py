@@ -99,6 +99,7 @@ def sheet(
     widths: Sequence[float] = (1,),
     *,
     titles: Sequence[str] | None = None,
+    title_type: float = 12,
     row_gap: float = 0,
     column_gap: float = 0.0,
     min_width: int = 360,
@@ -110,7 +111,7 @@ def sheet(
 
     Args:
         heights: of the rows in pixels; widths: of the columns, in any unit.
-        titles: over the panels.
+        titles: over the panels; title_type: their size in pixels.
         row_gap: pixels between rows; column_gap: between columns, a share of the width.
         min_width, above, below: see :class:`Sheet`.
         options: of plotly's ``make_subplots``.
@@ -126,7 +127,9 @@ def sheet(
         subplot_titles=[plain(title).replace("\n", "<br>") for title in titles] if titles is not None else None,
         **options,
     )
-    fig.update_annotations(font={"size": 12}, yshift=1)
+    # all at once: plotly looks at every note of a figure whenever one is changed
+    notes = fig.layout.to_plotly_json().get("annotations", ())
+    fig.layout.annotations = [{**note, "font": {"size": title_type}, "yshift": 1} for note in notes]
     places = [(row, col) for row in range(1, len(heights) + 1) for col in range(1, len(widths) + 1)]
     room = (30 if titles is not None else 10) if above is None else above
     return Sheet(fig, places, total, above=room, min_width=min_width, below=below)
