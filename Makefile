@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test test-hard campaigns test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores bench notebook clean
+.PHONY: setup report sweep-demo test test-hard campaigns figures-check test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -37,6 +37,11 @@ test-hard: $(STAMP)
 # thousands of generated cases a kind; TSFM_LENS_CASES sets how many
 campaigns: $(STAMP)
 	$(BIN)/python -m pytest -m campaign
+
+# every figure of the catalogue in a browser, with long names and units, negative values, one and forty series, on the
+# screen and in both columns of print: no text that overlaps or is cut; some twenty minutes
+figures-check: $(STAMP)
+	$(BIN)/python -m pytest -m campaign -o log_cli=true --log-cli-level=INFO tests/viz/test_words.py
 
 # the newest versions that pyproject.toml allows, in an environment of its own; torch stays as it is, since every other
 # build of it is gigabytes

@@ -11,7 +11,7 @@ from tsfm_lens import viz
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.printing import COLUMNS, fits
-from tsfm_lens.viz.room import shortened, text_width
+from tsfm_lens.viz.room import least_width, shortened, text_width
 from tsfm_lens.viz.sheet import Sheet, blank, sheet
 
 LONG = "thousand standard cubic metres per working day"
@@ -99,7 +99,8 @@ def test_a_long_title_of_a_colour_bar_has_several_lines() -> None:
 def test_dates_get_few_labels() -> None:
     days, made = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]"), blank()
     made.panel().line(days.astype("datetime64[ns]"), np.arange(5.0))
-    assert made.dress("title").layout.xaxis.nticks == 6
+    axis = made.dress("title").layout.xaxis
+    assert (axis.nticks, axis.tickangle) == (5, 0)
 
 
 def test_more_than_three_maps_stand_in_two_rows() -> None:
@@ -121,3 +122,52 @@ def test_what_does_not_fit_a_column_by_its_words_is_refused() -> None:
     assert viz.for_print(figures[1]).layout.meta["width_mm"] == COLUMNS["double"]
     # a figure that somebody drew with plotly alone has no sizes of type
     assert fits(go.Figure(go.Scatter(y=[1, 2])), COLUMNS["single"])
+
+
+def curves(count: int) -> go.Figure:
+    made = blank()
+    for place in range(count):
+        made.panel().line([0, 1], [place, place], f"{LONG} {place}")
+    return made.dress("title")
+
+
+def test_a_legend_has_room_for_its_rows_on_the_screen_and_in_print() -> None:
+    few, many = curves(2), curves(12)
+    assert (few.layout.meta["legend_rows"], many.layout.meta["legend_rows"]) == (2, 12)
+    # plotly gives a legend at most half of the figure
+    assert many.layout.height >= 2 * 12 * 29
+    rooms = [fig.layout.height - fig.layout.margin.t - fig.layout.margin.b for fig in (few, many)]
+    assert rooms[0] == 300
+    assert rooms[1] >= 300
+    # in both columns two names stand side by side
+    bottoms = [viz.for_print(fig, "double").layout.margin.b for fig in (few, many)]
+    assert bottoms[1] - bottoms[0] < 7 * 29
+
+
+def test_labels_of_two_panels_do_not_touch() -> None:
+    near = sheet([100], [1, 1], column_gap=0.02)
+    far = sheet([100], [1, 1], column_gap=0.2)
+    for made in (near, far):
+        for panel in made:
+            panel.line([1_000_000.5, 2_000_000.5], [0, 1])
+    assert least(near) > 2 * least(far)
+
+
+def test_long_names_of_rows_take_two_lines_where_there_is_room() -> None:
+    names = [f"{LONG} {i}" for i in range(3)]
+    high, low = blank(300), blank(60)
+    for made in (high, low):
+        made.panel().bars(names, [1, 2, 3], across=True)
+    assert all(text.count("<br>") == 1 for text in high.dress("title").layout.yaxis.ticktext)
+    assert low.dress("title").layout.yaxis.ticktext is None
+
+
+def test_what_fits_no_page_is_set_smaller() -> None:
+    wide = sheet([100], [1] * 3, titles=[LONG] * 3).dress("title")
+    tall = sheet([100] * 14, titles=["a"] * 14, row_gap=40).dress("title")
+    for fig in (wide, tall):
+        made = viz.for_print(fig, "double")
+        assert made.layout.meta["type_pt"] < 7
+        assert made.layout.meta["height_mm"] <= 230
+    assert least_width(viz.for_print(wide, "double")) <= COLUMNS["double"] * 96 / 25.4
+    assert viz.for_print(blank().dress("title")).layout.meta["type_pt"] == 7

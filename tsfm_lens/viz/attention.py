@@ -122,7 +122,6 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
         entropy,
         "each row sums to 1",
         grouped(group) or "tokens as wide as the time they cover",
-        legend_rows=0,
     )
 
 

@@ -182,7 +182,7 @@ def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
     playing = {"fromcurrent": True, "frame": {"duration": 400, "redraw": True}, "transition": {"duration": 0}}
     steps = [{"label": label, "method": "animate", "args": [[label], still]} for label in labels]
     below = -44 / height
-    slider = {"steps": steps, "x": 0.12, "len": 0.88, "y": below, "yanchor": "top", "currentvalue": {"prefix": "step "}}
+    slider = {"steps": steps, "x": 0.25, "len": 0.75, "y": below, "yanchor": "top", "currentvalue": {"prefix": "step "}}
     button = {"label": "▶ play", "method": "animate", "args": [None, playing]}
     menu = {"type": "buttons", "showactive": False, "buttons": [button], "x": 0, "xanchor": "left"}
     return {"sliders": [slider], "updatemenus": [{**menu, "y": below - 22 / height, "yanchor": "top"}]}

@@ -114,7 +114,6 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
         _quality(ds, view.place),
         f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}",
         cut,
-        legend_rows=2,
     )
 
 

@@ -9,12 +9,14 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.room import shortened
 from tsfm_lens.viz.select import array, draws, median_position, model_of, names
 from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed
 
 __all__ = ["compressed_forecasts", "size_and_error"]
 
+_TITLE_WIDTH = 360  # pixels of a line over a panel
 WORDS = {
     "svd": "plain truncation",
     "weighted": "weighted by what enters",
@@ -103,8 +105,9 @@ def compressed_forecasts(
     """
     rows = list(range(min(ds.sizes["series"], 4))) if series is None else list(series)
     views = [scene(ds, each, context_steps, least=24) for each in rows]
-    titles = [_errors_of(ds, view.place, view.id) for view in views]
-    made = sheet([150] * len(views), [1], titles=titles, row_gap=52, above=34, min_width=440)
+    titles = [shortened(_errors_of(ds, view.place, view.id), _TITLE_WIDTH, 12, 2) for view in views]
+    lines = max(title.count("\n") + 1 for title in titles)
+    made = sheet([150] * len(views), [1], titles=titles, row_gap=50 + 15 * lines, above=20 + 15 * lines, min_width=440)
     middle = median_position(ds["quantile"].values)
     levels = [float(level) for level in ds["quantile"].values]
     for panel, view in zip(made, views, strict=True):

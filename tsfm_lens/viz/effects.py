@@ -20,7 +20,8 @@ from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, plain
 __all__ = ["effects_scatter", "self_repair_bars"]
 
 _LABELLED = 6
-_LETTER, _LINE = 0.0105, 0.04  # of a label, in shares of the axes
+_LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
+_WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Fi
     giants = _giants(x, y)
     fine = np.isfinite(y)
     fine[giants] = False
-    made = blank(380, min_width=460)
+    made = blank(380, min_width=_WIDTH)
     panel = made.panel()
     _regions(panel, x[fine], y[fine])
     _dots(panel, places, x, y, sizes.unit, fine, _standing(ds, places.order))

@@ -55,7 +55,6 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"Deletion and insertion on {model_of(ds)}",
         f"forecast of {ds.attrs.get('target', '')}",
         f"area between the curves, random 0: {', '.join(told)}",
-        legend_rows=1 + (len(explanations) > 3),
     )
 
 
@@ -114,5 +113,4 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
         f"Routes of {model_of(ds)}, cut and restored",
         f"forecast of {ds.attrs.get('target', '')}",
         f"at the right {segments[0]}, error of the prediction {number(100 * error)} %",
-        legend_rows=2,
     )

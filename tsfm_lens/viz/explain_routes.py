@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
-from tsfm_lens.viz.room import text_width
+from tsfm_lens.viz.room import shortened, text_width
 from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, segment_words, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent, plain
@@ -20,7 +20,8 @@ __all__ = ["carried_dots", "route_map", "route_river"]
 
 _ARMS, _ROWS = 10, 24  # components that are drawn by name
 _BINS = 6  # groups of forecast steps
-_LINE = 19  # pixels that a node's label needs
+_LINE = 19  # pixels that a line of a node's label needs
+_NAME = 180  # pixels of a line of it
 _TYPE = 11
 _WIDE = 0.03  # of a node, in the distance of two columns
 _OTHERS, _NONE = "other components", "no component: tokens and scale"
@@ -80,7 +81,7 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         kind: CATEGORICAL[place % len(CATEGORICAL)] for place, kind in enumerate(dict.fromkeys(filter(None, kind_of)))
     }
     made = _columns(ds, flow, arms, [tints.get(kind, GREY) for kind in kind_of], bins, unit)
-    height = max(300, _LINE * 2 * max(len(column.labels) for column in made))
+    height = max(300, 2 * _LINE * max(sum(1 + label.count("<br>") for label in column.labels) for column in made))
     sheet = blank(height, min_width=640, below=16)
     panel = sheet.panel()
     widths = flow.mean(2)
@@ -89,7 +90,7 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     _ribbons(panel, 0, made[0], made[1], widths, by_target=True, words=words, unit=unit)
     _ribbons(panel, 1, made[1], made[2], late, by_target=False, words=words, unit=unit)
     _nodes(panel, made)
-    room = max(text_width(plain(label), _TYPE) for label in made[0].labels) / 640
+    room = max(text_width(label, _TYPE) for label in made[0].labels) / 640
     panel.x(visible=False, range=[-0.1 - 2.6 * room, 2.45])
     panel.y(visible=False, range=[-0.03, 1.03])
     share = _share_words(ds)
@@ -131,7 +132,7 @@ def _columns(
         space = (1 - heights.sum()) / max(len(labels) - 1, 1) if len(labels) > 1 else 0.0
         # the first stands at the top
         top = 1 - np.concatenate([[0.0], np.cumsum(heights + space)[:-1]])
-        columns.append(Column([plain(label) for label in labels], heights, colours, notes, top - heights))
+        columns.append(Column([_folded(label) for label in labels], heights, colours, notes, top - heights))
     return columns
 
 
@@ -202,6 +203,11 @@ def _nodes(panel: Panel, columns: Sequence[Column]) -> None:
             )
             back = {} if at != 1 else {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0}
             panel.note(label, place["x"], middle, size=_TYPE, xanchor=place["xanchor"], yanchor="middle", **back)
+
+
+def _folded(label: str) -> str:
+    """A name in two lines at most, safe for plotly."""
+    return plain(shortened(label, _NAME, _TYPE, 2)).replace("\n", "<br>")
 
 
 def _each(column: Column) -> Iterator[tuple[str, float, float, str, str]]:

@@ -114,7 +114,6 @@ def explore_figure(
         f"One head at a time: {attention_kind(ds)} of {model_of(ds)} on {view.id}",
         head_words(ds, *chosen),
         sampling_words(ds),
-        legend_rows=1,
     ).update_layout(legend={"traceorder": "normal", "x": 1, "xanchor": "right"})
 
 

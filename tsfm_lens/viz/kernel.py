@@ -126,7 +126,6 @@ def concentration_bound_plot(ds: xr.Dataset) -> go.Figure:
         f"{single_series(ds)}, a dot per head and query; {int(usable.sum())} of {usable.size} meet the conditions",
         f"the bound is below 1 and says something for {percent(round(telling, 3))}; on the line it is exact",
         f"below {number(LEAST)}: drawn there" if min(ends[0], missing.min()) <= LEAST else "",
-        legend_rows=1 if len(layers) <= 8 else 2,
     )
 
 

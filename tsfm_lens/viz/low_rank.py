@@ -66,7 +66,6 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
         "Skill of models trained at low rank, beside the dense one",
         f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
         "95 % intervals over seeds, of the time over rounds",
-        legend_rows=2,
     )
 
 
@@ -116,7 +115,6 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         if ds.sizes["seed"] > 1
         else f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, one seed",
         "singular values above ε of the largest; dotted: before training",
-        legend_rows=2,
     )
 
 
@@ -152,5 +150,4 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
         "Singular values of W_Q over training",
         f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over {ds.sizes['seed']} seeds",
         "absolute, not relative to the largest; the later the step the darker",
-        legend_rows=2,
     )

@@ -31,12 +31,14 @@ class Canvas:
 
     Attributes:
         fig: the figure.
+        above: pixels over the highest panels, for their titles and for notes.
         legend: what the legend has so far; each entry is listed once, however many panels have it.
         signs: how what does not stand out of the noise is drawn; floors: the noise floors that the figure has;
             banded: whether one is drawn.
     """
 
     fig: go.Figure
+    above: int = field(default=10, kw_only=True)
     legend: set[str] = field(default_factory=set, kw_only=True)
     signs: dict[str, None] = field(default_factory=dict, kw_only=True)
     floors: dict[str, None] = field(default_factory=dict, kw_only=True)
@@ -278,6 +280,9 @@ class Panel:
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
                 more[f"{axis}ref"] = f"{axis} domain"
+        if more.get("yref") == "y domain" and more.get("yanchor") == "bottom" and y == 1:
+            # over the panels there is room for it
+            self.sheet.above = max(self.sheet.above, round(1.8 * size))
         font = {"size": size} | ({"color": more.pop("colour")} if "colour" in more else {})
         self.sheet.fig.add_annotation(text=text, x=x, y=y, showarrow=False, font=font, **more, **self.at)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.lettering import folded_names, legend_pitch, legend_rows, merged, wrapped_titles
 from tsfm_lens.viz.room import width_of_words
 from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
@@ -23,6 +25,7 @@ PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
 TYPE = (7.0, 8.0)  # points, smallest and largest
 TALLEST = 230.0  # mm, what a page leaves beside its caption
 _SCREEN_TYPE = 13  # pixels, the theme's body type
+_SMALLEST = 0.5  # of the smallest type, for what fits no page in it
 _THINNEST = 0.5  # points, of a drawn line
 _TOP = 8  # pixels above the panels, now that no title stands there
 # solid stays solid; every other colour of the theme gets dashes of its own
@@ -49,7 +52,8 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
 
     Returns:
         A figure with ``layout.width`` and ``layout.height`` in pixels of 1/96 inch; ``layout.meta`` has
-        ``width_mm`` and ``height_mm``.
+        ``width_mm``, ``height_mm`` and ``type_pt``, the smallest type in points: below 7 where a figure has more
+        panels or longer names than a page of 183 mm holds.
 
     Raises:
         InputError: no such column, or one in which the figure cannot be read at 7 pt.
@@ -59,30 +63,68 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         >>> fig.layout.meta["width_mm"]
         89.0
     """
-    return go.Figure(_printed(fig, _width(fig, column)))
+    width_mm, shrunk = _width(fig, column), 1.0
+    made = _printed(fig, width_mm)
+    # nothing is larger than a page: what does not fit there is set smaller
+    while _leaves_the_page(made) and shrunk > _SMALLEST:
+        shrunk *= 0.94
+        made = _printed(fig, width_mm, shrunk)
+    layout = made["layout"]
+    layout["height"] = round(min(layout["height"], TALLEST * PIXELS_PER_MM))
+    size = {"height_mm": round(layout["height"] / PIXELS_PER_MM, 1), "type_pt": round(TYPE[0] * shrunk, 1)}
+    layout["meta"] = {**layout["meta"], **size}
+    return go.Figure(made)
 
 
-def _printed(fig: go.Figure, width_mm: float) -> dict[str, Any]:
-    """The figure as plotly writes it down, at a width in mm, whether it can be read there or not."""
+def _leaves_the_page(made: dict[str, Any]) -> bool:
+    layout = made["layout"]
+    words = width_of_words(layout, made["data"])
+    return bool(layout["width"] < words or layout["height"] > TALLEST * PIXELS_PER_MM)
+
+
+def _printed(fig: go.Figure, width_mm: float, shrunk: float = 1.0) -> dict[str, Any]:
+    """The figure as plotly writes it down, at a width in mm, whether it can be read there or not.
+
+    Args:
+        shrunk: by what the type is made smaller than 7 to 8 points.
+    """
     width = width_mm * PIXELS_PER_MM
     layout = fig.layout.to_plotly_json()
     meta = dict(layout.get("meta") or {})
     needs = float(meta.get("min_width", 360))
-    smallest, largest = (points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
+    smallest, largest = (shrunk * points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
     factor = min(max(width / needs, smallest), largest)
     _untitle(layout, meta)
     _still(layout, meta)
-    layout = _scaled(layout, factor)
-    layout["template"] = _print_template(layout, factor)
+    layout = _scaled(layout, factor, shrunk)
+    layout["template"] = _print_template(layout, factor, shrunk)
     # plotly's own objects would look at every value again whenever one is changed
     traces = [trace.to_plotly_json() for trace in fig.data]
     for trace in traces:
-        _scale_trace(trace, factor)
+        _scale_trace(trace, factor, shrunk)
         _tell_apart(trace)
-    height = min(float(layout.get("height") or 500 * factor), TALLEST * PIXELS_PER_MM)
-    size = {"width_mm": round(width_mm, 1), "height_mm": round(height / PIXELS_PER_MM, 1)}
-    layout |= {"width": round(width), "height": round(height), "autosize": False, "meta": {**meta, **size}}
+    layout = _lettered(layout, traces, width, meta, factor)
+    meta["width_mm"] = round(width_mm, 1)
+    height = float(layout.get("height") or 500 * factor)
+    layout |= {"width": round(width), "height": height, "autosize": False, "meta": meta}
     return {"data": traces, "layout": layout}
+
+
+def _lettered(
+    layout: dict[str, Any], traces: list[dict[str, Any]], width: float, meta: dict[str, Any], factor: float
+) -> dict[str, Any]:
+    """The layout with titles, names and legend in as many lines as they need at this size."""
+    margin, height = layout.get("margin", {}), float(layout.get("height") or 500)
+    longest = 0.3 * width
+    room = height - float(margin.get("t") or 80) - float(margin.get("b") or 80)
+    layout = merged(layout, merged(wrapped_titles(layout, room), folded_names(layout, traces, room, longest)))
+    if "legend_rows" not in meta:
+        return layout
+    legend = legend_rows(layout, traces, width) * legend_pitch(layout)
+    more = legend - factor * meta["legend_rows"] * legend_pitch({})
+    # plotly gives a legend at most half of the figure
+    height = max(height + more, 2.1 * legend)
+    return merged(layout, {"height": height, "margin": {"b": margin["b"] + more}})
 
 
 def fits(fig: go.Figure, width_mm: float) -> bool:
@@ -131,24 +173,26 @@ def _still(layout: dict[str, Any], meta: dict[str, Any]) -> None:
         layout["height"] -= gone
 
 
-def _scaled(part: Any, factor: float, key: str = "", inside: str = "") -> Any:
+def _scaled(part: Any, factor: float, shrunk: float, key: str = "", inside: str = "") -> Any:
     """A layout with every length in pixels, every type size and every line width multiplied."""
     if isinstance(part, dict):
         # the tail of an arrow may stand on an axis, not at a distance in pixels
         kept = {"template", "meta"} | {tail for tail in ("ax", "ay") if part.get(f"{tail}ref", "pixel") != "pixel"}
-        return {name: value if name in kept else _scaled(value, factor, name, key) for name, value in part.items()}
+        return {
+            name: value if name in kept else _scaled(value, factor, shrunk, name, key) for name, value in part.items()
+        }
     if isinstance(part, list | tuple):
-        return [_scaled(each, factor, key, inside) for each in part]
+        return [_scaled(each, factor, shrunk, key, inside) for each in part]
     if isinstance(part, str):
-        return _scaled_text(part, factor)
+        return _scaled_text(part, factor, shrunk)
     if isinstance(part, bool) or not isinstance(part, int | float):
         return part
-    return _scaled_number(part, factor, key, inside)
+    return _scaled_number(part, factor, shrunk, key, inside)
 
 
-def _scaled_number(value: float, factor: float, key: str, inside: str) -> float:
+def _scaled_number(value: float, factor: float, shrunk: float, key: str, inside: str) -> float:
     if inside.endswith("font") and key == "size":
-        return type_size(value, factor)
+        return type_size(value, factor, shrunk)
     if key == "width" and inside == "line":
         return line_width(value, factor)
     if key in _LENGTHS or (inside == "margin" and key in "tblr") or (inside == "pad" and key in "tblr"):
@@ -158,13 +202,13 @@ def _scaled_number(value: float, factor: float, key: str, inside: str) -> float:
     return value
 
 
-def _scaled_text(text: str, factor: float) -> str:
-    return _SIZE_IN_TEXT.sub(lambda found: f"font-size:{type_size(float(found[1]), factor):.2f}px", text)
+def _scaled_text(text: str, factor: float, shrunk: float) -> str:
+    return _SIZE_IN_TEXT.sub(lambda found: f"font-size:{type_size(float(found[1]), factor, shrunk):.2f}px", text)
 
 
-def type_size(pixels: float, factor: float) -> float:
-    """A type size in pixels, kept between 7 and 8 pt."""
-    smallest, largest = (points * PIXELS_PER_POINT for points in TYPE)
+def type_size(pixels: float, factor: float, shrunk: float = 1.0) -> float:
+    """A type size in pixels, kept between 7 and 8 pt, or a share of these."""
+    smallest, largest = (shrunk * points * PIXELS_PER_POINT for points in TYPE)
     return min(max(pixels * factor, smallest), largest)
 
 
@@ -173,24 +217,26 @@ def line_width(pixels: float, factor: float) -> float:
     return max(pixels * factor, _THINNEST * PIXELS_PER_POINT) if pixels > 0 else 0.0
 
 
-def _print_template(layout: dict[str, Any], factor: float) -> dict[str, Any]:
+def _print_template(layout: dict[str, Any], factor: float, shrunk: float) -> dict[str, Any]:
     template = layout.get("template") or {}
-    small = {**template, "layout": _scaled(template.get("layout", {}), factor)}
+    small = {**template, "layout": _scaled(template.get("layout", {}), factor, shrunk)}
     base = small["layout"]
     # what plotly itself takes as default counts in pixels too
-    base.setdefault("font", {})["size"] = type_size(_SCREEN_TYPE, factor)
+    base.setdefault("font", {})["size"] = type_size(_SCREEN_TYPE, factor, shrunk)
     for axis in ("xaxis", "yaxis"):
         base.setdefault(axis, {}).update({"linewidth": 0.7, "tickwidth": 0.7})
     base.setdefault("legend", {}).update({"itemwidth": 30, "tracegroupgap": 2})
     return small
 
 
-def _scale_trace(trace: dict[str, Any], factor: float) -> None:
+def _scale_trace(trace: dict[str, Any], factor: float, shrunk: float) -> None:
     for name in ("textfont", "insidetextfont", "outsidetextfont"):
         if trace.get(name, {}).get("size") is not None:
-            trace[name]["size"] = type_size(float(trace[name]["size"]), factor)
+            trace[name]["size"] = type_size(float(trace[name]["size"]), factor, shrunk)
+    if "font-size" in str(trace.get("text")):
+        trace["text"] = _scaled(np.asarray(trace["text"], dtype=object).tolist(), factor, shrunk)
     if trace.get("colorbar"):
-        trace["colorbar"] = _scaled(trace["colorbar"], factor, "colorbar")
+        trace["colorbar"] = _scaled(trace["colorbar"], factor, shrunk, "colorbar")
     width, size = trace.get("line", {}).get("width"), trace.get("marker", {}).get("size")
     if isinstance(width, int | float):
         trace["line"]["width"] = line_width(float(width), factor)

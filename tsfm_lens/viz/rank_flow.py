@@ -182,12 +182,10 @@ def embedding_spectra(ds: xr.Dataset) -> go.Figure:
         )
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode")
-    rows = -(-sum(len(name) + 6 for name in names(ds, "family")) // 80)
     return made.dress(
         f"Spectra of series as {model_of(ds)} embeds them",
         "tokens before the first layer",
         "each spectrum relative to its largest value",
-        legend_rows=rows,
     )
 
 

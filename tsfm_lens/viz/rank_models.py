@@ -109,13 +109,11 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
             panel.line(modes, values[row], words, hover, colour=colour, dash=dash, width=2, **look)
     panel.y("singular value / largest", **log_axis(values))
     panel.x("mode", range=[0, 1.02 * values.shape[1]])
-    rows = -(-sum(len(label) + 14 for label in labels) // 80)
     return made.dress(
         "Spectra of embedded noise by patch size",
         "white noise before the first layer",
         "dotted: residual MLPs of random weights" if random.any() else "",
         f"width {', '.join(dict.fromkeys(names_of(ds, 'width')))}",
-        legend_rows=rows,
     )
 
 
@@ -158,13 +156,11 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     largest = np.nanmax([np.nanmax(ds[f"{measure}_high"].values) for measure in measures])
     grid.y(range=[0, 1.12 * float(largest)], gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
-    rows = -(-sum(len(name) + 6 for name in names(ds, "model")) // 80)
     return grid.dress(
         f"Ranks of queries by {'width' if against == 'width' else 'number of heads'}",
         "mean over the query matrices of a model, whiskers from the smallest to the largest",
         "grey lines join an architecture" if joined else "",
         f"pale lines: rank over width {', '.join(f'{ratio:g}' for ratio in _RATIOS)}" if against == "width" else "",
-        legend_rows=rows,
     )
 
 

@@ -1,4 +1,4 @@
-"""How much room words take: no figure is narrower than what is written in it, and no axis title longer than its axis.
+"""How much room words take: no figure is narrower than what is written in it.
 
 Widths are those of DejaVu Sans, which browsers fall back to; the theme's own typefaces are narrower.
 """
@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from tsfm_lens.viz.theme import plain
-
 # widths of characters in type sizes
 _WIDE = dict.fromkeys("mMW@%‰—…", 0.97) | dict.fromkeys("w+−±=<>×→≤≥~#^QOGDHNUw", 0.84)
 _NARROW = dict.fromkeys("ijl.,:;'|! I·", 0.34) | dict.fromkeys('()[]{}tfr-/\\"', 0.42)
@@ -31,8 +29,9 @@ _KEY = 70  # pixels: the sign beside a name of the legend, and what the legend k
 _TICK = 16  # pixels between an axis and the far side of its labels, without these
 _LINES = 4  # of an axis title at most
 _HALF = 2.1  # what is beside the panels, to the whole figure
-_TITLE, _OVER = 13, 40  # pixels: type of axis titles; by how much one may be longer than its axis
-_READ = ("type", "name", "showlegend", "xaxis", "yaxis", "x", "y", "text", "texttemplate")
+_OVERHANG = 40  # pixels by which a word may be longer than its line before it is broken
+_TITLE = 13  # pixels: type of axis titles
+_READ = ("type", "name", "showlegend", "legend", "xaxis", "yaxis", "x", "y", "text", "texttemplate")
 
 Part = Mapping[str, Any]
 """A part of a figure as plotly writes it down."""
@@ -59,10 +58,20 @@ def shortened(text: str, width: float, size: float, lines: int = _LINES) -> str:
     letters = max(int(width / (0.62 * size)), 6)
     parts: list[str] = []
     for line in text.split("\n"):
-        parts += [line] if text_width(line, size) <= width else wrap(line, letters)
+        parts += [line] if text_width(line, size) <= width else _wrapped(line, letters, width, size)
     if len(parts) > lines:
         parts = [*parts[: lines - 1], parts[lines - 1][: letters - 1].rstrip() + "…"]
     return "\n".join(parts)
+
+
+def _wrapped(line: str, letters: int, width: float, size: float) -> list[str]:
+    """A line in pieces of so many letters, or of fewer where these are wide; only what has no end is broken inside."""
+    whole = max(text_width(word, size) for word in line.split(" ")) <= width + _OVERHANG
+    pieces = wrap(line, letters, break_long_words=not whole)
+    while letters > 6 and max(text_width(piece, size) for piece in pieces) > width:
+        letters -= 1
+        pieces = wrap(line, letters, break_long_words=not whole)
+    return pieces
 
 
 def least_width(fig: go.Figure) -> int:
@@ -72,7 +81,12 @@ def least_width(fig: go.Figure) -> int:
     that the figure has.
     """
     # plotly's objects answer slowly, and are asked often
-    return width_of_words(fig.layout.to_plotly_json(), [_read(trace) for trace in fig.data])
+    return width_of_words(*written(fig))
+
+
+def written(fig: go.Figure) -> tuple[dict[str, Any], list[Part]]:
+    """A figure as plain dictionaries: its layout, and of each trace what takes room."""
+    return fig.layout.to_plotly_json(), [_read(trace) for trace in fig.data]
 
 
 def _read(trace: Any) -> Part:
@@ -83,18 +97,29 @@ def _read(trace: Any) -> Part:
 
 def width_of_words(layout: Part, traces: Sequence[Part]) -> int:
     """The same of a figure as plain dictionaries."""
-    axes = {name: axis for name, axis in layout.items() if re.fullmatch(r"[xy]axis\d*", name) and axis}
-    known = layout.get("template", {}).get("layout", {})
-    across, upwards = (_sizes(known.get(name, {})) for name in ("xaxis", "yaxis"))
-    left, right = _margins(layout, traces, axes, *upwards)
+    axes, known = _axes(layout), layout.get("template", {}).get("layout", {})
+    across = _sizes(known.get("xaxis", {}))
+    left, right = _margins(layout, traces)
     rows: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for key, middle, width in [*_axis_titles(axes, across[0]), *_panel_titles(layout)]:
         rows[key].append((middle, width))
     plot = max((_side_by_side(sorted(row), left, right) for row in rows.values()), default=0.0)
-    plot = max([plot, *_cells(traces, axes), *_upright(axes, across[1]), *_thinned(traces, axes, across[1])])
+    on = _places(traces)
+    labels = [*_upright(axes, across[1]), *_thinned(on, axes, across[1]), *_lying(on, axes, across[1])]
+    plot = max([plot, *_cells(traces, axes), *labels])
     # plotly gives labels beside the panels at most half of the figure
-    legend = _legend(traces, known.get("legend", {}).get("font", {}).get("size") or 12)
+    legend = _legend(listed(layout, traces), known.get("legend", {}).get("font", {}).get("size") or 12)
     return int(np.ceil(max(left + plot + right, _HALF * left, legend)))
+
+
+def lying_width(layout: Part, traces: Sequence[Part], width: float) -> float:
+    """Pixels between the left and the right side of the panels of a figure of a width in pixels."""
+    return width - sum(_margins(layout, traces))
+
+
+def _axes(layout: Part) -> dict[str, Part]:
+    """The axes of a figure by name."""
+    return {name: axis for name, axis in layout.items() if re.fullmatch(r"[xy]axis\d*", name) and axis}
 
 
 def _side_by_side(row: Sequence[tuple[float, float]], left: float, right: float) -> float:
@@ -136,7 +161,7 @@ def _cells(traces: Sequence[Part], axes: dict[str, Part]) -> Iterator[float]:
         texts = {str(text) for row in trace["text"] for text in row}
         size = trace.get("textfont", {}).get("size") or 12
         widest = max((text_width(text, size) for text in texts), default=0.0)
-        low, high = _span(axes.get(_axis_of(trace, "x"), {}))
+        low, high = _span(axes.get(axis_of(trace, "x"), {}))
         if widest:
             yield len(trace["text"][0]) * (widest + _CELL_PAD) / (high - low)
 
@@ -152,44 +177,104 @@ def _upright(axes: dict[str, Part], size: float) -> Iterator[float]:
             yield 1.3 * _tick_size(axis, size) * abs(ends[1] - ends[0]) / near / (high - low)
 
 
-def _thinned(traces: Sequence[Part], axes: dict[str, Part], size: float) -> Iterator[float]:
-    """Pixels that the panels need for as many labels as their axes were given; plotly often takes fewer."""
+def _places(traces: Sequence[Part]) -> dict[str, list[np.ndarray]]:
+    """Numbers and dates of the traces on each horizontal axis."""
     on: dict[str, list[np.ndarray]] = defaultdict(list)
     for trace in traces:
         places = np.asarray(trace.get("x", ()))
+        if places.dtype.kind in "iuf" and places.size and trace["type"] in ("heatmap", "bar"):
+            # cells and bars stand around their places
+            half = float(np.diff(np.unique(places)).min(initial=1.0)) / 2
+            places = np.append(places, [places.min() - half, places.max() + half])
         if places.dtype.kind in "iufM" and places.size:
-            on[_axis_of(trace, "x")].append(places)
+            on[axis_of(trace, "x")].append(places)
+    return on
+
+
+def _thinned(on: Mapping[str, list[np.ndarray]], axes: dict[str, Part], size: float) -> Iterator[float]:
+    """Pixels that the panels need for as many labels as their axes were given; plotly often takes fewer."""
     for name, axis in axes.items():
-        shown = axis.get("showticklabels") is not False and axis.get("visible") is not False
-        if name[0] == "x" and axis.get("nticks") and shown:
+        if name[0] == "x" and axis.get("nticks") and _labelled(axis):
             low, high = _span(axis)
-            wide = max((text_width(label, _tick_size(axis, size)) for label in _ends(on[name])), default=0.0)
-            yield 0.75 * axis["nticks"] * (wide + _APART) / (high - low)
+            yield 0.75 * axis["nticks"] * (_widest(axis, on.get(name, []), size) + _APART) / (high - low)
 
 
-def _ends(places: list[np.ndarray]) -> list[str]:
-    """Labels as long as plotly writes them beside an axis over some numbers or dates."""
+def _labelled(axis: Part) -> bool:
+    return axis.get("showticklabels") is not False and axis.get("visible") is not False
+
+
+def _widest(axis: Part, places: list[np.ndarray], size: float) -> float:
+    """Pixels of the widest label that plotly may write under an axis."""
+    return max(
+        (text_width(label, _tick_size(axis, size)) for label in _ends(places, axis.get("nticks") or 6)), default=0.0
+    )
+
+
+def _lying(on: Mapping[str, list[np.ndarray]], axes: dict[str, Part], size: float) -> Iterator[float]:
+    """Pixels that the panels need for labels that lie side by side, those of neighbouring panels too."""
+    rows: dict[float, list[tuple[float, float, str]]] = defaultdict(list)
+    for name, axis in axes.items():
+        if name[0] == "x" and _labelled(axis) and not axis.get("tickangle") and axis.get("side") != "top":
+            foot, (low, high) = _span(axes.get(_long(axis.get("anchor") or "y", "y"), {}))[0], _span(axis)
+            for at, wide in _standing(axis, on.get(name, []), size):
+                rows[round(foot, 3)].append((low + at * (high - low), wide, name))
+    for row in rows.values():
+        for (at, wide, axis_name), (after, next_wide, other) in pairwise(sorted(row)):
+            # plotly keeps the labels apart that it chooses itself
+            chosen = axis_name == other and axes[other].get("tickvals") is None
+            if after - at > 1e-6 and not chosen:
+                yield ((wide + next_wide) / 2 + _APART / 2) / (after - at)
+
+
+def _standing(axis: Part, places: list[np.ndarray], size: float) -> Iterator[tuple[float, float]]:
+    """Labels under an axis as (middle in shares of it, width in pixels); where plotly chooses them, the outermost."""
+    values = np.asarray(axis.get("tickvals", ()))
+    texts = axis.get("ticktext", values)
+    if axis.get("tickvals") is None:
+        wide = _widest(axis, places, size)
+        yield from ((0.0, wide), (1.0, wide)) if wide else ()
+        return
+    ends = axis.get("range")
+    if ends is None and places and axis.get("type") != "category" and all(x.dtype.kind in "iuf" for x in places):
+        ends = [float(np.nanmin([np.nanmin(x) for x in places])), float(np.nanmax([np.nanmax(x) for x in places]))]
+        ends = [np.log10(end) for end in ends] if axis.get("type") == "log" and ends[0] > 0 else ends
+    if ends is None or ends[0] == ends[1] or values.dtype.kind not in "iuf":
+        return
+    places_of = np.log10(values) if axis.get("type") == "log" else values
+    for at, text in zip((places_of - ends[0]) / (ends[1] - ends[0]), texts, strict=False):
+        if -0.001 <= at <= 1.001:
+            yield float(at), text_width(str(text), _tick_size(axis, size))
+
+
+def _ends(places: list[np.ndarray], count: int) -> list[str]:
+    """Labels as long as plotly writes them beside an axis over some numbers or dates, of so many labels."""
     if not places:
         return []
     if any(x.dtype.kind == "M" for x in places):
         days = np.ptp([end.astype("datetime64[D]").astype(int) for x in places for end in (x.min(), x.max())])
-        return ["2000"] if days > 900 else ["Jul 2000"]
+        return ["2000"] if days > 366 * count else ["Jul 2000"]
     low, high = min(float(np.nanmin(x)) for x in places), max(float(np.nanmax(x)) for x in places)
     digits = max(0, int(np.ceil(-np.log10(max(high - low, 1e-9) / 4))))
     return [f"{end:.{digits}f}" for end in (low, high)]
 
 
-def _legend(traces: Sequence[Part], size: float) -> float:
+def listed(layout: Part, traces: Sequence[Part]) -> list[str]:
+    """The names in the legend under the panels."""
+    if layout.get("showlegend") is False:
+        return []
+    shown = [trace for trace in traces if trace.get("showlegend") and trace.get("legend") in (None, "legend")]
+    return [trace["name"] for trace in shown if trace.get("name")]
+
+
+def _legend(names: Sequence[str], size: float) -> float:
     """Pixels that the longest name of the legend needs."""
-    listed = [trace["name"] for trace in traces if trace.get("name") and trace.get("showlegend")]
-    return max((text_width(name, size) for name in listed), default=0.0) + _KEY if listed else 0.0
+    return max((text_width(name, size) for name in names), default=0.0) + _KEY if names else 0.0
 
 
-def _margins(
-    layout: Part, traces: Sequence[Part], axes: dict[str, Part], size: float, type_size: float
-) -> tuple[float, float]:
+def _margins(layout: Part, traces: Sequence[Part]) -> tuple[float, float]:
     """Pixels left and right of the panels: the figure's margins, or what labels and titles beside them take."""
-    margin = layout.get("margin", {})
+    axes, margin = _axes(layout), layout.get("margin", {})
+    size, type_size = _sizes(layout.get("template", {}).get("layout", {}).get("yaxis", {}))
     left = float(margin.get("l") or 64)
     labels = _labels(traces, axes)
     for name, axis in axes.items():
@@ -208,7 +293,7 @@ def _labels(traces: Sequence[Part], axes: dict[str, Part]) -> dict[str, list[str
     """Words that vertical axes have of their traces."""
     found: dict[str, list[str]] = defaultdict(list)
     for trace in traces:
-        y, name = trace.get("y", ()), _axis_of(trace, "y")
+        y, name = trace.get("y", ()), axis_of(trace, "y")
         if len(y) and isinstance(y[0], str) and trace["type"] in ("bar", "heatmap", "scatter"):
             axis = axes.get(name, {})
             if axis.get("type") in (None, "category") and axis.get("ticktext") is None:
@@ -216,7 +301,7 @@ def _labels(traces: Sequence[Part], axes: dict[str, Part]) -> dict[str, list[str
     return found
 
 
-def _axis_of(trace: Part, letter: str) -> str:
+def axis_of(trace: Part, letter: str) -> str:
     """The layout's name of the axis that a trace stands on."""
     return _long(trace.get(f"{letter}axis") or letter, letter)
 
@@ -254,33 +339,6 @@ def thin_dates(fig: go.Figure) -> None:
             axis = fig.layout[_long(trace.xaxis or "x", "x")]
             if axis.nticks is axis.dtick is axis.tickvals is None:
                 low, high = axis.domain or (0, 1)
-                axis.nticks = 6 if high - low > 0.6 else 3
-
-
-def wrap_titles(fig: go.Figure, plot_height: float) -> None:
-    """Break titles of vertical axes that are longer than their axes, before a unit and at spaces.
-
-    Args:
-        fig: whose axes have their domains.
-        plot_height: of all panels together, in pixels.
-    """
-    for axis in fig.select_yaxes():
-        if not axis.title.text or axis.visible is False:
-            continue
-        low, high = axis.domain or (0, 1)
-        axis.title.text = along(axis.title.text, (high - low) * plot_height, axis.title.font.size or _TITLE)
-
-
-def along(title: str, length: float, size: float) -> str:
-    """A title in as many lines as it needs beside an axis or a colour bar, broken before a unit and at spaces.
-
-    Args:
-        title: safe for plotly.
-        length: of the axis in pixels; size: of the type in pixels.
-    """
-    room = length + _OVER
-    if text_width(title, size) <= room:
-        return title
-    words = unescape(title.replace("<br>", "\n"))
-    parted = words if "\n" in words else words.replace(" (", "\n(", 1)
-    return plain(shortened(parted, room, size)).replace("\n", "<br>")
+                axis.nticks = 5 if high - low > 0.6 else 3
+                # labels that are turned would need room under the axis
+                axis.tickangle = 0

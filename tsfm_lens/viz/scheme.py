@@ -6,13 +6,16 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.viz.room import text_width
 from tsfm_lens.viz.select import array, draws, kind_word, model_of, names, over_series, series_rows
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, mixed, number, percent, plain
 
 __all__ = ["stream_scheme"]
 
-_STREAM, _BOX = 0.0, (1.0, 3.2)  # where the stream and the boxes stand
+_STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and the boxes stand, and where all ends
+_WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
+_SHARE = 0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])  # of a box in the width of all panels
 
 
 @draws("stream_shares", needs=("share", "head_size", "size"))
@@ -40,16 +43,20 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     kinds, layers = [str(k) for k in ds["kind"].values], [int(v) for v in ds["layer_index"].values]
     count = len(kinds)
     height = max(24 if count <= 16 else 17, 9) * (count + 1)
-    made = sheet([height], [0.5, 0.5], column_gap=0.02, min_width=480, shared_yaxes=True)
+    said = [
+        f"{kind_word(k)} to the {s}" if s else kind_word(k) for k, s in zip(kinds, ds["keys_from"].values, strict=True)
+    ]
+    # words stand in the boxes
+    least = 84 + round(max(text_width(words, _TYPE) for words in said) / _SHARE)
+    made = sheet([height], _WIDTHS, column_gap=0.02, min_width=max(480, least), shared_yaxes=True)
     scheme, shares = made
     _draw_layers(scheme, shares, layers)
     scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
     scheme.note("readout → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
-    for row, (kind, source, amount) in enumerate(zip(kinds, ds["keys_from"].values, share, strict=True)):
-        words = kind_word(kind)
-        _draw_writer(scheme, row, f"{words} to the {source}" if source else words, kind, amount, layers[row] >= 0)
+    for row, (kind, words, amount) in enumerate(zip(kinds, said, share, strict=True)):
+        _draw_writer(scheme, row, words, kind, amount, layers[row] >= 0)
     _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
-    scheme.x(visible=False, range=[-0.95, 3.35])
+    scheme.x(visible=False, range=list(_ENDS))
     made.y(visible=False, range=[-0.7, count + 0.35])
     return made.dress(
         f"What is written into the residual stream of {model_of(ds)}",
@@ -80,7 +87,7 @@ def _draw_writer(panel: Panel, row: int, words: str, kind: str, share: float, re
     colour = _colour(kind)
     box = {"fillcolor": mixed(colour, 0.18), "line": {"color": colour, "width": 1}}
     panel.shape("rect", _BOX, (row - 0.36, row + 0.36), **box)
-    panel.note(plain(words), (left + right) / 2, row, colour=INK)
+    panel.note(plain(words), (left + right) / 2, row, colour=INK, size=_TYPE)
     if reads:
         thin = {"color": GREY, "width": 0.8, "dash": "2px,2px"}
         panel.shape("line", (_STREAM, left), (row - 0.26, row - 0.26), line=thin)

@@ -13,14 +13,17 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from tsfm_lens.viz.lettering import along, folded_names, legend_pitch, legend_rows, wrapped_titles
 from tsfm_lens.viz.marks import Canvas, titled
 from tsfm_lens.viz.marks import Look as Look
 from tsfm_lens.viz.marks import Panel as Panel
-from tsfm_lens.viz.room import along, least_width, thin_dates, wrap_titles
+from tsfm_lens.viz.room import thin_dates, width_of_words, written
 from tsfm_lens.viz.theme import dress, plain
 
 # pixels: beside the panels for a colour bar, its longest, the type of its title
 _BAR_MARGIN, _BAR_LENGTH, _BAR_TYPE = 96, 320, 12
+_USUAL = 640  # pixels: width for which a legend's rows are counted
+_GIVEN_UP, _MANY = 1, 6  # rows by which a legend may be higher in a narrower figure, unless it has many
 
 
 @dataclass
@@ -29,21 +32,14 @@ class Sheet(Canvas):
 
     Attributes:
         places: (row, column) of each panel, counted from 1; none on a sheet of one panel.
-        plot_height: of all panels together; above: room for the highest titles; min_width: what the marks need, words
-            come on top; all in pixels.
+        plot_height: of all panels together; min_width: what the marks need, words come on top; in pixels.
         below: pixels under the panels for ticks and titles.
     """
 
     places: list[tuple[int, int]]
     plot_height: int
-    above: int = 10
     min_width: int = 360
     below: int = 52
-
-    @property
-    def room(self) -> dict[str, int]:
-        """What ``dress`` needs to know."""
-        return {"plot_height": self.plot_height, "above": self.above, "min_width": self.min_width}
 
     def panel(self, row: int = 1, col: int = 1, **axes: Any) -> Panel:
         """One panel; ``axes`` says which, where a place has two."""
@@ -69,24 +65,40 @@ class Sheet(Canvas):
             coloraxis={**scale, "colorbar": bar}, margin_r=_BAR_MARGIN + 1.3 * _BAR_TYPE * title.count("<br>")
         )
 
-    def dress(self, title: str, *remarks: str, legend_rows: int | None = None) -> go.Figure:
+    def dress(self, title: str, *remarks: str) -> go.Figure:
         """The finished figure.
 
         Args:
             title: plain words.
             remarks: parts of the subtitle; empty ones are left out, what is drawn of the noise is added.
-            legend_rows: lines of legend; one if there is any legend unless given.
         """
         right = self.fig.layout.margin.r
-        wrap_titles(self.fig, self.plot_height)
         thin_dates(self.fig)
-        rows = int(bool(self.legend)) if legend_rows is None else legend_rows
+        layout, traces = written(self.fig)
+        self.fig.update_layout(folded_names(layout, traces, self.plot_height))
+        self.fig.update_layout(wrapped_titles(layout, self.plot_height))
         words = "; ".join(remark for remark in (*remarks, self.noise_words) if remark)
-        fig = dress(self.fig, title, words, below=self.below, legend_rows=rows, **self.room)
+        least, legend = self._least()
+        below = self.below + round(legend * legend_pitch({})) - 5 * (legend > 0)
+        # plotly gives a legend at most half of the figure
+        spare = self.above + self.plot_height + below - 2 * (legend + 1) * legend_pitch({})
+        plot = round(self.plot_height + max(0.0, -spare) * (legend > 0))
+        room = {"plot_height": plot, "above": self.above, "min_width": least}
+        fig = dress(self.fig, title, words, below=below, **room)
         if right is not None:
             fig.update_layout(margin_r=right)
-        fig.layout.meta = {**fig.layout.meta, "min_width": max(self.min_width, least_width(fig))}
+        fig.layout.meta = {**fig.layout.meta, "legend_rows": legend}
         return fig
+
+    def _least(self) -> tuple[int, int]:
+        """The width from which on the figure can be read, and the rows that its legend has where there is some room."""
+        layout, traces = written(self.fig)
+        least = max(self.min_width, width_of_words(layout, traces))
+        rows = legend_rows(layout, traces, max(least, _USUAL))
+        # in a narrower figure the panels give up height, but not all of it
+        while legend_rows(layout, traces, least) > rows + _GIVEN_UP * (rows < _MANY):
+            least += 20
+        return least, rows
 
 
 def blank(height: int = 300, min_width: int = 360, below: int = 52) -> Sheet:

@@ -24,7 +24,7 @@ from tsfm_lens.viz.theme import DIVERGING, INK, percent, plain
 
 __all__ = ["dataset_heatmap"]
 
-_ROW, _CELL, _LETTER = 15, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
+_ROW, _CELL, _LETTER = 17, 27, 5.4  # pixels: height of a row, width of a cell, of a letter of a name
 _LEAST = 150  # pixels: height of a map of few datasets
 
 

@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.sweep_entries import (
-    LETTER,
     NO_AXIS,
     change_text,
     change_words,
@@ -106,8 +105,7 @@ def _entry(rows: pd.DataFrame) -> list[pd.Series]:
 def _rows_of_dots(labels: Sequence[str], height: int, widths: Sequence[float], least: int, gap: float) -> Sheet:
     """Panels side by side that share named rows, with a line at 0 in each; sizes in pixels."""
     words = [plain(label) for label in labels]
-    width = least + round(LETTER * max(len(word) for word in words))
-    made = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=width, shared_yaxes=True)
+    made = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=60 + least, shared_yaxes=True)
     for panel in made:
         panel.upright(0)
     label_rows(made, words)
@@ -170,8 +168,7 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
         said = [f"{count} {what}" for count, what in zip(counts, _COUNTS.values(), strict=True)]
         hover.append([f"{plain(row['metric'])} {change_words(row)}" for row in cells] + said)
         colours.append([*np.nan_to_num(100 * entry["change"]).clip(-_COLOUR_CAP, _COLOUR_CAP), 0, 0])
-    width = round(40 + LETTER * max(len(label) for label in labels) + 96 * len(columns))
-    made = blank(40 * len(labels), width, below=12)
+    made = blank(40 * len(labels), 200 + 80 * len(columns), below=12)
     made.above = 34
     # twice the range: pale colours, so that the numbers stand out
     colour_axis = {"cmin": -2 * _COLOUR_CAP, "cmax": 2 * _COLOUR_CAP, "colorscale": DIVERGING, "showscale": False}

@@ -156,7 +156,6 @@ def dress(
     plot_height: int,
     above: int = 10,
     below: int = 52,
-    legend_rows: int = 0,
     min_width: int = 360,
 ) -> go.Figure:
     """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
@@ -164,7 +163,6 @@ def dress(
     Args:
         above: pixels between the title and the panels, for panel titles.
         below: pixels for the ticks and titles of the lowest axes.
-        legend_rows: lines of legend under the axes.
         min_width: pixels under which the figure cannot be read; kept in ``layout.meta`` for reports.
 
     Returns:
@@ -176,12 +174,11 @@ def dress(
     if subs:
         text += f'<br><span style="font-size:12px;color:{GREY}">' + "<br>".join(subs) + "</span>"
     block = _TOP_PAD + _TITLE_LINE * len(heads) + _SUBTITLE_LINE * len(subs)
-    bottom = below + 24 * legend_rows
-    height = block + above + plot_height + bottom
+    height = block + above + plot_height + below
     fig.update_layout(
         template=TEMPLATE,
         height=height,
-        margin={"t": block + above, "b": bottom, "l": 64, "r": 20},
+        margin={"t": block + above, "b": below, "l": 64, "r": 20},
         legend={"yref": "container"},
         title={
             "text": text,

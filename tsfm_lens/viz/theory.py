@@ -92,7 +92,6 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
         f"{ds.attrs['n_tokens']} tokens, root mean square over {draws_in(ds)}, slopes with 95 % intervals over them",
         "the error grows as √d if the norm of W_V does: theorem and orthogonal, not normalised",
-        legend_rows=2,
     )
 
 
@@ -120,9 +119,12 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     known = spectrum > LEAST
     places = np.arange(1, len(spectrum) + 1)[known]
     left.line(places, spectrum[known], "", "σ<sub>%{x}</sub> = %{y:.3g}")
+    upright: dict[float, list[str]] = {}
     for count, place in zip(heads, index[0], strict=True):
-        left.upright(max(place, 1.0), colour=mixed(VERMILION, 0.6))
-        left.note(f"{count:.0f}", np.log10(max(place, 1.0)), 1, yref="domain", yanchor="top", xanchor="left", size=10)
+        upright.setdefault(max(float(place), 1.0), []).append(f"{count:.0f}")
+    for place, counts in upright.items():
+        left.upright(place, colour=mixed(VERMILION, 0.6))
+        left.note(", ".join(counts), np.log10(place), 1, yref="domain", yanchor="top", xanchor="left", size=10)
     for row, (name, colour) in enumerate(zip(names(ds, "sketch"), (VERMILION, BLUE), strict=True)):
         hover = f"{name}, %{{x}} heads<br>error %{{y:.3g}}"
         right.line(heads, distance[row], f"{name} sketch", hover, colour=colour, dots=6)
@@ -180,7 +182,6 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         "Spectra of U + attention(U) by heads",
         f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
         f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {told}",
-        legend_rows=2,
     )
 
 

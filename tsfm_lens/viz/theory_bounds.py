@@ -98,7 +98,6 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
         f"d = {ds.attrs['width']}, {draws_in(ds)}; {int((error > bound).sum())} of {error.size} errors are above the "
         "bound (left: the largest error, the smallest bound)",
         "right: the least error that any value matrix of the rank has",
-        legend_rows=2,
     )
 
 
@@ -152,7 +151,6 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
         f"deep models: {int((relative > upper).sum())} of {relative.size} above the bound; at D = 1 "
         f"{int((alone > proof[:, None]).sum())} above the corollary's, {int((alone > printed[:, None]).sum())} above "
         "that printed",
-        legend_rows=2,
     )
 
 
@@ -187,7 +185,6 @@ def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
         "A sketch for each head does better than one for all",
         f"theorem 6's construction, {draws_in(ds)}; the least error with a value matrix of rank d̃ for all heads "
         "against factors of d̃ + 1 for each",
-        legend_rows=2,
     )
 
 

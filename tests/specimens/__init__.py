@@ -1,0 +1,136 @@
+"""A result of every kind that the catalogue draws, in four cases that try the room for words.
+
+"plain" is as it is; "long" has names of 40 characters, a long unit and values about −1e6; "one" is the first series of
+that, and "forty" has forty series, models or datasets. Results of runs are measured on embedded models, those of no run
+are what the examples of their renderers draw, and sweeps are planted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+import planted
+from specimens.examples import drawn_in_examples
+from tsfm_lens import lab, load
+from tsfm_lens.catalogue import Work, find, measurements, work_on
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.errors import InputError
+
+CASES = ("plain", "long", "one", "forty")
+# tokens; quantiles; covariates; and what no run makes
+SOURCES = ("chronos-nano", "bolt-nano", "chronos2-nano", "elsewhere")
+NAME = "Übertragene Wirkleistung am Knoten Köln {}"
+UNIT = "megawatt hours per square metre"
+LEVEL = -1e6
+MANY = 40
+_HORIZON = 12
+# what users name themselves
+_NAMED = ("model", "run", "arm")
+
+
+def specimens(source: str, case: str) -> dict[str, Any]:
+    """Results by name; cases that do not change a result leave it out."""
+    if source == "elsewhere":
+        return _elsewhere(case)
+    if case in ("plain", "long"):
+        return measured(source, case)
+    several = {name: ds for name, ds in measured(source, "long").items() if ds.sizes.get("series", 0) > 1}
+    return {name: ds.isel(series=[0]) if case == "one" else _tiled(ds) for name, ds in several.items()}
+
+
+@cache
+def measured(model: str, case: str) -> dict[str, xr.Dataset]:
+    """Everything that the catalogue measures on a model, by kind."""
+    work, found = _work(model, case), {}
+    for kind, each in measurements().items():
+        if each.compute is not None:
+            try:
+                found[kind] = work.result(kind)
+            except InputError:
+                # of other models, or of series with a season or with covariates
+                continue
+    return found
+
+
+def _work(model: str, case: str) -> Work:
+    long = case == "long"
+    if model == "chronos2-nano":
+        cause, name = np.sin(np.arange(80) / 5), NAME.format("Süd") if long else "cause"
+        target = (1 + cause[:72]) * (LEVEL if long else 1)
+        entry = {"target": target, "past_covariates": {name: cause[:72]}, "future_covariates": {name: cause[72:]}}
+        return work_on(load(model).run(as_series([entry]), 8))
+    batch = bundled("co2", "elnino")
+    if long:
+        ids = tuple(NAME.format(place) for place in range(len(batch.values)))
+        values = tuple(LEVEL / abs(np.nanmean(each)) * each for each in batch.values)
+        batch = replace(batch, values=values, ids=ids, groups=ids, units=(UNIT,) * len(ids))
+    few = 4 if model == "chronos-nano" else None
+    return work_on(load(model).run(batch, _HORIZON, holdout=True, num_samples=few))
+
+
+def _tiled(ds: xr.Dataset) -> xr.Dataset:
+    """The same series again and again, each under a name of its own."""
+    many = ds.isel(series=np.arange(MANY) % ds.sizes["series"])
+    return many.assign_coords(series=[NAME.format(place) for place in range(MANY)])
+
+
+@cache
+def _elsewhere(case: str) -> dict[str, Any]:
+    models = [NAME.format(place) for place in range({"one": 1, "forty": 12}.get(case, 2))]
+    # planted sweeps draw one number per dataset
+    swept = planted.sweep(
+        ["model a", "model b"] if case == "plain" else models,
+        MANY if case == "forty" else 4,
+        name="data {}".format if case == "plain" else NAME.format,
+    )
+    tables = {str(table.attrs["kind"]): table for table in swept.values()}
+    if case in ("one", "forty"):
+        return tables
+    results = [*_examples(), *(lab.record(name) for name in lab.record_names())]
+    return tables | {
+        f"{ds.attrs['kind']} {place}": _renamed(ds) if case == "long" else ds for place, ds in enumerate(results)
+    }
+
+
+@cache
+def _examples() -> list[xr.Dataset]:
+    return drawn_in_examples()
+
+
+def _renamed(ds: xr.Dataset) -> xr.Dataset:
+    for dim in _NAMED:
+        if dim in ds.coords and ds[dim].dims == (dim,) and ds[dim].dtype.kind in "UO":
+            ds = ds.assign_coords({dim: [f"{word} {NAME[:28]}" for word in ds[dim].values]})
+    return ds.assign_attrs(model=NAME.format(ds.attrs["model"])) if "model" in ds.attrs else ds
+
+
+def kind_of(name: str) -> str:
+    """The kind of a result by its name in :func:`specimens`."""
+    return name.split()[0]
+
+
+def figures_of(name: str, result: Any, beside: dict[str, Any]) -> Iterator[tuple[str, go.Figure]]:
+    """All figures that are drawn of a result: the plates of a report, then each renderer by its name.
+
+    Args:
+        name: of the result.
+        result: itself.
+        beside: other results by kind, for figures that take several.
+    """
+    measurement = find(kind_of(name))
+    for place, plate in enumerate(measurement.plates(result)):
+        yield f"plate {place}", plate.figure
+    for figure in measurement.figures:
+        if all(kind in beside for kind in figure.beside):
+            try:
+                yield figure.name, figure.draw(result, *(beside[kind] for kind in figure.beside))
+            except InputError:
+                # of a result that lacks what this figure shows; plates leave such out by themselves
+                continue

@@ -1,0 +1,46 @@
+"""What the examples of renderers draw: results that are made of no run."""
+
+from __future__ import annotations
+
+import doctest
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+import tsfm_lens
+from tsfm_lens import catalogue, viz
+
+_ROOMS = ("lab", "probes", "theory", "training", "zoo")
+
+
+def drawn_in_examples() -> list[xr.Dataset]:
+    """The results that docstrings draw of measurements that no run gives, each once.
+
+    A renderer without an example is found by ``tests/test_examples_in_docstrings.py``.
+    """
+    found: list[xr.Dataset] = []
+
+    def recorded(name: str) -> Any:
+        def draw(ds: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(ds, xr.Dataset):
+                found.append(ds)
+            return getattr(viz, name)(ds, *args, **options)
+
+        return draw
+
+    names = {figure.name for each, figure in catalogue.figures() if each.compute is None and each.theme != "Sweeps"}
+    recorder = SimpleNamespace(**{name: recorded(name) for name in names})
+    known = {room: import_module(f"tsfm_lens.{room}") for room in _ROOMS}
+    known |= {"viz": recorder, "np": np, "torch": torch, "lens": tsfm_lens.load("chronos-nano")}
+    finder = doctest.DocTestFinder(recurse=False)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in sorted(names):
+            for test in finder.find(getattr(viz, name), name, globs=known | {"folder": Path(folder)}):
+                doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
+    return [ds for ds in found if ds.attrs.get("kind")]
