@@ -251,7 +251,7 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
         )
     most = float(rows["of"].max())
     grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": bar_title("share kept (%)")})
-    grid.y(range=[-0.06 * most, 1.26 * most], nticks=6)
+    grid.y(range=[-0.06 * most, 1.2 * most], nticks=6)
     title_axes(grid, "layer", "heads kept")
     whole_ticks(grid, float(rows["layer"].max()))
     return grid.dress(
