@@ -21,6 +21,7 @@ ROOMS = (
     "catalogue",
     "report",
     "pipeline",
+    "serve",
     "sweep",
     "compress",
     "training",
