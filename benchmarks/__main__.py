@@ -22,6 +22,7 @@ from benchmarks import heads_at
 from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
 from benchmarks.explore import LIMIT, latencies
+from benchmarks.history import append
 from benchmarks.memory import memory_rows
 from benchmarks.natives import SAMPLES, native_call
 from benchmarks.probes import measure
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=10_000, help="(i): series, and a quarter and half of them")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--no-history", action="store_true", help="do not add the rows to benchmarks/history.csv")
     options = parser.parse_args()
     chosen = options.models.split(",")
     if unknown := sorted(set(chosen) - set(PLANS)):
@@ -246,6 +248,8 @@ def main() -> None:
     for name, value, span, target, met in rows:
         table.add_row(name, value, span, target, "" if met is None else ("yes" if met else "no"))
     console.print(table)
+    if not options.no_history:
+        append(rows, place)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import sitepages  # noqa: E402
 
+# Sphinx looks for it before it is filled
+(HERE / "_cache" / "static").mkdir(parents=True, exist_ok=True)
+
 project = "tsfm-lens"
 author = copyright = "The tsfm-lens-toolbox developers"
 release = version = version_of("tsfm-lens-toolbox")

@@ -13,9 +13,10 @@ import pytest
 import render_notebooks
 import torch
 import yaml
-from sitepages import api, commands, failures, gallery, notebooks, questions, scenes
+from sitepages import api, commands, failures, gallery, history, notebooks, questions, scenes
 
 import tsfm_lens
+from benchmarks.history import append
 from test_examples_in_docstrings import ROOMS
 from tsfm_lens import catalogue, data, errors, probes, sweep, viz
 from tsfm_lens.models.run import Run
@@ -31,6 +32,7 @@ WRITTEN = {
     commands.PAGE,
     failures.PAGE,
     questions.PAGE,
+    history.PAGE,
     "notebooks/index.md",
     *(f"notebooks/{name}.ipynb" for name in notebooks.names()),
     "concepts/generated/hook-points.md",
@@ -153,6 +155,21 @@ def test_every_question_has_an_answer() -> None:
         assert catalogue.find(question.kind).figures
         found, _ = questions.score(question, scores, explained)
         assert bool(found) == bool(question.method)
+
+
+def test_benchmarks_are_kept_and_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    ends = list(history.KINDS)
+    rows = [(f"(a) chronos: {ends[0]}", "1.013", "0.98–1.05", "≤ 1.02", True), ("(g) words", "none", "", "", None)]
+    assert append(rows, "here", file) == 1
+    assert append(rows, "here", file) == 1
+    kept = pd.read_csv(file)
+    assert list(kept.columns) == list(pd.read_csv(history.HISTORY).columns)
+    assert kept[["median", "low", "high"]].values.tolist() == [[1.013, 0.98, 1.05]] * 2
+    (line,) = history.drawn(kept.assign(when=["first", "second"]), ends[0]).data
+    assert (line.name, list(line.x), list(line.y)) == ("chronos", ["first", "second"], [1.013, 1.013])
+    shipped = pd.read_csv(history.HISTORY)
+    assert all(shipped["measurement"].str.endswith(kind).any() for kind in ends)
 
 
 def test_the_oracles_are_all_explained() -> None:

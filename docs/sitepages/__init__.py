@@ -28,6 +28,7 @@ def _write(app: Any) -> None:
     from sitepages.commands import write_commands
     from sitepages.failures import write_errors
     from sitepages.gallery import write_gallery
+    from sitepages.history import write_history
     from sitepages.notebooks import write_notebooks
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
@@ -37,6 +38,7 @@ def _write(app: Any) -> None:
     write_commands()
     write_errors()
     write_gallery()
+    write_history()
     write_notebooks()
     write_questions()
     write_wirings()

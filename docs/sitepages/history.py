@@ -1,0 +1,67 @@
+"""What it costs over time: the benchmarks' history, drawn."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from sitepages.api import FOLDER
+from sitepages.drawing import CACHE, ROOT
+from sitepages.gallery import figure_html, write_figure
+from sitepages.pictures import static_pictures
+from sitepages.writing import plain, write
+from tsfm_lens.viz.theme import TEMPLATE, register
+
+PAGE = f"{FOLDER}/benchmarks.md"
+HISTORY = ROOT / "benchmarks" / "history.csv"
+_HEIGHT, _WIDTH = 420, 620  # pixels
+# what is drawn, by the end of a measurement's name
+KINDS = {
+    "forecast, idle lens / native": "A forecast through a lens without hooks, over the library's own",
+    "capture by run_with_cache / native": "A forward with every residual stream and head output kept, over a plain one",
+    "one forward per head / ours": "Single-head ablations: times faster than one forward for each",
+}
+
+
+def write_history() -> None:
+    """The page with a figure per kind of measurement."""
+    history = pd.read_csv(HISTORY, dtype={"commit": str})
+    # a commit may look like a number
+    history["when"] = history["date"] + " " + history["commit"].fillna("")
+    figures = {f"history-{place}": (kind, drawn(history, kind)) for place, kind in enumerate(KINDS, start=1)}
+    specs = {slug: figure.to_json() for slug, (_, figure) in figures.items()}
+    pictures = static_pictures(specs, CACHE / "pictures")
+    parts = [
+        "# Costs over time",
+        "`python -m benchmarks` adds what it measures to `benchmarks/history.csv`, with date, version and commit. "
+        "Machines differ and are shared: a step of a few hundredths is noise. What it costs now is in [](../../costs.md).",
+    ]
+    for slug, (kind, _) in figures.items():
+        write_figure(slug, specs[slug], pictures.get(slug))
+        parts += [f"## {plain(KINDS[kind])}", figure_html(slug, kind, _HEIGHT, _WIDTH, "../../", slug in pictures)]
+    write(PAGE, "\n\n".join(parts) + "\n")
+
+
+def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
+    """A line per architecture over the days on which it was measured."""
+    register()
+    rows = history[history["measurement"].str.endswith(kind)]
+    model = rows["measurement"].str.extract(r"\) ([^:]+):")[0]
+    fig = go.Figure()
+    for name, own in rows.groupby(model, sort=False):
+        spread = None
+        if own["low"].notna().any():
+            spread = {
+                "array": own["high"] - own["median"],
+                "arrayminus": own["median"] - own["low"],
+                "symmetric": False,
+            }
+        fig.add_scatter(x=own["when"], y=own["median"], error_y=spread, name=str(name), mode="lines+markers")
+    fig.update_layout(template=TEMPLATE, height=_HEIGHT, margin={"t": 40}, meta={"min_width": _WIDTH})
+    fig.update_xaxes(
+        title="day and commit", type="category", categoryorder="array", categoryarray=history["when"].unique()
+    )
+    fig.update_yaxes(
+        title="times faster" if "ours" in kind else "ratio of times", type="log" if "ours" in kind else "linear"
+    )
+    return fig
