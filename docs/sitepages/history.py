@@ -34,7 +34,7 @@ def write_history() -> None:
     parts = [
         "# Costs over time",
         "`python -m benchmarks` adds what it measures to `benchmarks/history.csv`, with date, version and commit. "
-        "Machines differ and are shared: a step of a few hundredths is noise. What it costs now is in [](../../costs.md).",
+        "Machines differ and are shared: a step of a few hundredths is noise. What it costs now: [](../../costs.md).",
     ]
     for slug, (kind, _) in figures.items():
         write_figure(slug, specs[slug], pictures.get(slug))
