@@ -34,6 +34,8 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"
 myst_heading_anchors = 4
 # notebooks come executed, see sitepages/notebooks.py
 nb_execution_mode = "off"
+# no page asks for anything from the net
+nb_ipywidgets_js = {}
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -149,6 +149,8 @@ def _specs(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:
 def _to_touch(notebook: nbformat.NotebookNode, name: str, pictures: dict[str, bytes]) -> nbformat.NotebookNode:
     """The notebook with figures drawn by the one plotly.js of the site."""
     page = copy.deepcopy(notebook)
+    # the state of progress bars, for which scripts would be fetched from the net
+    page.metadata.pop("widgets", None)
     specs = _specs(notebook, name)
     for slug, output in _figures(page, name):
         layout = output["data"][PLOTLY].get("layout", {})
