@@ -223,10 +223,8 @@ def write_questions() -> None:
     ]
     for title, questions in GROUPS.items():
         rows = [_row(question, scores, explained) for question in questions]
-        parts += [
-            f"## {title}",
-            table(("question", "probe", "figures", "found (untrained)", "claims right", "but"), rows),
-        ]
+        header = ("question", "probe and figures", "found (untrained)", "claims right")
+        parts += [f"## {title}", table(header, rows)]
     write(PAGE, "\n\n".join(parts) + "\n")
 
 
@@ -234,12 +232,12 @@ def _row(question: Question, scores: pd.DataFrame, explained: pd.DataFrame) -> t
     measurement = find(question.kind)
     probe = measurement.probes[0] if measurement.probes else ""
     figures = [slug for slug, (other, _) in slugs().items() if other.kind == question.kind]
+    shown = ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures)
+    asked = f"{{py:func}}`~tsfm_lens.{room_of(probe)}`" if probe else "`tsfm-lens sweep`"
     return (
-        f"**{plain(question.text)}**",
-        f"{{py:func}}`~tsfm_lens.{room_of(probe)}`" if probe else "`tsfm-lens sweep`",
-        ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures),
+        f"**{plain(question.text)}**<br>{plain(question.caveat)}",
+        f"{asked}<br>{shown}",
         *score(question, scores, explained),
-        plain(question.caveat),
     )
 
 
