@@ -51,7 +51,7 @@ test-latest:
 	echo torch==2.13.0 > .venv-latest/torch.txt
 	$(LATEST)/python -m pip install --quiet --upgrade pip
 	$(LATEST)/python -m pip install torch==2.13.0
-	$(LATEST)/python -m pip install --upgrade --upgrade-strategy eager -c .venv-latest/torch.txt -e ".[static,notebook,dev,all]"
+	$(LATEST)/python -m pip install --upgrade --upgrade-strategy eager -c .venv-latest/torch.txt -e ".[static,notebook,docs,dev,all]"
 	$(LATEST)/python -m pip install --no-deps -r requirements-nodeps.txt
 	$(LATEST)/python -m pytest -n 2 $(TESTS)
 
