@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.catalogue import Plate
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, Run
+from tsfm_lens.report.build import plates_of
+
+
+class Page(NamedTuple):
+    """What a page was made of, why something was left out, what was drawn, and what was written but for scripts."""
+
+    found: dict[str, xr.Dataset]
+    left_out: dict[str, str]
+    plates: list[Plate]
+    html: str
 
 
 def drawn(steps: int = 96, horizon: int = 16, seed: int = 0) -> dict[str, Any]:
@@ -41,3 +55,36 @@ def bolt() -> Lens:
 @pytest.fixture(scope="session")
 def bolt_run(bolt: Lens) -> Run:
     return bolt.run(as_series(10 + np.sin(np.arange(128) / 4), seasonality=24), 16)
+
+
+@pytest.fixture(scope="session")
+def few() -> dict[str, Any]:
+    """Options of the probes that make a page soon."""
+    return {
+        "input_attribution": {"parts": 2},
+        "input_routes": {"parts": 1},
+        "deletion_curves": {"orders": 4},
+        "route_proof": {"controls": 2, "most": 1},
+        "covariate_use": {"shuffles": 1},
+    }
+
+
+@pytest.fixture(scope="session")
+def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Every chapter, of two items whose target and covariates have gaps."""
+    rng, steps, ahead = np.random.default_rng(3), 72, 6
+    items = []
+    for _ in range(2):
+        known, past = rng.normal(size=steps + ahead), rng.normal(size=steps)
+        target = 5 + 2 * known[:steps] + rng.normal(size=steps)
+        target[[0, 3, 4, 30, 31, steps - 2]] = np.nan
+        past[10:25] = np.nan
+        known[[7, 40, 41]] = np.nan
+        covariates = {"past_covariates": {"p": past, "k": known[:steps]}, "future_covariates": {"k": known[steps:]}}
+        items.append({"target": target, **covariates})
+    run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), ahead)
+    folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
+    found = explain.explain(run, folder, options=few, left_out=left)
+    plates = [plate for each in plates_of(found).values() for plate in each]
+    html = re.sub(r"<(script|style)\b.*?</\1>", "", (folder / "index.html").read_text(), flags=re.S)
+    return Page(found, left, plates, html)

@@ -11,7 +11,7 @@ import torch
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import NULLS, held_against, input_effects, route_effects, untrained_twin
-from tsfm_lens.explain.nulls import _shuffled, null_runs
+from tsfm_lens.explain.nulls import _of_others, _shuffled, null_runs
 from tsfm_lens.models import Run
 from tsfm_lens.probes import ablation_effects
 from tsfm_lens.zoo.planted import Card, plant
@@ -60,6 +60,12 @@ def test_the_share_is_held_against_the_quantile_of_the_group(bolt_run: Run) -> N
     np.testing.assert_allclose(found["mean_shift_share"].sum("component").values, 1.0)
 
 
+def test_a_member_is_held_against_the_others_of_its_group_and_alone_against_nothing() -> None:
+    own, labels = np.array([[1.0], [2.0], [9.0], [4.0]]), np.array([0, 0, 0, 1])
+    pairs = ([2, 9], [1, 9], [1, 2])
+    np.testing.assert_allclose(_of_others(own, labels)[:, 0], [*(np.quantile(each, 0.95) for each in pairs), np.inf])
+
+
 def test_inputs_are_held_against_a_null_by_one_argument() -> None:
     run, _ = planted()
     found = input_effects(run, method="occlusion", parts=2, against="untrained")
@@ -82,6 +88,7 @@ def test_twins_have_other_weights_of_the_same_sizes(bolt_run: Run) -> None:
         assert torch.equal(again[name], other[name])
     matrix = dict(run.lens.adapter.model.named_parameters())
     moved = dict(untrained_twin(run.lens, 3).adapter.model.named_parameters())
+    assert any("bias" in name and not torch.equal(weight, moved[name]) for name, weight in matrix.items())
     for name, weight in matrix.items():
         assert torch.equal(weight.flatten().sort().values, moved[name].flatten().sort().values)
 
