@@ -39,6 +39,7 @@ Progress = Callable[[str, int, int], None]
 CHAPTERS = ("forecast", "logit_lens", "layer_gain", "attribution", "ablation", "attention", "explore")
 """Kinds of the measurements that a report has unless it is asked for others."""
 _BUNDLED = "bundled:"
+_NAMED = 4  # series, of those that are given in Python
 
 
 def analyse(
@@ -246,7 +247,9 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
 
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
     known = [bundled_info(name) for name in bundled_in(sources)]
-    lines["data"] = "; ".join(sources)
+    ids = run.batch.targets().ids
+    given = f"given in Python: {', '.join(ids[:_NAMED])}{f' and {more} more' if (more := len(ids[_NAMED:])) else ''}"
+    lines["data"] = "; ".join(sources) or given
     if known:
         lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in known)
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli.common import app
+from tsfm_lens.models import load
 
-HOURS, AHEAD = 96, 12
+HOURS, AHEAD = 48, 12
 OPTIONS = [
     "--target",
     "load",
@@ -52,12 +53,15 @@ def sheet(path: Path, *, ahead: int = AHEAD) -> str:
 @pytest.mark.parametrize("ahead", [AHEAD, 0])
 def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, tmp_path: Path) -> None:
     data = sheet(tmp_path / "load.csv", ahead=ahead)
-    done = run("chronos2-nano", "--data", data, *OPTIONS, "--horizon", "12", "--out", str(tmp_path / "page"))
+    words = [*OPTIONS, "--horizon", "12", *(() if ahead else ("--chapters", "forecast,covariate_use"))]
+    done = run("chronos2-nano", "--data", data, *words, "--out", str(tmp_path / "page"))
     assert done.exit_code == 0, done.output
     page = (tmp_path / "page" / "index.html").read_text()
-    for heading in ("Input attribution", "Routes of the input", "Deletion and insertion", "Use of covariates"):
+    masked = ("Input attribution", "Routes of the input", "Deletion and insertion")
+    for heading in ("Use of covariates", *(masked if ahead else ())):
         assert heading in page
     assert "temperature" in page
+    assert "explained is A, the first of 2; --item explains another: B" in " ".join(done.output.split())
     # without a known future the end of the target is the truth, and what a covariate is worth can be told
     assert ("are held out" in done.output) == (ahead == 0)
     assert ("change of the error without it" in page) == (ahead == 0)
@@ -68,7 +72,10 @@ def test_a_horizon_that_leaves_no_context_is_refused_where_the_end_is_held_out_b
     done = run("chronos2-nano", "--data", data, *OPTIONS, "--horizon", str(HOURS), "--out", str(tmp_path / "page"))
     assert done.exit_code == 1
     said = " ".join(done.output.split())
-    assert f"its last {HOURS} steps would be held out, and 'A/load' has {HOURS} in all; give --horizon 48" in said
+    assert (
+        f"its last {HOURS} steps would be held out, and 'A/load' has {HOURS} in all; give --horizon {HOURS // 2}"
+        in said
+    )
 
 
 @pytest.mark.parametrize("known", [["--known", "a,b"], ["--known", "a,b", "--known", "c, d"], ["--known", "a,b,c, d"]])
@@ -88,10 +95,18 @@ def test_names_with_commas_are_given_one_by_one(known: list[str], tmp_path: Path
 
 
 def test_without_covariates_their_chapter_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    """And so is the part of a series that the model does not read."""
     words = ["--data", "bundled:nile", "--horizon", "8", "--chapters", "forecast,covariate_use"]
     done = run("bolt-nano", *words, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "left out: Use of covariates" in done.output
+    assert "reads the last" not in done.output
+    long = tmp_path / "long.csv"
+    pd.DataFrame({"value": np.arange(2000) % 24 + 0.5}).to_csv(long, index=False)
+    words = ["--data", str(long), "--horizon", "8", "--chapters", "forecast", "--holdout"]
+    done = run("bolt-nano", *words, "--out", str(tmp_path))
+    read = load("bolt-nano").adapter.context_length
+    assert f"bolt-nano reads the last {read} of 1992 steps" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

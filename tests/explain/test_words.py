@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ import xarray as xr
 
 from tsfm_lens import explain, explore
 from tsfm_lens.catalogue.explain_routes import read_routes
+from tsfm_lens.catalogue.inputs import read_inputs
 from tsfm_lens.cli.explain import explain as command
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.cases import REFERENCE
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.report.build import plates_of
+from tsfm_lens.viz import deletion_lines, proof_dots
 from tsfm_lens.viz.explain_routes import past_attention
 from tsfm_lens.viz.theme import percent, true_minus
 
@@ -39,9 +40,9 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named() -> None:
     assert set(defaults.values()) == {"mean"} == {REFERENCE}
 
 
-def test_what_is_computed_for_a_page_has_the_same_reference(bolt_run: Run) -> None:
-    found = explain.explain(bolt_run, chapters=("input_attribution", "input_routes", "deletion_curves"))
-    assert {data.attrs["reference"] for data in found.values()} == {"mean"}
+def test_what_is_computed_for_a_page_has_the_same_reference(page: Any) -> None:
+    masked = ("input_attribution", "input_routes", "deletion_curves", "route_proof")
+    assert {page.found[kind].attrs["reference"] for kind in masked} == {REFERENCE}
 
 
 @pytest.mark.parametrize("reference", [None, 3.0])
@@ -108,23 +109,49 @@ def test_percentages_have_a_true_sign() -> None:
     assert percent(-0.0564) == "−5.64 %"
 
 
-def test_no_hyphen_stands_for_a_minus_sign_on_a_page(covariate_run: Run, tmp_path: Path) -> None:
-    few = {"input_attribution": {"method": "occlusion", "parts": 2}, "input_routes": {"parts": 1}}
-    few |= {"route_proof": {"controls": 4, "most": 1}, "covariate_use": {"shuffles": 1}}
-    found = explain.explain(covariate_run, tmp_path, options=few)
-    page = (tmp_path / "index.html").read_text()
-    sentences = re.findall(r"<p[^>]*>(.*?)</p>", page, re.S)
+def test_no_hyphen_stands_for_a_minus_sign_on_a_page(page: Any) -> None:
+    found = page.found
+    sentences = re.findall(r"<p\b[^>]*>(.*?)</p>", page.html, re.S)
     assert any("−" in text for text in sentences)
     assert [text for text in sentences if HYPHEN.search(text)] == []
     names = [str(name) for name in found["input_attribution"]["segment"].values]
     written = [name for name in names if true_minus(name) != name]
-    drawn = "".join(plate.figure.to_json() for plates in plates_of(found).values() for plate in plates)
+    drawn = "".join(plate.figure.to_json() for plate in page.plates)
     # as figures write them, and not as the names are typed
     assert all(
         true_minus(name) in drawn or true_minus(name).encode("unicode_escape").decode() in drawn for name in written
     )
     assert [name for name in written if name in drawn] == []
     assert any("attention" in text for text in read_routes(found["input_routes"]))
+
+
+def test_numbers_in_figures_are_written_as_in_sentences(page: Any) -> None:
+    curves = page.found["deletion_curves"].copy(deep=True)
+    curves["area"][:] = -0.21
+    assert "−0.21" in deletion_lines(curves).layout.title.text
+    assert not HYPHEN.search(deletion_lines(curves).layout.title.text)
+    proof = page.found["route_proof"]
+    fig = proof_dots(proof)
+    assert (fig.layout.xaxis.ticksuffix, fig.layout.xaxis.tickformat) == (" %", None)
+    shares = [trace.x for trace in fig.data if trace.name == "effect lost when cut"]
+    np.testing.assert_allclose(shares[0], 100 * proof["necessity"].values)
+
+
+def test_a_mean_over_steps_does_not_hide_what_moves_single_steps(page: Any) -> None:
+    data = page.found["input_attribution"]
+    hidden = data["segment"].values[-1]
+    moved = xr.zeros_like(data["attribution"]) + 1.0
+    assert "Single steps" not in read_inputs(data.assign(attribution=moved))[0]
+    swings = xr.DataArray(5 * (-1.0) ** np.arange(data.sizes["step"]), dims="step")
+    moved = moved.where(moved["segment"] != hidden, swings)
+    (said, *_) = read_inputs(data.assign(attribution=moved))
+    assert f"Single steps are moved most by {hidden}, each by 5" in said
+
+
+def test_a_page_states_its_rules_and_the_series_that_python_gave(page: Any) -> None:
+    text = html.unescape(page.html).replace("\u00a0", " ")
+    assert [rule for rule in explain.RULES[:3] if rule not in text] == []
+    assert "given in Python: series-0/target, series-1/target<" in text
 
 
 ASKED: dict[str, Any] = {

@@ -125,8 +125,9 @@ def _places(ds: xr.Dataset) -> tuple[list[str], list[str]]:
 
 def read_proof(ds: xr.Dataset) -> list[str]:
     """The verdict, by the rules of :mod:`tsfm_lens.explain.verdict`."""
-    word, said = import_module("tsfm_lens.explain").verdict(ds)
-    return [*said, f"By the stated rules the explanation {word}."]
+    found = import_module("tsfm_lens.explain.verdict")
+    word, said = found.verdict(ds)
+    return [*said, f"By these rules the explanation {word}:", *found.rules_of(ds)]
 
 
 def _drawn_routes(ds: xr.Dataset) -> Iterator[Plate]:
@@ -158,7 +159,8 @@ MEASUREMENTS = (
         heading="Routes of the input",
         guide="The model sees the series with and without a segment. The effect through a component is the change of "
         "the forecast when that component alone writes what it writes without the segment; a chain of components "
-        "carries one effect, and each of them has it in full.",
+        "carries one effect, and each of them has it in full. The first number in a component's name is its layer, "
+        "and one at its end the head, both counted from 0.",
         compute=Compute("explain.input_routes", "input_routes of the first item", _routes),
         plates=_drawn_routes,
         figures=(

@@ -27,7 +27,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     whole, nothing, rest = (
         array(ds, name, "step", quantile=level).mean() for name in ("forecast", "reference_forecast", "remainder")
     )
-    effect = array(ds, "attribution", "segment", "step", quantile=level).mean(1)
+    steps = array(ds, "attribution", "segment", "step", quantile=level)
+    effect = steps.mean(1)
     unit = (unit_of(ds) or "").strip()
     target, attrs = ds.attrs.get("target", ""), ds.attrs
     error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
@@ -39,6 +40,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     out = [
         f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
         + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most.rstrip()}."
+        + _cancelled(ds, steps, order)
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
@@ -57,6 +59,23 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     elif "mean_error" in ds and not attrs.get("settled"):
         out.append(f"Orders were sampled, and the standard error is still {num(float(error.max()))}; sample more.")
     return out
+
+
+def _cancelled(ds: xr.Dataset, steps: np.ndarray, order: list[int]) -> str:
+    """A sentence on the segment that moves single steps most, if a mean over steps hides it."""
+    size = np.abs(steps).mean(1)
+    first = int(size.argmax())
+    level = median_position(ds["quantile"].values)
+    noise = float(ds.attrs.get("rounding", 0.0))
+    if "attribution_error" in ds:
+        noise = max(noise, float(array(ds, "attribution_error", "segment", "step", quantile=level)[first].mean()))
+    if first in order or size[first] <= 2 * noise:
+        return ""
+    amount = f"{num(size[first])} {unit_of(ds) or ''}".rstrip()
+    return (
+        f" Single steps are moved most by {names(ds, 'segment')[first]}, each by {amount} on average, up or down, "
+        "most of which cancels in the mean."
+    )
 
 
 def _inputs(ds: xr.Dataset) -> Iterator[Plate]:
@@ -106,7 +125,8 @@ MEASUREMENTS = (
         about="how much each stretch of the past, each variate and each covariate moves each step and quantile",
         heading="Inputs",
         guide="The input is cut into segments. The forecast is made again with some of them masked, and what each one "
-        "moves is summed up so that all add up to the forecast less the forecast of the reference, in data units.",
+        "moves is summed up so that all add up to the forecast less the forecast of the reference, in data units. "
+        "Steps are counted from the forecast: −1 is the last one before it.",
         compute=on_first("explain.attribute_inputs", reference="mean", parts=_STRETCHES),
         plates=_inputs,
         figures=(

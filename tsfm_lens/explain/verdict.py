@@ -27,6 +27,8 @@ RULES = (
 )
 """The rules, as a report states them."""
 
+_RULES_OF = {"deletion_curves": RULES[:1], "route_proof": RULES[1:3]}
+
 Word = Literal["holds", "holds in part", "fails"]
 
 # what routes do with a share of the segment's effect, and with one below 0: then they work against it
@@ -34,6 +36,11 @@ _SHARES = {
     "necessity": ("takes {} of its effect away", "takes nothing of its effect away but adds {} to it"),
     "sufficiency": ("brings {} of it back", "brings nothing of it back but takes {} more away"),
 }
+
+
+def rules_of(proof: xr.Dataset) -> tuple[str, ...]:
+    """The rules that a proof of this kind is judged by."""
+    return _RULES_OF[proof.attrs["kind"]]
 
 
 def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:

@@ -83,7 +83,7 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
     ):
         at = np.arange(len(segments)) + 0.24 * (place - 0.5)
         drawn = array(ds, f"random_{name}", "segment", "draw")
-        low, middle, high = np.quantile(drawn, [0.025, 0.5, 0.975], axis=1)
+        low, middle, high = 100 * np.quantile(drawn, [0.025, 0.5, 0.975], axis=1)
         bars = {
             "type": "data",
             "array": high - middle,
@@ -92,13 +92,13 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
             "thickness": 5,
             "width": 0,
         }
-        hover = "random components, %{x:.0%}"
+        hover = "random components, %{x:.0f} %"
         shares.dots(middle, at, "random components, 95 %", hover, colour=GREY, size=6, symbol="square", error_x=bars)
-        value = array(ds, name, "segment")
-        shares.dots(value, at, words, f"{words}<br>%{{x:.0%}}", colour=colour, size=10)
+        value = 100 * array(ds, name, "segment")
+        shares.dots(value, at, words, f"{words}<br>%{{x:.0f}} %", colour=colour, size=10)
     shares.upright(0.0)
-    shares.upright(1.0, dash="dot")
-    shares.x("share of the segment's effect", tickformat=".0%")
+    shares.upright(100.0, dash="dot")
+    shares.x("share of the segment's effect", ticksuffix=" %")
     ticks: Look = {"tickvals": list(range(len(segments))), "ticktext": [plain(name) for name in segments]}
     shares.y(range=[len(segments) - 0.5, -0.5], **ticks)
     predicted, measured = (array(ds, name, "step", segment=0, cut=-1) for name in ("predicted", "measured"))

@@ -18,7 +18,7 @@ from tsfm_lens.viz.marks import Canvas, titled
 from tsfm_lens.viz.marks import Look as Look
 from tsfm_lens.viz.marks import Panel as Panel
 from tsfm_lens.viz.room import thin_dates, width_of_words, written
-from tsfm_lens.viz.theme import dress, plain
+from tsfm_lens.viz.theme import dress, plain, true_minus
 
 # pixels: beside the panels for a colour bar, its longest, the type of its title
 _BAR_MARGIN, _BAR_LENGTH, _BAR_TYPE = 96, 320, 12
@@ -77,7 +77,7 @@ class Sheet(Canvas):
         layout, traces = written(self.fig)
         self.fig.update_layout(folded_names(layout, traces, self.plot_height))
         self.fig.update_layout(wrapped_titles(layout, self.plot_height))
-        words = "; ".join(remark for remark in (*remarks, self.noise_words) if remark)
+        words = true_minus("; ".join(remark for remark in (*remarks, self.noise_words) if remark))
         least, legend = self._least()
         below = self.below + round(legend * legend_pitch({})) - 5 * (legend > 0)
         # plotly gives a legend at most half of the figure
