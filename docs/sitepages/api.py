@@ -100,7 +100,7 @@ def page(room: str) -> str:
         home = homes()[id(thing)]
         rows.append((f"{{py:obj}}`{name} <{home}>`", _first(thing)))
         if home == full:
-            entries.append(f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}\n```")
+            entries.append(f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}{_inherited(thing)}\n```")
     parts = [
         f"# {title}",
         f"```{{eval-rst}}\n.. py:module:: {title}\n```",
@@ -115,6 +115,14 @@ def _directive(thing: Any) -> str:
     if inspect.isclass(thing):
         return "autoexception" if issubclass(thing, BaseException) else "autoclass"
     return "autofunction" if callable(thing) and hasattr(thing, "__name__") else "autodata"
+
+
+def _inherited(thing: Any) -> str:
+    """The option with which a class shows what it has of bases of ours that have no entry of their own."""
+    bases = thing.__mro__[1:] if inspect.isclass(thing) else ()
+    own = [base for base in bases if base.__module__.startswith("tsfm_lens") and id(base) not in homes()]
+    foreign = [base.__name__ for base in bases if not base.__module__.startswith("tsfm_lens")]
+    return f"\n   :inherited-members: {', '.join(foreign)}" if own else ""
 
 
 def _first(thing: Any) -> str:
