@@ -379,19 +379,19 @@ def test_sharp_minima_are_cured_by_sam() -> None:
 def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     """What the text says of the arms is what their runs came to, and the verdicts are those of the command."""
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
-    assert figures(notebook) == 4
+    assert figures(notebook) == 5
     said, runs = printed(notebook), lab.record("in_context")
     told = re.findall(r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE)
-    verdicts = xr.concat([reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3")], "quantity")
+    verdicts = xr.concat([reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3", "S2-F11")], "quantity")
     assert told == [pair for pair in told if str(verdicts.sel(quantity=pair[0]).values) == pair[1]] != []
     last = runs["by_pairs"].isel(pairs=-1).assign_coords(arm=runs["group"].values)
-    low, full, train, eight = (
-        last.sel(arm=name) for name in ("1 head, rank 4", "1 head, rank 16", "1 head, BTT", "8 heads, rank 2")
-    )
-    assert (low > full).all()
-    # at the start still, and as far as full rank
-    assert int((train > 0.9).sum()) == 2
-    assert train.where(train < 0.9).max() < low.min()
+    full, eight, trains = (last.sel(arm=name) for name in ("1 head, rank 16", "8 heads, rank 2", "8 heads, BTT"))
+    for rank in (1, 2, 4):
+        # with every seed that left the start
+        assert ((last.sel(arm=f"1 head, rank {rank}") > full) | (full > 0.9)).all()
+    assert int((trains < eight).sum()) == 13
+    # at the start still
+    assert int((last.sel(arm="1 head, BTT") > 0.9).sum()) == 5
     assert eight.mean() < full.mean()
     assert "block tensor train: 128 numbers, error 0.00" in said
     assert "low rank 4: 128 numbers, error 0.87 at best" in said
