@@ -38,13 +38,6 @@ def test_there_are_examples() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_ships_without_outputs(path: Path) -> None:
-    for cell in nbformat.read(path, as_version=4).cells:
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
-
-
 def test_first_look_finds_heads_that_matter_more_than_others() -> None:
     """The last cells state a share for both models; three heads can never hold less than an even spread."""
     notebook = executed(EXAMPLES / "01-first-look.ipynb")

@@ -49,8 +49,8 @@ class InputError(LensError, ValueError):
         measurement does not allow this model, horizon or series.
 
     Cure:
-        Give what the message expects. For files, ``tsfm_lens.data`` and the page on your own data have the rules and the
-        option that settles each choice; ``tsfm-lens measurements`` says which models a measurement is defined for.
+        Give what the message expects. For files, ``tsfm_lens.data`` and the page on your own data have the rules and
+        the option that settles each choice; ``tsfm-lens measurements`` says which models a measurement is defined for.
 
     Example:
         >>> tsfm_lens.data.as_series([])
@@ -86,13 +86,13 @@ class WiringError(LensError, ValueError):
 
     Why:
         No wiring knows the model; its configuration has a setting that no wiring understands, which could give slightly
-        wrong activations; dropout or compilation would make two forwards differ; or a wiring of your own names a module,
-        side or size that the model does not have.
+        wrong activations; dropout or compilation would make two forwards differ; or a wiring of your own names a
+        module, side or size that the model does not have.
 
     Cure:
         For a known model, put it into evaluation mode, uncompiled, with the version of its library that
-        ``tsfm-lens doctor`` shows. For your own, mend the row that the message names: ``check_wiring`` says which oracle
-        fails, and ``CONTRIBUTING.md`` what to look at then.
+        ``tsfm-lens doctor`` shows. For your own, mend the row that the message names: ``check_wiring`` says which
+        oracle fails, and ``CONTRIBUTING.md`` what to look at then.
 
     Example:
         >>> tsfm_lens.load(torch.nn.Linear(2, 2))
@@ -105,8 +105,8 @@ class CheckpointError(LensError, OSError):
     """No loadable checkpoint is there.
 
     Why:
-        The folder has no safetensors file, or not all of them; a file is cut off or belongs to another configuration; or
-        the hub cannot be reached. Pickled weights are never opened. Records of trainings raise it, too.
+        The folder has no safetensors file, or not all of them; a file is cut off or belongs to another configuration;
+        or the hub cannot be reached. Pickled weights are never opened. Records of trainings raise it, too.
 
     Cure:
         Download the files named in the message elsewhere (``hf download OWNER/NAME``) and load the folder, or point
