@@ -29,7 +29,7 @@ from tsfm_lens.testing import assert_close
 ROOT = Path(__file__).parents[2]
 OF_RUNS = [kind for kind, each in measurements().items() if each.compute is not None]
 # what writes figures to files, and helpers of helpers
-WRITERS = {"for_print", "save"}
+WRITERS = {"for_print", "save", "side_by_side"}
 
 
 @pytest.mark.parametrize("kind", OF_RUNS)

@@ -102,7 +102,7 @@ def test_list_names_every_figure() -> None:
         (("22", "{bolt}", "--data", "bundled:nyle"), "nile"),
         (("22", "{bolt}", "--data", "bundled:nile", "--horizon", "200"), "hold out"),
         (("22", "./nowhere", *SERIES), "nowhere"),
-        (("22", "./nowhere", "{bolt}", *SERIES), "shows one model and 2 are named; model_rank_dots shows several"),
+        (("22", "./nowhere", "{bolt}", "{bolt}", *SERIES), "can show two models side by side, and 3 are named"),
         (("model_rank_dots", "{bolt}", "{bolt}", *SERIES), "two models are called"),
     ],
 )

@@ -29,7 +29,7 @@ from tsfm_lens.sweep.plan.released import at_depth, released_lists
 from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
-NO_FIGURES = {"for_print", "save"}
+NO_FIGURES = {"for_print", "save", "side_by_side"}
 
 
 @cache

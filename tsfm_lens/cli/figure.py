@@ -39,7 +39,7 @@ def figure(
         list[str] | None,
         typer.Argument(
             metavar="MODEL…",
-            help=f"{MODEL_HELP} Several for a figure that compares.",
+            help=f"{MODEL_HELP} Two stand side by side.",
             autocompletion=completing.models,
         ),
     ] = None,

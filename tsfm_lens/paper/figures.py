@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -87,11 +88,12 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
         name: as in :func:`figures`.
         run: what it shows; figures of a single series take the first. Unless its horizon was chosen, those that roll
             out take the paper's, as far as model and series allow, and all others at most one pass.
-        others: models beside the run's, for a figure that shows several.
+        others: models beside the run's: one more, which forecasts the same series and stands at the right, or any
+            number for a figure that compares.
 
     Raises:
-        InputError: the figure's definition forbids this model, or series and horizon do not fit it; it shows one model
-            and is given several.
+        InputError: the figure's definition forbids a model, or series and horizon do not fit it; it is given more
+            models than it can show, or one beside which nothing can stand.
         UnknownNameError: no such figure.
     """
     entry = find_figure(name)
@@ -99,19 +101,37 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
     if not others:
         return Made(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
     refuse_several(entry, 1 + len(others))
-    assert entry.compare is not None
-    return Made(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
+    if entry.compare is not None:
+        return Made(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
+    return Made(entry, tuple(_beside(entry, run, others[0])), run, tuple(others))
+
+
+def _beside(entry: Entry, run: Run, other: Lens) -> Iterator[Plate]:
+    """The plates of two models side by side, of the same series and horizon."""
+    how: dict[str, Any] = {"holdout": True} if run.whole is not None else {"truth": run.truth}
+    series = run.batch if run.whole is None else run.whole
+    second = replace(other.run(series, run.horizon, seed=run.seed, **how), chosen=run.chosen)
+    plates = [entry.draw(each if run.chosen else within_pass(each)) for each in (run, second)]
+    if [plate.suffix for plate in plates[0]] != [plate.suffix for plate in plates[1]]:
+        raise InputError(f"figure {entry.name} has other parts for {run.lens.model_id} than for {other.model_id}")
+    ids = [run.lens.model_id, other.model_id]
+    names = ids if ids[0] != ids[1] else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
+    for one, two in zip(*plates, strict=True):
+        figure = viz.side_by_side([one.figure, two.figure], names, entry.title.rstrip("."))
+        yield Plate(one.suffix, figure, (*one.results, *two.results), one.note)
 
 
 def refuse_several(entry: Entry, count: int) -> None:
-    """Refuse several models for a figure that shows one.
+    """Refuse more models than a figure can show.
 
     Raises:
-        InputError: it does; the message names the figures that show several.
+        InputError: it does; the message names the figures that show any number.
     """
-    if count > 1 and entry.compare is None:
+    if count > 2 and entry.compare is None:
         known = ", ".join(name for name, each in figures().items() if each.compare is not None)
-        raise InputError(f"figure {entry.name} shows one model and {count} are named; {known} shows several")
+        raise InputError(
+            f"figure {entry.name} can show two models side by side, and {count} are named; {known} shows more"
+        )
 
 
 def write_figure(

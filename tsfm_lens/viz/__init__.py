@@ -11,6 +11,7 @@ from tsfm_lens.viz.attention_heads import attention_grid, norm_weighted_map
 from tsfm_lens.viz.attribution import attribution_bars, attribution_heatmap
 from tsfm_lens.viz.attribution_patching import attribution_patching_scatter
 from tsfm_lens.viz.behaviour import head_parroting_map, repeated_motif_map
+from tsfm_lens.viz.beside import side_by_side
 from tsfm_lens.viz.circuit import circuit_curve, circuit_forecasts, circuit_graph
 from tsfm_lens.viz.compress import compressed_forecasts, size_and_error
 from tsfm_lens.viz.covariates import covariate_dots
@@ -167,6 +168,7 @@ __all__ = [
     "selected_patch",
     "selection_comparison",
     "self_repair_bars",
+    "side_by_side",
     "similarity_map",
     "size_and_error",
     "sketch_bound_dots",

@@ -1,0 +1,77 @@
+"""Two models side by side: nothing is lost, what means the same is on one scale, the rest is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+
+import planted
+from tsfm_lens import load, viz
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError
+from tsfm_lens.paper.figures import make_figure, refuse_several
+
+
+def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
+    return [trace for trace in fig.data if trace.type == "heatmap"]
+
+
+def test_both_halves_hold_what_each_figure_holds() -> None:
+    one, two = (
+        viz.forecast_fan(planted.forecast()),
+        viz.forecast_fan(planted.forecast(planted.rivers_and_roads(), {0.1: -1.0, 0.5: 0.0, 0.9: 1.0})),
+    )
+    both = viz.side_by_side([one, two], ["left", "right"])
+    for drawn, figure in ((both.data[: len(one.data)], one), (both.data[len(one.data) :], two)):
+        for trace, known in zip(drawn, figure.data, strict=True):
+            np.testing.assert_array_equal(trace.y, known.y)
+    assert {trace.xaxis for trace in both.data} == {"x", "x2"}
+    assert both.layout.xaxis.domain[1] < both.layout.xaxis2.domain[0]
+    assert (both.layout.yaxis.anchor, both.layout.yaxis2.anchor) == ("x", "x2")
+    # values are in metres at the left, in other units at the right
+    assert both.layout.yaxis2.matches is None
+    assert viz.side_by_side([one, one], ["a", "b"]).layout.yaxis2.matches == "y"
+    listed = [trace.name for trace in both.data if trace.showlegend]
+    assert len(listed) == len(set(listed))
+    words = " ".join(note.text for note in both.layout.annotations)
+    assert "left" in words
+    assert "right" in words
+
+
+def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) -> None:
+    stronger = ablation.assign({name: 3 * ablation[name] for name in ("spearman_distance", "mean_shift")})
+    figures = [viz.ablation_heatmap(each) for each in (ablation, stronger)]
+    both = viz.side_by_side(figures, ["a", "b"])
+    ends = [(axis.cmin, axis.cmax) for axis in both.select_coloraxes()]
+    assert ends[0] == ends[1]
+    assert ends[0][1] == max(fig.layout.coloraxis.cmax for fig in figures)
+    assert [axis.showscale for axis in both.select_coloraxes()] == [False, None]
+    assert {trace.coloraxis for trace in heatmaps(both)} >= {"coloraxis", "coloraxis21"}
+
+
+def test_what_cannot_stand_side_by_side_is_refused() -> None:
+    fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
+    with pytest.raises(InputError, match="clicked"):
+        viz.side_by_side([view, view], ["a", "b"])
+    with pytest.raises(InputError, match="two figures"):
+        viz.side_by_side([fan], ["a"])
+    wide = go.Figure(fan).update_layout(meta={**fan.layout.meta, "min_width": 2000})
+    with pytest.raises(InputError, match="4000 pixels"):
+        viz.side_by_side([wide, wide], ["a", "b"])
+    maps = [viz.attribution_heatmap(planted.attribution(), decomposition=name) for name in ("logit", "expected_value")]
+    with pytest.raises(InputError, match="mean different things"):
+        viz.side_by_side(maps, ["a", "b"])
+
+
+def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
+    run = load("bolt-nano").run(bundled("nile"), 6, holdout=True)
+    made = make_figure("forecast_fan", run, [load("chronos2-nano")])
+    (plate,) = made.plates
+    one, two = plate.results
+    np.testing.assert_array_equal(one["truth"], two["truth"])
+    assert [each.attrs["model"] for each in plate.results] == ["bolt-nano", "chronos2-nano"]
+    assert "chronos2-nano" in made.caption()
+    with pytest.raises(InputError, match="two models side by side, and 3 are named"):
+        refuse_several(made.entry, 3)
