@@ -2,7 +2,7 @@
 
 The categorical colours are those of Okabe and Ito (2008, "Color universal design"); the sequential
 scale is cividis (Nuñez et al. 2018, doi:10.1371/journal.pone.0199239) from light to dark with white for
-nothing, so that it prints; the diverging scale runs from blue over white to vermilion.
+nothing, so that it prints; the diverging scale runs from blue over white to vermilion, both sides equally light.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SEQUENTIAL = (
     (1.0, "#00224E"),
 )
 DIVERGING = (
-    (0.0, "#003F66"),
-    (0.25, "#3F8DBF"),
-    (0.45, "#CFE3F0"),
+    (0.0, "#144E72"),
+    (0.25, "#5A9DC8"),
+    (0.45, "#D5E6F2"),
     (0.5, "#FFFFFF"),
-    (0.55, "#FBE0CC"),
-    (0.75, "#E08B4C"),
-    (1.0, "#8A3A00"),
+    (0.55, "#F7DDC9"),
+    (0.75, "#CA7D44"),
+    (1.0, "#743100"),
 )
 
 _TITLE_CHARACTERS, _SUBTITLE_CHARACTERS = 84, 116

@@ -1,0 +1,87 @@
+"""Colours under the three common deficiencies and in grey.
+
+Simulated after Machado et al. 2009 (doi:10.1109/TVCG.2009.113) by colorspacious, at full severity; differences are
+those of CAM02-UCS (Luo et al. 2006, doi:10.1002/col.20227), in which 1 is about what is just seen side by side. 10 is
+what colours need to be told apart as thin marks (Stone et al. 2014, "An engineering model for color difference as a
+function of size", figure 5: about 10 for marks of a third of a degree).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from colorspacious import cspace_convert, deltaE
+
+from tsfm_lens.viz import theme
+from tsfm_lens.viz.printing import DASHES, SYMBOLS
+
+TOLD_APART = 10.0
+DEFICIENCIES = ("deuteranomaly", "protanomaly", "tritanomaly")
+# the two sides of every contrast: forecast and change, original and ablated, more and less
+CONTRASTS = ((theme.BLUE, theme.VERMILION), (theme.BLUE, theme.ORANGE), (theme.DIVERGING[1][1], theme.DIVERGING[5][1]))
+
+
+def rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+
+
+def seen(colour: str, deficiency: str | None) -> np.ndarray:
+    """A colour as it is seen, in sRGB."""
+    if deficiency is None:
+        return rgb(colour)
+    space = {"name": "sRGB1+CVD", "cvd_type": deficiency, "severity": 100}
+    return np.clip(cspace_convert(rgb(colour), space, "sRGB1"), 0, 1)
+
+
+def lightness(colour: str, deficiency: str | None = None) -> float:
+    """J' of CAM02-UCS, 0 for black and 100 for white."""
+    return float(cspace_convert(seen(colour, deficiency), "sRGB1", "CAM02-UCS")[0])
+
+
+def apart(one: str, other: str, deficiency: str | None = None) -> float:
+    return float(deltaE(seen(one, deficiency), seen(other, deficiency), input_space="sRGB1"))
+
+
+def form(colour: str) -> tuple[str | None, str | None]:
+    """What tells lines and points of a colour from others in print."""
+    return DASHES.get(colour), SYMBOLS.get(colour)
+
+
+@pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
+def test_both_sides_of_a_contrast_are_told_apart(deficiency: str | None) -> None:
+    assert min(apart(*pair, deficiency) for pair in CONTRASTS) > 2 * TOLD_APART
+
+
+@pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
+def test_categories_are_told_apart_by_colour_or_by_form(deficiency: str | None) -> None:
+    for one, other in combinations(theme.CATEGORICAL[:7], 2):
+        assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (one, other)
+
+
+def test_in_grey_categories_differ_by_form_where_they_are_as_light() -> None:
+    for one, other in combinations(theme.CATEGORICAL[:7], 2):
+        assert abs(lightness(one) - lightness(other)) > TOLD_APART or form(one) != form(other), (one, other)
+
+
+@pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
+def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) -> None:
+    sequential = [lightness(colour, deficiency) for _, colour in theme.SEQUENTIAL]
+    assert (np.diff(sequential) < 0).all()
+    low, middle, high = (
+        [lightness(colour, deficiency) for _, colour in part]
+        for part in (theme.DIVERGING[:4], theme.DIVERGING[3:4], theme.DIVERGING[3:])
+    )
+    assert (np.diff(low) > 0).all()
+    assert (np.diff(high) < 0).all()
+    assert middle[0] > 99
+    # both ends are as far from the middle
+    assert abs(low[0] - high[-1]) < TOLD_APART
+
+
+def test_the_check_finds_colours_that_look_alike() -> None:
+    red, green = "#C00000", "#3B7A00"
+    assert apart(red, green) > 2 * TOLD_APART
+    assert min(apart(red, green, deficiency) for deficiency in DEFICIENCIES) < 2 * TOLD_APART
+    assert abs(lightness("#7F7F7F") - lightness("#808080")) < 1
