@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -40,6 +41,7 @@ def test_a_planted_head_is_larger_than_every_null(null: str) -> None:
     stands = found["component"].values[found["carried_share_stands_out"].values]
     assert stands.tolist() == expected
     assert found.attrs["against"] == null
+    assert found["series"].values.tolist() == list(run.batch.targets().ids)
 
 
 def test_an_untrained_twin_claims_nothing_against_others() -> None:
@@ -64,6 +66,25 @@ def test_a_member_is_held_against_the_others_of_its_group_and_alone_against_noth
     own, labels = np.array([[1.0], [2.0], [9.0], [4.0]]), np.array([0, 0, 0, 1])
     pairs = ([2, 9], [1, 9], [1, 2])
     np.testing.assert_allclose(_of_others(own, labels)[:, 0], [*(np.quantile(each, 0.95) for each in pairs), np.inf])
+
+
+def test_a_segment_is_held_against_itself_in_every_draw(bolt_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([[6.0, 4.0], [1.0, 9.0], [3.0, 7.0]])
+
+    def probe(run: Run) -> xr.Dataset:
+        return run.dataset().assign(size=(("segment", "series"), np.array([next(sizes)]).T))
+
+    monkeypatch.setattr("tsfm_lens.explain.nulls.null_runs", lambda run, null, draws, seed: [run] * draws)
+    found = held_against(probe, bolt_run, "untrained", name="size", draws=2)
+    np.testing.assert_array_equal(found["size_share"].values[:, 0], [0.6, 0.4])
+    np.testing.assert_array_equal(found["size_share_floor"].values[:, 0], [0.3, 0.9])
+    assert (found.attrs["against"], found.attrs["null_draws"]) == ("untrained", 2)
+
+
+def test_every_draw_is_another(bolt_run: Run) -> None:
+    for null in ("untrained", "shuffled series"):
+        first, second = (each.lens.forecast(each.batch, 4).median for each in null_runs(bolt_run, null, 2, 0))  # type: ignore[arg-type]
+        assert not np.array_equal(first, second)
 
 
 def test_inputs_are_held_against_a_null_by_one_argument() -> None:
@@ -104,6 +125,14 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
     assert np.isnan(found.values[2][3])
     assert sorted(found.values[2][~np.isnan(gappy)]) == sorted(gappy[~np.isnan(gappy)])
     assert not np.array_equal(found.values[0], values)
+    # another item is in another order, and what is known ahead is, too
+    assert not np.array_equal(found.values[2][~np.isnan(gappy)], found.values[0][found.values[0] != values[3]])
+    roles = {"groups": ("a",) * 3, "variates": ("x", "y", "z"), "roles": ("target", "known", "known")}
+    ahead = SeriesBatch((values,) * 3, futures=(None, values, 2 * values), **roles)  # type: ignore[arg-type]
+    futures = _shuffled(ahead, [0, 0]).futures
+    np.testing.assert_array_equal(futures[2], 2 * np.asarray(futures[1]))
+    assert sorted(np.asarray(futures[1])) == sorted(values)
+    assert not np.array_equal(futures[1], values)  # type: ignore[arg-type]
 
 
 def test_what_is_no_null_is_refused(bolt_run: Run) -> None:

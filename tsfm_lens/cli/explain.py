@@ -98,8 +98,20 @@ def explain(
 
 
 def _ends_early(series: SeriesBatch) -> bool:
-    """Whether what is known ends with the target, so that the end of the target has to be held out."""
-    return any(future is not None and not len(future) for future in series.futures)
+    """Whether what is known ends with the target, so that the end of the target has to be held out.
+
+    Raises:
+        InputError: some of it does, and some does not.
+    """
+    ahead = {name: len(future) for name, future in zip(series.ids, series.futures, strict=True) if future is not None}
+    short = [name for name, steps in ahead.items() if not steps]
+    if short and len(short) < len(ahead):
+        name, steps = max(ahead.items(), key=lambda each: each[1])
+        raise InputError(
+            f"{short[0]!r} is named with --known and ends with its target, and {name!r} goes on for {steps} steps; "
+            "name it with --past, give its future, or hold out the end of every target with --holdout"
+        )
+    return bool(short)
 
 
 def _refuse_to_hold_out(series: SeriesBatch, horizon: int | None) -> None:

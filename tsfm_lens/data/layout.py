@@ -170,7 +170,7 @@ def value_columns(
 
     Raises:
         UnknownNameError: no such column.
-        InputError: one holds the ids or timestamps, or none is named.
+        InputError: one holds the ids or timestamps or is a covariate, or none is named.
     """
     free = [column for column in columns if column not in taken]
     if wanted is None:
@@ -181,7 +181,7 @@ def value_columns(
         if column not in among:
             raise unknown_name("column", column, map(str, free))
         if column in taken:
-            raise InputError(f"column {column!r} holds the ids or timestamps and cannot be read as values")
+            raise InputError(f"column {column!r} is named as ids, timestamps or covariate, too, and cannot be a target")
     if not wanted:
         raise InputError("no column of values is named")
     return list(wanted)
