@@ -16,6 +16,7 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
+from specimens.marks import unexplained
 from tsfm_lens import catalogue, explain, probes, viz
 from tsfm_lens.catalogue import Figure, Measurement, Work, add, find, measurements, on_all, registry, work_on
 from tsfm_lens.cli import app
@@ -52,6 +53,7 @@ def test_every_measurement_is_computed_drawn_tabulated_and_read(
             assert figure.draw(result, *(work.result(other) for other in figure.beside)).data
     plates = plates_of({kind: result})[kind]
     assert plates
+    assert [words for plate in plates for words in unexplained(plate.figure)] == []
     assert all(len(plate.table) for plate in plates)
     assert plates[0].reading
     assert all(sentence.endswith((".", "!")) for plate in plates for sentence in plate.reading)

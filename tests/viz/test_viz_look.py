@@ -12,10 +12,12 @@ import plotly.graph_objects as go
 import plotly.io as pio
 import pytest
 
+from specimens.marks import unexplained
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, RenderError
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.saving import write_atomically
+from tsfm_lens.viz.sheet import blank
 
 needs_browser = pytest.mark.skipif(
     not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
@@ -150,3 +152,18 @@ def test_static_images_have_the_size_asked_for(forecast, tmp_path):
     svg = viz.save(fig, tmp_path / "a.svg").read_text()
     assert svg.startswith("<svg")
     assert "Forecast of rivers by toy" in svg
+
+
+def test_marks_that_nothing_explains_are_found():
+    """Dots beside a curve, in a figure whose axes name one value: the caption has to say which is which."""
+    made = blank()
+    made.panel().line([0, 1], [0, 1])
+    made.panel().dots([0.5], [0.5])
+    made.y("value")
+    assert unexplained(made.dress("title")) == ["lines '' at ('x', 'y')", "markers '' at ('x', 'y')"]
+    assert unexplained(made.dress("title", "dot: the best one")) == []
+    alone = blank()
+    alone.panel().line([0, 1], [0, 1])
+    assert unexplained(alone.dress("title")) == ["lines '' at ('x', 'y')"]
+    alone.y("value")
+    assert unexplained(alone.dress("title")) == []

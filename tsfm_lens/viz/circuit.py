@@ -171,6 +171,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
+        "lone dot: the circuit, with its interval" if judged is not None and np.isfinite(judged.estimate) else "",
         str(ds.attrs.get("refused", "")),
     )
 

@@ -159,7 +159,11 @@ def input_waterfall(
     span = (high - low) or max(abs(high), 1.0)
     panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.2 * span], nticks=6)
     return made.dress(
-        f"How the forecast of {view.target} by {model_of(ds)} comes about", view.when, view.how, view.sampled
+        f"How the forecast of {view.target} by {model_of(ds)} comes about",
+        view.when,
+        view.how,
+        "bars: what each segment adds; diamonds: both forecasts",
+        view.sampled,
     )
 
 

@@ -63,6 +63,7 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
         if known
         else "no lag can be copied",
         f"off the naive parrot by {number(parrot)} standard deviations of the context" if np.isfinite(parrot) else "",
+        "below: solid of every lag, dot the best one, dashed the naive parrot" if known else "",
         view.remark,
     )
 
