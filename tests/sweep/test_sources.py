@@ -175,6 +175,27 @@ def test_repeated_times_ask_for_ids(tmp_path: Path) -> None:
     assert [window.item for window in found.windows] == ["1", "2"]
 
 
+def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None:
+    plants = tmp_path / "plants"
+    plants.mkdir()
+    for seed, name in enumerate(("north", "south", "sea")):
+        frame = pd.DataFrame({"timestamp": DAYS, "load": numbers(40, seed)})
+        frame.to_csv(plants / f"{name}.csv", index=False)
+    (plants / "README.md").write_text("not data")
+    alone = {name: sets(file(plants / f"{name}.csv"))[0] for name in ("north", "sea", "south")}
+    for path, names in (("", ["north", "sea", "south"]), ("s*.csv", ["sea", "south"])):
+        found = sets(file(plants / path if path else plants))
+        assert [each.name for each in found] == names
+        for each in found:
+            np.testing.assert_array_equal(each.windows[0].label, alone[each.name].windows[0].label)
+    assert [each.name for each in sets(file(plants, name="p"))] == ["p/north", "p/sea", "p/south"]
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content(file(Path("plants/n*.csv")))))
+    (one,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
+    assert one.name == "north"
+    with pytest.raises(InputError, match=r"no file that can be read: expected \.csv"):
+        sets(file(plants / "x*.csv"))
+
+
 def test_a_file_is_never_a_bundled_series() -> None:
     with pytest.raises(InputError, match="there is no file 'co2'"):
         sets({"source": "file", "path": "co2", "horizon": 4})

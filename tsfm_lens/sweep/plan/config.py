@@ -277,7 +277,8 @@ def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not isinstance(value, str):
             return value
         there = (folder / value).resolve()
-        return str(there) if there.exists() else value
+        # a glob stands for files, none of which has its name
+        return str(there) if there.exists() or any(folder.glob(value) if value[:1] not in "/~" else ()) else value
 
     def path(value: Any) -> Any:
         # a bare word is a name, of an embedded model or a recipe, whatever lies beside the file

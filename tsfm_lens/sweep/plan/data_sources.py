@@ -64,11 +64,11 @@ class Bundled(_Cut):
 
 
 class File(_Cut):
-    """A CSV or Parquet file.
+    """A CSV or Parquet file, all files of a folder, or those that a glob names, a dataset each.
 
     Attributes:
-        path: of the file.
-        name: the file's if not given.
+        path: of the file or folder, or a glob such as ``plants/*.csv``.
+        name: the file's if not given; of several files ``name/file``.
         id_column, time_column: columns of ids and timestamps; found by their names if None.
         targets: columns that are series of their own.
         variates: columns that are the variates of one item, in place of targets.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from glob import iglob
 from pathlib import Path
 
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.dysts_sets import dysts_sets
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
+from tsfm_lens.data.files import READABLE
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
@@ -36,10 +38,7 @@ def _read(source: Source) -> list[EvaluationSet]:
         names = list(source.names or bundled_names())
         return holdout_sets(names, source.horizon, source.windows, source.stride)
     if isinstance(source, File):
-        # a path, so that a file that is not there is never taken for a bundled series
-        return holdout_sets(
-            Path(source.path), source.horizon, source.windows, source.stride, source.name or None, **source.reading
-        )
+        return [each for path, name in _files(source) for each in _of_file(source, path, name)]
     if isinstance(source, Folder):
         name = source.name or None
         return gift_eval_folder(
@@ -70,3 +69,21 @@ def _read(source: Source) -> list[EvaluationSet]:
         multivariate=source.multivariate,
         path=source.path,
     )
+
+
+def _of_file(source: File, path: Path, name: str | None) -> list[EvaluationSet]:
+    # a path, so that a file that is not there is never taken for a bundled series
+    return holdout_sets(path, source.horizon, source.windows, source.stride, name, **source.reading)
+
+
+def _files(source: File) -> list[tuple[Path, str | None]]:
+    """The files that a path names, with the names of their sets: one file, all of a folder, or those of a glob."""
+    path = Path(source.path)
+    several = path.is_dir() or (not path.exists() and any(sign in source.path for sign in "*?["))
+    if not several:
+        return [(path, source.name or None)]
+    found = sorted(map(Path, iglob(str(path / "*") if path.is_dir() else source.path, recursive=True)))
+    files = [each for each in found if each.is_file() and each.name.lower().endswith(READABLE)]
+    if not files:
+        raise InputError(f"{source.path!r} has no file that can be read: expected {', '.join(READABLE)}")
+    return [(each, f"{source.name}/{each.name.split('.')[0]}" if source.name else None) for each in files]
