@@ -48,7 +48,8 @@ def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
     rows = history[history["measurement"].str.endswith(kind)]
     model = rows["measurement"].str.extract(r"\) ([^:]+):")[0]
     fig = go.Figure()
-    for name, own in rows.groupby(model, sort=False):
+    signs = ("circle", "square", "diamond", "triangle-up", "x", "star")
+    for place, (name, own) in enumerate(rows.groupby(model, sort=False)):
         spread = None
         if own["low"].notna().any():
             spread = {
@@ -57,7 +58,10 @@ def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
                 "symmetric": False,
             }
         fig.add_scatter(x=own["when"], y=own["median"], error_y=spread, name=str(name), mode="lines+markers")
-    fig.update_layout(template=TEMPLATE, height=_HEIGHT, margin={"t": 40}, meta={"min_width": _WIDTH})
+        fig.data[-1].marker.update(symbol=signs[place % len(signs)], size=9)
+    fig.update_layout(template=TEMPLATE, height=_HEIGHT, margin={"t": 40, "r": 190}, meta={"min_width": _WIDTH})
+    # beside the panel: eleven names hide it
+    fig.update_layout(legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"})
     fig.update_xaxes(
         title="day and commit", type="category", categoryorder="array", categoryarray=history["when"].unique()
     )

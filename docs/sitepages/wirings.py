@@ -17,7 +17,7 @@ from tsfm_lens.models import Architecture, Lens, architectures, load
 
 FOLDER = "concepts/generated"
 STEPS = 48  # of the series whose tokens are drawn
-_LINE, _COLUMN, _BOX, _PAD = 17, 400, 90, 14  # pixels: of text, a stack, where branches begin, beside them
+_LINE, _COLUMN, _BOX, _PAD = 17, 365, 90, 14  # pixels: of text, a stack, where branches begin, beside them
 _CHARACTER = 6.3  # pixels of a letter in type of 10.5 px
 
 
@@ -190,7 +190,7 @@ def _tokens(lens: Lens, title: str) -> str:
     table = lens.encode([values.tolist()]).token_table()
     first, last = int(min(table["start"].min(), -STEPS)), int(max(table["stop"].max(), 1))
     special = table[table["special"] != ""]
-    scale = 700 / (last - first + 2 * len(special) + 1)
+    scale = 690 / (last - first + 2 * len(special) + 1)
     marks = [
         _text(0, 14, f"Tokens of {STEPS} steps, 0 is the first one forecast; sizes of this tiny model", "tsfm-note")
     ]
@@ -206,4 +206,4 @@ def _tokens(lens: Lens, title: str) -> str:
         if step == last and not (table["stop"] > 0).any():
             continue
         marks.append(_text((step - first) * scale, 62, str(step), "tsfm-note"))
-    return _svg("".join(marks), 740, 84, f"Tokens of {title}")
+    return _svg("".join(marks), 730, 84, f"Tokens of {title}")
