@@ -157,7 +157,7 @@ def input_waterfall(
     panel.y(range=[len(labels) - 0.4, -0.6])
     low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
     span = (high - low) or max(abs(high), 1.0)
-    panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.2 * span], nticks=6)
+    panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
     return made.dress(
         f"How the forecast of {view.target} by {model_of(ds)} comes about",
         view.when,
