@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tsfm_lens.viz import select
+
 DOCS = Path(__file__).parent.parent / "docs"
 FOLDERS = ("coming-from", "concepts", "howto", "start")
 _BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -58,6 +60,16 @@ def run_blocks(page: Path) -> int:
 
 
 PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md") if "```python" in page.read_text())
+
+
+@pytest.fixture(autouse=True)
+def renderers_as_they_were() -> Iterator[None]:
+    """A page may declare a renderer of its own, which other tests do not know."""
+    known, names = dict(select.DRAWN_BY), {kind: list(each) for kind, each in select._RENDERERS.items()}
+    yield
+    for place, before in ((select.DRAWN_BY, known), (select._RENDERERS, names)):
+        place.clear()
+        place.update(before)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")

@@ -127,7 +127,7 @@ def read_proof(ds: xr.Dataset) -> list[str]:
     """The verdict, by the rules of :mod:`tsfm_lens.explain.verdict`."""
     found = import_module("tsfm_lens.explain.verdict")
     word, said = found.verdict(ds)
-    return [*said, f"By these rules the explanation {word}:", *found.rules_of(ds)]
+    return [*said, f"By the rules that follow the explanation {word}.", *found.rules_of(ds)]
 
 
 def _drawn_routes(ds: xr.Dataset) -> Iterator[Plate]:

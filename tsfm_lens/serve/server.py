@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +72,15 @@ def serve(
         notebook = _notebook(Path(folder), given)
         if started is not None:
             started(f"http://{HOST}:{place}/?token={token}")
+        _end_by_signals()
         Voila.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
+
+
+def _end_by_signals() -> None:
+    """Let an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
 
 
 def _free(port: int) -> int:
