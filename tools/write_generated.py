@@ -1,4 +1,5 @@
-"""Write what follows from the code: the exports of explain, probes and viz, and the tables of docs/measurements.md.
+"""Write what follows from the code: the exports of explain, probes and viz, the tables of docs/measurements.md, and the
+names that a shell completes.
 
 Run it after adding a probe or a figure: ``python tools/write_generated.py``. With ``--check`` nothing is written, and
 the exit code says whether all of it is up to date.
@@ -7,6 +8,7 @@ the exit code says whether all of it is up to date.
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,6 +62,24 @@ def tables(docs: Path) -> str:
     return f"{before}{START}\n{as_markdown()}\n{STOP}{after}"
 
 
+def offered() -> str:
+    """The names that a shell completes, since making them takes seconds."""
+    from tsfm_lens.catalogue import measurements
+    from tsfm_lens.models.architecture import architectures
+    from tsfm_lens.paper.figures import figures
+    from tsfm_lens.zoo import checkpoint_names
+
+    names = {
+        "figures": list(figures()),
+        "kinds": [kind for kind, each in measurements().items() if each.compute is not None],
+        "models": [
+            *checkpoint_names(),
+            *(hub for entry in architectures().values() for hub in entry.published.values()),
+        ],
+    }
+    return json.dumps(names, indent=1) + "\n"
+
+
 def main() -> None:
     """Write or check."""
     check, stale = "--check" in sys.argv, []
@@ -68,9 +88,10 @@ def main() -> None:
         for room in ("explain", "probes", "viz")
     }
     made[DOCS] = partial(tables, DOCS)
+    made[ROOT / "tsfm_lens" / "cli" / "names.json"] = offered
     for file, make in made.items():
         text = make()
-        if file.read_text() != text:
+        if not file.exists() or file.read_text() != text:
             stale.append(file)
             print(file.relative_to(ROOT), "is not up to date" if check else "written")
             if not check:

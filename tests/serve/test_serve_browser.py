@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
     command += ["--no-browser", "--port", "18866", "--json"]
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **own, "OMP_NUM_THREADS": "1"}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
+            # as a shell does to what it starts in the background
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
         )
     assert server.stdout is not None
     yield server, json.loads(server.stdout.readline())["page"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
 
 
 def _among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -15,24 +18,11 @@ def _among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return offer
 
 
-def _models() -> list[str]:
-    from tsfm_lens.models.architecture import architectures
-    from tsfm_lens.zoo import checkpoint_names
-
-    hub = [hub_id for entry in architectures().values() for hub_id in entry.published.values()]
-    return [*checkpoint_names(), *hub]
-
-
-def _figures() -> list[str]:
-    from tsfm_lens.paper.figures import figures
-
-    return list(figures())
-
-
-def _kinds() -> list[str]:
-    from tsfm_lens.catalogue.registry import measurements
-
-    return [kind for kind, each in measurements().items() if each.compute is not None]
+@cache
+def _names() -> dict[str, list[str]]:
+    """Written by ``tools/write_generated.py``: to make them takes seconds, and a tab key should not."""
+    names: dict[str, list[str]] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
+    return names
 
 
 def _items() -> list[str]:
@@ -54,7 +44,7 @@ def data(incomplete: str) -> list[str]:
     return [word + offered for offered in _among(lambda: names)(incomplete.removeprefix(word))]
 
 
-models = _among(_models)
-figures = _among(_figures)
-kinds = _among(_kinds)
+models = _among(lambda: _names()["models"])
+figures = _among(lambda: _names()["figures"])
+kinds = _among(lambda: _names()["kinds"])
 items = _among(_items)

@@ -32,7 +32,7 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
 
     known = architecture_named(model)
     if known is not None and known.readout == "quantile" and samples is not None:
-        raise InputError(f"{model} forecasts quantiles and draws no samples; leave num_samples out")
+        raise InputError(f"{model} forecasts quantiles and draws no samples; leave --samples out")
     return known
 
 
