@@ -34,6 +34,7 @@ EARLY = [
     (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
     (("forecast", "bolt-nano", *CO2, "--samples", "5"), "leave --samples out"),
     (("ablate", "bolt-nano", *CO2, "--how", "man"), "--how man is not known"),
+    (("ablate", "bolt-nano", *CO2, "--how", "mean"), "--how mean takes activations of other series"),
     (("ablate", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
     (("attribute", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
     (("figure", "nofig", "bolt-nano", *CO2), "no figure 'nofig'"),

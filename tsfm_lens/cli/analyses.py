@@ -112,7 +112,7 @@ def ablate(
         list[str] | None,
         typer.Option(
             metavar="FILE|bundled:NAME",
-            help="Series whose activations --how mean and resample take; those of --data if none.",
+            help="Other series, whose activations --how mean and resample take.",
             autocompletion=completing.data,
         ),
     ] = None,
@@ -129,11 +129,13 @@ def ablate(
     from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
 
-    needs_reference = checked_how(how)
+    if checked_how(how) and not reference:
+        # the mean of a series alone, at its one decoder token, is what stands there already
+        raise typer.BadParameter(f"--how {how} takes activations of other series", param_hint="--reference")
     check_sampling(model, samples)
     series = read_data(data, reading)
     check_steps(series, horizon, holdout)
-    others = read_data(reference, reading) if reference else series
+    others = read_data(reference, reading) if reference else None
     run = open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
     with progress_display() as bar:
         row = bar.add_task("ablation", total=None)
@@ -141,7 +143,7 @@ def ablate(
             run,
             components=component or None,
             how=how,
-            reference=(run.batch if others is series else others) if needs_reference else None,
+            reference=others if checked_how(how) else None,
             progress=lambda done, total: bar.update(row, completed=done, total=total),
         )
     if as_json:
