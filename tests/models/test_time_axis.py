@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.models import Lens, architectures, load
@@ -79,3 +81,28 @@ def test_tokens_of_a_packed_sequence_name_their_variate() -> None:
     table = lens.encode(two, horizon=16).token_table()
     assert set(table["variate"]) == {0, 1}
     assert table.groupby("variate")["start"].min().tolist() == [-32, -32]
+
+
+@pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt"])
+def test_tokens_that_overlap_cover_what_moves_them(name: str) -> None:
+    tiny = lens_of(name).model
+    config = copy.deepcopy(tiny.config)
+    width = config.chronos_config["input_patch_size"]
+    config.chronos_config |= {"input_patch_stride": width // 2}
+    torch.manual_seed(0)
+    lens = load(type(tiny)(config), check=False)
+    values = np.random.default_rng(0).standard_normal(48)
+    swapped = values.copy()
+    # the mean and the spread stay, so that only tokens that show one of the two steps change
+    swapped[[5, 30]] = values[[30, 5]]
+    point = "encoder.hook_embed" if name == "chronos-bolt" else "hook_embed"
+    (_, before), (_, after) = (lens.run_with_cache(series, names_filter=point) for series in (values, swapped))
+    spans = before.token_spans(point)
+    assert spans is not None
+    assert len(spans) == before[point].shape[1]
+    moved = (before[point] != after[point]).any(-1)[0]
+    shows = [
+        any(start <= step < stop for step in (5 - 48, 30 - 48))
+        for start, stop in zip(spans.start, spans.stop, strict=True)
+    ]
+    assert moved[: len(shows)].tolist() == shows

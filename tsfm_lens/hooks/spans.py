@@ -36,10 +36,15 @@ class TokenSpans:
         return len(self.start)
 
     @classmethod
-    def patches(cls, first: int, n: int, width: int, special_after: tuple[str, ...] = ()) -> TokenSpans:
-        """``n`` tokens of ``width`` steps each from step ``first`` on, then special tokens."""
-        start = [first + width * index for index in range(n)]
-        end = first + width * n
+    def patches(
+        cls, first: int, n: int, width: int, special_after: tuple[str, ...] = (), *, stride: int | None = None
+    ) -> TokenSpans:
+        """``n`` tokens of ``width`` steps each from step ``first`` on, then special tokens.
+
+        Tokens begin ``stride`` steps apart, by default ``width``; with less they overlap.
+        """
+        start = [first + (stride or width) * index for index in range(n)]
+        end = start[-1] + width if start else first
         return cls(
             tuple(start) + (end,) * len(special_after),
             tuple(s + width for s in start) + (end,) * len(special_after),

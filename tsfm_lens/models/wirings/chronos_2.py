@@ -118,10 +118,10 @@ class Chronos2Adapter(PatchAdapter):
         context = _series.padded(numbered, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
-        width = int(self.settings.input_patch_size)
-        n_patches = -(-context.shape[1] // width)
+        width, stride = int(self.settings.input_patch_size), int(self.settings.input_patch_stride)
+        length = width * -(-context.shape[1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
-        spans = TokenSpans.patches(-n_patches * width, n_patches, width, special)
+        spans = TokenSpans.patches(-length, (length - width) // stride + 1, width, special, stride=stride)
         spans += TokenSpans.patches(0, n_future, self.patch)
         _, (loc, scale) = self.model.instance_norm(context)
         inputs = {

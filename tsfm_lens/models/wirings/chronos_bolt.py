@@ -64,11 +64,11 @@ class BoltAdapter(PatchAdapter):
         device = next(self.model.parameters()).device
         context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
         context = context[..., -self.context_length :].to(device=device, dtype=torch.float32)
-        width = self.settings.input_patch_size
-        n_patches = -(-context.shape[-1] // width)
+        width, stride = self.settings.input_patch_size, self.settings.input_patch_stride
+        length = width * -(-context.shape[-1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
         spans = {
-            "encoder": TokenSpans.patches(-n_patches * width, n_patches, width, special),
+            "encoder": TokenSpans.patches(-length, (length - width) // stride + 1, width, special, stride=stride),
             "decoder": TokenSpans.patches(0, 1, self.prediction_length),
         }
         _, (loc, scale) = self.model.instance_norm(context)
