@@ -171,6 +171,33 @@ def test_unknown_objects_are_refused() -> None:
         load(torch.nn.Linear(2, 2))
 
 
+class Beside(torch.nn.Module):
+    """A linear layer with a low-rank adapter beside it, shown as peft shows it."""
+
+    def __init__(self, base_layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base_layer, self.merged = base_layer, False
+        self.down, self.up = (torch.nn.Linear(base_layer.in_features, 2), torch.nn.Linear(2, base_layer.out_features))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base_layer.weight
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        beside = 0.0 if self.merged else self.up(self.down(values))
+        return self.base_layer(values) + beside
+
+
+def test_an_adapter_that_is_not_merged_is_refused() -> None:
+    native = architectures()["chronos-bolt"].tiny()
+    attention = getattr(native, "model", native).encoder.block[0].layer[0].SelfAttention
+    attention.q = Beside(attention.q)
+    with pytest.raises(WiringError, match=r"1 layers of .*encoder\.block\.0.*SelfAttention\.q, hold an adapter.*merge"):
+        load(native, check=False)
+    attention.q.merged = True
+    load(native, check=False)
+
+
 def test_pickles_are_never_read(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()

@@ -56,6 +56,7 @@ def load(
         raise InputError(f"dtype {dtype!r} is not known, choose one of {', '.join(_DTYPES)}")
     if not isinstance(source, str | Path):
         lens = _from_object(source)
+        _refuse_beside(lens)
     else:
         folder, model_id, commit = _locate(str(source), revision)
         lens = _from_folder(folder, model_id, commit, _DTYPES[dtype], device)
@@ -82,6 +83,23 @@ def _from_object(native: object) -> Lens:
         "method lens_adapter() that gives an adapter of its own, or a model or pipeline of: "
         f"{', '.join(entry.title for entry in architectures().values())}."
     )
+
+
+def _refuse_beside(lens: Lens) -> None:
+    """Refuse layers whose low-rank adapter stands beside their matrix: what they compute is not what is in the matrix.
+
+    peft shows the matrix of such a layer under the layer's own name, so views of weights would leave the adapter out.
+    """
+    beside = [
+        name
+        for name, part in lens.model.named_modules()
+        if isinstance(getattr(part, "base_layer", None), torch.nn.Module) and getattr(part, "merged", None) is False
+    ]
+    if beside:
+        raise WiringError(
+            f"{len(beside)} layers of {lens.model_id}, the first of them {beside[0]}, hold an adapter beside their "
+            "matrix, which views of weights would leave out. Merge it first: `model.merge_and_unload()` of peft."
+        )
 
 
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
