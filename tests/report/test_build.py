@@ -88,6 +88,15 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts):
     assert len([d for d in found.all("div") if d.get("class") == "reading"]) == figures
 
 
+def test_a_long_reading_has_a_paragraph_for_each_sentence(whole):
+    page = whole.read_text()
+    blocks = [block.split("</div>")[0] for block in page.split('<div class="reading">')[1:]]
+    several = [block for block in blocks if block.count("<p>") > 1]
+    assert 0 < len(several) < len(blocks)
+    for block in several:
+        assert all(text.rstrip().endswith((".</p>", "!</p>")) for text in block.split("<p>")[1:])
+
+
 def test_the_file_is_self_contained_and_small(whole, found):
     assert whole.name == "index.html"
     assert whole.stat().st_size < 10_000_000

@@ -160,17 +160,24 @@ def test_patched_forecasts_are_those_that_recover_most() -> None:
 def test_the_estimate_is_drawn_against_the_exact_share() -> None:
     ds = results()["attribution"]
     fig = viz.attribution_patching_scatter(ds)
-    dots = line(fig, "a place and position")
-    np.testing.assert_array_equal(dots.x, ds["recovered"].values.ravel())
-    np.testing.assert_array_equal(dots.y, ds["first_order"].values.ravel())
-    np.testing.assert_array_equal(dots.marker.color, np.repeat(ds["layer_index"].values, ds.sizes["position"]))
+    exact, estimate = ds["recovered"].values, ds["first_order"].values
+    layers = np.unique(ds["layer_index"].values)
+    for layer in layers:
+        mine, dots = ds["layer_index"].values == layer, line(fig, f"layer {layer}")
+        np.testing.assert_array_equal(dots.x, exact[mine].ravel())
+        np.testing.assert_array_equal(dots.y, estimate[mine].ravel())
+        assert dots.showlegend
+    assert fig.layout.coloraxis.cmax is None
     identity = line(fig, "estimate = exact")
     assert identity.x == identity.y
     subtitle = fig.layout.meta["subtitle"]
-    assert f"mean absolute error {np.abs(np.subtract(dots.y, dots.x)).mean():.4g}" in subtitle
+    assert f"mean absolute error {np.abs(estimate - exact).mean():.4g}" in subtitle
     assert f"rank correlation {ds.attrs['rank_correlation']:.4g}" in subtitle
     with pytest.raises(InputError, match="no variable 'recovered'"):
         viz.attribution_patching_scatter(results()["estimate"])
+    deep = ds.isel(component=np.arange(16) % ds.sizes["component"])
+    many = viz.attribution_patching_scatter(deep.assign_coords(layer_index=("component", np.arange(16))))
+    assert (many.layout.coloraxis.cmin, many.layout.coloraxis.cmax) == (0, 15)
 
 
 def test_estimates_and_errors_have_maps() -> None:

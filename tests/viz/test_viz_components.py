@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -277,6 +279,27 @@ def test_colours_of_an_attention_grid_that_end_below_the_largest_weight_say_so(a
     assert "darkest" not in viz.attention_grid(attention, zmax=largest).layout.meta["subtitle"]
 
 
+def test_special_keys_do_not_set_the_colours_of_an_attention_grid(attention) -> None:
+    ordinary = attention["key_special"] == ""
+    fig = viz.attention_grid(attention.assign(pattern=attention["pattern"].where(ordinary, 1.0)))
+    assert 0 < fig.layout.coloraxis.cmax <= float(attention["pattern"].where(ordinary).max()) < 1
+
+
+def test_an_attention_grid_of_four_heads_fits_a_page(attention) -> None:
+    four = attention.isel(head=[0, 1, 0, 1]).assign_coords(head=range(4))
+    assert viz.attention_grid(four).layout.meta["min_width"] <= 700
+    assert viz.for_print(viz.attention_grid(four)).layout.meta["type_pt"] == 7
+
+
+def test_ticks_stand_at_whole_steps(attention) -> None:
+    axis = token_axis(attention, "key")
+    for end in (8, 11, 14, 40, 130):
+        steps = np.arange(end)
+        one = replace(axis, start=steps, stop=steps + 1, special=np.array([""] * end), timed=steps, aside=steps[:0])
+        for most in (2, 3, 5, 8):
+            assert all(tick == round(tick) for tick in ruler(one).ticks(most))
+
+
 def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(attribution) -> None:
     steps = np.array([30.0, *[1.0] * (attribution.sizes["step"] - 1)])
     ds = attribution.assign(
@@ -285,3 +308,8 @@ def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(attributio
     fig = viz.attribution_heatmap(ds)
     assert fig.layout.coloraxis.cmax == 1.0
     assert "the first step reaches 30, beyond the colours" in fig.layout.meta["subtitle"]
+    embed = ds.assign_coords(component=["embed", *ds["component"].values[1:]])
+    of_embed = xr.DataArray([100.0, *[1.0] * (ds.sizes["component"] - 1)], dims="component")
+    fig = viz.attribution_heatmap(embed.assign(attribution=embed["attribution"] * of_embed), top=99)
+    assert fig.layout.coloraxis.cmax == 1.0
+    assert "embed reaches 3000, the first step reaches 30, beyond the colours" in fig.layout.meta["subtitle"]

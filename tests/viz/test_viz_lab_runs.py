@@ -33,6 +33,18 @@ def test_curves_are_those_of_the_runs_and_the_oracle_is_a_line(toy: xr.Dataset) 
     assert not [trace for trace in plain.data if trace.name == "least-squares oracle"]
 
 
+def test_no_two_arms_look_alike(toy: xr.Dataset) -> None:
+    many = xr.concat(
+        [toy.isel(arm=[0]).assign_coords(arm=[f"arm {place}"]) for place in range(20)], "arm", data_vars="all"
+    )
+    errors = many.assign(test_mse=many["curve"].mean("epoch"), rho=("arm", [0.0] * 20))
+    curves = [trace for trace in viz.run_curves(many).data if str(trace.name).startswith("arm")]
+    points = [trace for trace in viz.run_errors_over(errors).data if trace.marker.size == 8]
+    for drawn, colours in ((curves, [each.line.color for each in curves]), (points, [p.marker.color for p in points])):
+        looks = [(colour, str(each.marker.symbol)) for colour, each in zip(colours, drawn, strict=True)]
+        assert len(looks) == len(set(looks)) == 20
+
+
 @pytest.mark.parametrize("name", lab.record_names())
 def test_every_record_is_drawn_tabulated_read_and_fits_a_column(name: str) -> None:
     record = lab.record(name)

@@ -72,6 +72,12 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
+def test_a_floor_far_below_the_effects_is_a_share_of_them(ablation: xr.Dataset) -> None:
+    ds = judged(ablation, "spearman_distance", ["component"], np.ones(ablation.sizes["component"], dtype=bool))
+    low = ds.assign(spearman_distance_floor=("series", np.full(ds.sizes["series"], 2.4e-5)))
+    assert "noise floor below 0.1 % of the largest effect" in subtitle(viz.ablation_heatmap(low))
+
+
 def test_cells_without_numbers_have_a_dot() -> None:
     rows = planted.components(2, 2, ("self_attn", "cross_attn"), whole=False)
     count = len(rows)

@@ -164,7 +164,7 @@ def test_snapshots_stand_side_by_side() -> None:
 
 def test_histograms_and_slices_hold_their_numbers() -> None:
     fig = viz.nuclear_norms(result("several norms"))
-    assert all(sum(trace.y) == pytest.approx(1) for trace in fig.data)
+    assert all(sum(trace.y) == pytest.approx(100) for trace in fig.data)
     assert [trace.name.split(":")[0] for trace in fig.data] == ["a", "b"]
     line = viz.loss_landscape(result("line"))
     np.testing.assert_array_equal(line.data[0].y, result("line")["loss"])

@@ -25,6 +25,7 @@ from tsfm_lens.viz.theme import true_minus, untitled
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _NAMED = 6  # series that a heading names
+_PARAGRAPH = 320  # letters of a reading that is one paragraph
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class _Figure:
     min_width: int
     reading: list[str]
     table: Download
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The reading in one paragraph, or where it is long in one for each of its sentences."""
+        whole = " ".join(self.reading)
+        return [whole] if len(whole) <= _PARAGRAPH else self.reading
 
     @property
     def size(self) -> int:

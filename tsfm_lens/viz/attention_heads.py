@@ -35,8 +35,8 @@ def attention_grid(
             special of keys and queries, and ``entropy`` (layer, head) where known.
         layers: labels to draw, all unless given.
         heads: numbers to draw, all unless given.
-        zmax: weight at which the colours end. Unless given, the 99.5 % quantile of the largest weight of
-            every query, so that heads that spread their attention stay visible.
+        zmax: weight at which the colours end. Unless given, the 99.5 % quantile of the largest weight that
+            each query gives to an ordinary key, so that neither special tokens nor sharp heads hide the others.
 
     Returns:
         A panel per layer (rows) and head (columns), all on the same axes and colours. Special keys stand
@@ -67,8 +67,8 @@ def norm_weighted_map(
             special of keys and queries.
         layers: labels to draw, all unless given.
         heads: numbers to draw, all unless given.
-        zmax: length at which the colours end. Unless given, the 99.5 % quantile of the longest contribution to
-            every query.
+        zmax: length at which the colours end. Unless given, the 99.5 % quantile of the longest contribution of
+            an ordinary key to each query.
 
     Returns:
         Panels as in :func:`attention_grid`; next to that one, keys that get attention but write little are pale.
@@ -96,9 +96,10 @@ def _heads(
     """The grid of heads of a variable (layer, head, query, key); ``word``: what its values are."""
     cut = ds.isel(layer=positions(ds, "layer", layers), head=positions(ds, "head", heads))
     values = array(cut, variable, "layer", "head", "query", "key")
-    limit = zmax or float(np.nanquantile(np.nanmax(values, axis=-1), 0.995)) or 1.0
     rows, columns = values.shape[:2]
     x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
+    ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
+    limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_CELLS // (rows * columns), 400))
     made = sheet(
         [int(np.clip(560 / max(rows, columns), 52, 150))] * rows,
@@ -138,14 +139,13 @@ def _heads(
 def _label(made: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list[str]) -> None:
     """Head numbers above the columns, layers beside the rows, ticks only at the outer edge."""
     fig, rows, columns = made.fig, len(layers), len(heads)
-    quiet: Look = {"showticklabels": False, "ticks": "", "nticks": 3, "mirror": True, "linewidth": 0.5}
-    made.x(range=[x.edges[0], x.edges[-1]], **quiet)
-    made.y(range=[y.edges[-1], y.edges[0]], **quiet)
+    quiet: Look = {"showticklabels": False, "ticks": "", "mirror": True, "linewidth": 0.5}
+    made.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), **quiet)
+    made.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3), **quiet)
     crowded = columns > _NUMBERED  # all panels share one axis: then one of them carries the numbers
     outer: Look = {"ticks": "outside", "tickfont_size": 10}
     for c, head in enumerate(heads, start=1):
-        ticks: Look = {"tickangle": 0, "nticks": 2}
-        made.panel(rows, c).x(showticklabels=c == 1 or not crowded, **ticks, **outer)
+        made.panel(rows, c).x(showticklabels=c == 1 or not crowded, tickangle=0, **outer)
         axis = fig.get_subplot(1, c).xaxis.plotly_name.replace("axis", "")
         above: Look = {
             "xref": f"{axis} domain",

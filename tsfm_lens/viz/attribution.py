@@ -16,7 +16,7 @@ from tsfm_lens.viz.timeline import timeline
 __all__ = ["attribution_bars", "attribution_heatmap"]
 
 _OTHERS = "#9A9A9A"
-_FIRST = 1.25  # so many times larger than every later step, the first one leaves the colours
+_BEYOND = {"embed": 2.0, "the first step": 1.25}  # so many times larger than all else, these leave the colours
 
 
 @draws("attribution", needs=("attribution",))
@@ -113,8 +113,8 @@ def attribution_heatmap(
         top: at most so many components, those with the largest mean size; they keep the model's order.
 
     Returns:
-        One heat map; the colours are symmetric about 0. They end at the largest contribution but the
-        embedding's, where that is more than twice as large, or at the largest after the first step.
+        One heat map; the colours are symmetric about 0. They end at the largest contribution, or where the embedding
+        or the first step dwarfs all else at the largest of the rest, which the subtitle then says.
 
     Example:
         >>> fig = viz.attribution_heatmap(results["attribution"])
@@ -126,15 +126,7 @@ def attribution_heatmap(
     size = np.abs(np.nan_to_num(shares.values)).mean(axis=1)
     keep = np.sort(np.argsort(-size)[:top])
     z = shares.values[keep]
-    peaks = np.nanmax(np.abs(z), axis=1)
-    rest = [p for p, i in zip(peaks, keep, strict=True) if shares.components[i] != "embed"]
-    largest, others = float(peaks.max()), float(max(rest, default=0.0))
-    clipped = largest > 2 * others > 0
-    limit = others if clipped else largest
-    # what is read at the first step has seen nothing of the forecast, and would set the colours of all
-    first, later = float(np.nanmax(np.abs(z[:, 0]))), float(np.nanmax(np.abs(z[:, 1:]))) if z.shape[1] > 1 else 0.0
-    first_clipped = not clipped and first > _FIRST * later > 0
-    limit = later if first_clipped else limit
+    limit, beyond = _colour_end(z, [shares.components[i] == "embed" for i in keep])
     made = blank(max(140, 17 * len(keep)), 480)
     panel = made.panel()
     panel.cells(
@@ -152,6 +144,19 @@ def attribution_heatmap(
         f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}",
         shares.note,
         f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else "",
-        f"embed reaches {number(largest)}, beyond the colours" if clipped else "",
-        f"the first step reaches {number(first)}, beyond the colours" if first_clipped else "",
+        beyond,
     )
+
+
+def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
+    """Where the colours of a (component, step) map end, and what reaches beyond them."""
+    size, inside, beyond = np.abs(np.nan_to_num(z)), np.ones(z.shape, dtype=bool), []
+    # what is read at the first step has seen nothing of the forecast
+    first = (np.arange(z.shape[1]) == 0) & (z.shape[1] > 1)
+    rows, columns = np.broadcast_to(np.array(embeds)[:, None], z.shape), np.broadcast_to(first, z.shape)
+    core = float(size[~rows & ~columns].max(initial=0.0))
+    for (words, times), part, other in zip(_BEYOND.items(), (rows, columns), (columns, rows), strict=True):
+        if float(size[part & ~other].max(initial=0.0)) > times * core > 0:
+            beyond.append(f"{words} reaches {number(float(size[part & inside].max()))}")
+            inside &= ~part
+    return float(size[inside].max(initial=0.0)), ", ".join([*beyond, "beyond the colours"]) if beyond else ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -16,7 +14,9 @@ from tsfm_lens.viz.select import array, draws, model_of, names, series_rows, sho
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import GREY, PALE, SEQUENTIAL, number, plain
 
-_STEPS = 12  # layers that a colour bar shows as steps
+_NAMED = 12  # layers that a legend lists; of more, a colour bar has them
+# the first layer is dark enough to be seen
+_SHADES = ((0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
 
 __all__ = ["attribution_patching_scatter"]
 
@@ -30,8 +30,8 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         series: id, or place counted from 0; all unless given.
 
     Returns:
-        Dots coloured by layer, and the line on which the estimate is exact. The subtitle has mean absolute error and
-        rank correlation over all cells, as the result has them.
+        Dots coloured by layer, and the line on which the estimate is exact. Few layers are in the legend, many have a
+        colour bar. The subtitle has mean absolute error and rank correlation over all cells, as the result has them.
 
     Example:
         >>> fig = viz.attribution_patching_scatter(results["attribution_patching"])
@@ -55,18 +55,20 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     x, y = exact.ravel(), estimate.ravel()
     ends = [float(np.nanmin([x, y])), float(np.nanmax([x, y]))]
     panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
-    panel.dots(
-        x,
-        y,
-        "a place and position",
-        "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}",
-        colour=np.repeat(places.layer, estimate[0].size),
-        edge="#FFFFFF",
-        marker={"coloraxis": "coloraxis"},
-        text=words,
-        legend=False,
-    )
-    sheet.colours(layer_colours(places.layer))
+    layer, said = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
+    known = np.unique(places.layer)
+    if len(known) <= _NAMED:
+        shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(known)).tolist())
+        for one, shade in zip(known, shades, strict=True):
+            mine = np.flatnonzero(layer == one)
+            look: Look = {"colour": shade, "edge": "#FFFFFF", "text": [words[i] for i in mine]}
+            panel.dots(x[mine], y[mine], f"layer {one}", said, **look)
+    else:
+        look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}, "text": words}
+        panel.dots(x, y, "a place and position", said, legend=False, **look)
+        bar = {"title": {"text": "layer", "side": "right"}}
+        ends_of = {"cmin": int(known[0]), "cmax": int(known[-1])}
+        sheet.colours({"colorscale": _SHADES, **ends_of, "colorbar": bar})
     axis: Look = {"zeroline": True, "zerolinecolor": PALE}
     panel.x("share recovered by patching", range=fitted_range(x, np.empty(0))[0], **axis)
     panel.y("estimated share", range=fitted_range(y, np.empty(0))[0], **axis)
@@ -82,17 +84,3 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         f"{places.what()}, {shown([ids[row] for row in rows])}",
         f"1 is the {source} forecast, 0 the {base}",
     )
-
-
-def layer_colours(layer: np.ndarray) -> dict[str, Any]:
-    """A colour axis over layer numbers, the first one dark enough to be seen; in steps while layers are few."""
-    low, high = int(layer.min()), int(layer.max())
-    stops = [(0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4)]
-    count = high - low + 1
-    ticks = list(range(low, high + 1, -(-count // 8)))
-    scale: list[Any] = list(stops)
-    if count <= _STEPS:
-        drawn = sample_colorscale([list(stop) for stop in stops], [i / max(count - 1, 1) for i in range(count)])
-        scale = [[edge / count, colour] for i, colour in enumerate(drawn) for edge in (i, i + 1)]
-    bar = {"title": {"text": "layer", "side": "right"}, "tickvals": ticks}
-    return {"colorscale": scale, "cmin": low - 0.5, "cmax": high + 0.5, "colorbar": bar}

@@ -138,7 +138,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     labels = [plain(names(ds, "component")[i]) for i in order]
     judged = finding(ds, "self_repair", "component") if series is None else None
     mine = None if judged is None else judged.at(order)
-    made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.03, min_width=620, below=68, shared_yaxes=True)
+    made = sheet([max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.08, min_width=620, below=68, shared_yaxes=True)
     left, right = made
     hover = f"%{{y}}<br>direct effect %{{x:.3g}} {plain(sizes.unit)}"
     direct = finding(ds, "direct_share", "component", unit="of the range") if series is None else None
@@ -156,7 +156,9 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
             size=4,
             text=[plain(ids[i]) for _ in order for i in chosen],
         )
-    bounds, cut = fitted_range(np.append(repair[order], [0.0, 1.0]), each[order].ravel(), reach=0.5)
+    # what may be noise does not set the axis
+    sure = repair[order] if mine is None else repair[order][mine.stands]
+    bounds, cut = fitted_range(np.append(sure, [0.0, 1.0]), np.append(each[order], repair[order]), reach=0.5)
     right.upright(0.0)
     right.upright(1.0, dash="dash")
     made.y(autorange="reversed", ticks="", showline=False, dtick=1)

@@ -76,7 +76,7 @@ TITLES = (
     "its singular values",
     "its write to the forecast",
     "what it looks at while it forecasts",
-    "the forecast, with and without\nthe crossed-out heads",
+    "the forecast, and without\nheads that are crossed out",
 )
 
 
@@ -121,7 +121,8 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
         "OV": {**spectrum, "line": {"color": GREY, "dash": "4px,2px"}},
         "write": {
             "x": future,
-            "marker": {"color": GREEN},
+            # one colour of bars needs no hatch in print
+            "marker": {"color": GREEN, "pattern": {"shape": ""}},
             "showlegend": False,
             "hovertemplate": _hover("the head's write", view.time, unit),
         },

@@ -11,12 +11,13 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import Finding
 from tsfm_lens.viz.select import array, draws, names
-from tsfm_lens.viz.sheet import Panel, blank
+from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 
 __all__ = ["run_curves", "run_errors", "run_errors_over"]
 
 _ROW = 24  # pixels of an arm
+_SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms beyond the colours; marks on a line
 _FEWEST = 3  # seeds that an interval takes
 
 
@@ -28,8 +29,9 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
         ds: of kind "lab_runs".
 
     Returns:
-        Thin lines are seeds, thick ones their geometric mean as far as all seeds go. The dotted line is the expected
-        error of the least-squares oracle where ``attrs["oracle"]`` has it.
+        Thin lines are seeds, thick ones their geometric mean as far as all seeds go, with marks on them where arms
+        share a colour. The dotted line is the expected error of the least-squares oracle where ``attrs["oracle"]`` has
+        it.
 
     Example:
         >>> fig = viz.run_curves(lab.record("toy"))
@@ -47,7 +49,11 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
             hover = f"{arm}, seed {number}<br>epoch %{{x}}: %{{y:.4g}}"
             panel.line(epochs, line, "", hover, colour=mixed(colour, 0.4), width=0.8)
         mean = np.exp(np.log(known).mean(axis=0))
-        panel.line(epochs, mean, arm, f"{arm}, mean<br>epoch %{{x}}: %{{y:.4g}}", colour=colour, width=2.2)
+        look: Look = {"colour": colour, "width": 2.2}
+        if symbol := _symbol(place):
+            marker = {"symbol": symbol, "size": 7, "color": colour, "maxdisplayed": _MARKS}
+            look |= {"mode": "lines+markers", "marker": marker}
+        panel.line(epochs, mean, arm, f"{arm}, mean<br>epoch %{{x}}: %{{y:.4g}}", **look)
     if np.isfinite(oracle):
         ends = epochs[[0, -1]]
         hover = "least-squares oracle, expected<br>%{y:.4g}"
@@ -113,7 +119,7 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
         known = [errors[row][np.isfinite(errors[row])] for row in rows]
         panel.line(at[rows], [one.mean() for one in known], title, "", colour=mixed(colour, 0.6), width=1.2)
         for row, one in zip(rows, known, strict=True):
-            _dots(panel, float(at[row]), one, title, colour)
+            _dots(panel, float(at[row]), one, title, colour, symbol=_symbol(place))
     word = "radius ρ of sharpness-aware minimisation" if over == "rho" else "horizon"
     panel.x(word)
     panel.y("test error (mean square)")
@@ -137,20 +143,26 @@ def _dots(
     *,
     across: bool = False,
     legend: bool = True,
+    symbol: str | None = None,
 ) -> None:
     """Every seed, and their mean with its interval."""
     count, mean = len(of_seeds), float(of_seeds.mean())
     first, second = (of_seeds, np.full(count, place)) if across else (np.full(count, place), of_seeds)
     number = "%{x:.4g}" if across else "%{y:.4g}"
     hover = f"{arm}<br>one seed: {number}"
-    panel.dots(first, second, "", hover, colour=mixed(colour, 0.45), size=4, group=arm)
+    panel.dots(first, second, "", hover, colour=mixed(colour, 0.45), size=4, symbol=symbol, group=arm)
     error = float(of_seeds.std(ddof=1)) / count**0.5 if count >= _FEWEST else 0.0
     reach = float(stdtrit(count - 1, 0.975)) * error if error else 0.0
     ends = np.array([mean - reach]), np.array([mean + reach])
     noise = Finding(np.array([mean]), *ends, np.array([True]), 0.0, 0.0)
     words = f"{arm}<br>mean of {count} seeds: {number}"
     x, y = ([mean], [place]) if across else ([place], [mean])
-    panel.dots(x, y, arm, words, colour=colour, size=8, noise=noise, across=across, legend=legend)
+    panel.dots(x, y, arm, words, colour=colour, size=8, symbol=symbol, noise=noise, across=across, legend=legend)
+
+
+def _symbol(place: int) -> str | None:
+    """What tells an arm from the one before it that has the same colour; nothing for the first of a colour."""
+    return (None, *_SYMBOLS)[place // len(CATEGORICAL) % (1 + len(_SYMBOLS))]
 
 
 def _seeds(errors: np.ndarray) -> str:

@@ -10,7 +10,9 @@ import xarray as xr
 from scipy.special import stdtrit
 
 from tsfm_lens.viz.select import array
-from tsfm_lens.viz.theme import number
+from tsfm_lens.viz.theme import number, percent
+
+_SMALL = 1e-3  # of the largest effect: a floor so far below it is no number that says anything
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Finding:
     @property
     def floor_words(self) -> str:
         """The noise floor as a subtitle says it."""
+        largest = float(np.abs(self.estimate[np.isfinite(self.estimate)]).max(initial=0.0))
+        if self.floor < _SMALL * largest:
+            return f"below {percent(_SMALL)} of the largest effect"
         several = "up to " * (self.lowest < 0.99 * self.floor)
         return f"{several}{number(self.floor)} {self.unit}".strip()
 

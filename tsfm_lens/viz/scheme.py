@@ -62,7 +62,8 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
         f"What is written into the residual stream of {model_of(ds)}",
         f"direct attribution ({ds.attrs.get('decomposition', '')}), absolute, mean over "
         f"{ds.attrs.get('horizon', '')} steps, {over_series(ds, picked, 'mean')}",
-        "arrows as thick as the share; dotted: what is read; points: single heads",
+        "grey arrow: the stream; other arrows: writes, as thick as their share",
+        "dotted: what is read; circles: single heads",
     )
 
 
@@ -106,5 +107,5 @@ def _draw_shares(panel: Panel, writers: list[str], kinds: list[str], share: np.n
     # numbers stand right of bar and points
     ends = 100 * np.maximum(share, np.where(known, heads, 0.0).max(axis=1))
     look = {"mode": "text", "textposition": "middle right", "textfont": {"size": 10}}
-    panel.dots(ends + 0.012 * ends.max(), rows, text=[percent(float(value)) for value in share], **look)
+    panel.dots(ends + 0.03 * ends.max(), rows, text=[percent(float(value)) for value in share], **look)
     panel.x("share of all writes (%)", range=[0, (float(ends.max()) or 1.0) * 1.35])

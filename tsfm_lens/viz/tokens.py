@@ -117,7 +117,9 @@ class Ruler:
         low, high = self.edges[0], self.end
         least = max((high - low) / most, 1.0)
         size = 10.0 ** np.floor(np.log10(least))
-        width = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= least)
+        # there is no half a step
+        factors = (1, 2, 5, 10) if size < 10 else (1, 2, 2.5, 5, 10)
+        width = next(size * factor for factor in factors if size * factor >= least)
         return np.arange(np.ceil(low / width), np.floor(high / width) + 1) * width
 
 

@@ -154,17 +154,17 @@ def nuclear_norms(ds: xr.Dataset) -> go.Figure:
     made = sheet([260], min_width=360)
     panel = next(iter(made))
     for place, (word, group) in enumerate(zip(words, groups, strict=True)):
-        share = np.histogram(group, edges)[0] / max(len(group), 1)
+        share = 100 * np.histogram(group, edges)[0] / max(len(group), 1)
         colour = CATEGORICAL[place % len(CATEGORICAL)]
         outline = {"color": colour, "width": 1.8, "shape": "hv"}
-        hover = f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.1%}} of {len(group)} patterns"
+        hover = f"{plain(word)}<br>from %{{x:.3g}}: %{{y:.3g}} % of {len(group)} patterns"
         panel.line(edges, [*share, 0.0], f"{word}: median {np.median(group):.3g}", hover, line=outline, colour=colour)
     keys = {int(value) for value in ds["n_keys"].values}
     for level, told in ((1.0, "one row for all"), *(((float(max(keys)), "identity"),) if len(keys) == 1 else ())):
         panel.upright(level, dash="dot")
         panel.note(told, level, 1, yref="domain", yanchor="bottom", size=10, colour=GREY)
     panel.x("nuclear norm of attention")
-    panel.y("share of patterns", rangemode="tozero", tickformat=".0%")
+    panel.y("share of patterns (%)", rangemode="tozero")
     inputs = ds.sizes["input"]
     return made.dress(
         f"Nuclear norms of the attention of {model_of(ds)}", f"every head on {inputs} input{'s' * (inputs != 1)}"
