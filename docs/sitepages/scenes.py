@@ -98,6 +98,7 @@ for step in range(60):
 _TABLES = {
     "sweep_effects": "effects",
     "sweep_curves": "curves",
+    "sweep_heads": "heads",
     "sweep_heads_at": "heads_at",
     "sweep_datasets": "datasets",
     "sweep_recipes": "recipes",

@@ -122,6 +122,27 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
     return table(rows, "sweep_effects")
 
 
+def single_heads(models: Sequence[Planted], kinds: Sequence[str] = ("attn",)) -> pd.DataFrame:
+    """Every head by itself: head 0 of a model's first and last layer costs what the layer does, the others nothing."""
+    rows = []
+    for m in models:
+        mine: list[dict] = []
+        for layer in range(m.layers):
+            for kind in kinds:
+                for head in range(m.heads):
+                    found = m.change(m.ablated(m.depth(layer) * (head == 0 and layer in (0, m.layers - 1)), 0.02))
+                    away = 0.1 + head / 100
+                    mine.append(
+                        {"model": m.model, "label": f"head {head} of layer {layer} ({kind})", "layer": layer}
+                        | {"attention": kind, "head": head, "distance_leads": "", "spearman_distance": away}
+                        | {"spearman_distance_lower": 0.9 * away, "spearman_distance_upper": 1.1 * away}
+                        | {"baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"]), **found}
+                        | {"replicates": RESAMPLES}
+                    )
+        rows += in_families(mine, "model")
+    return table(rows, "sweep_heads")
+
+
 def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> pd.DataFrame:
     """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to the log error, where given."""
     rows = []
@@ -265,6 +286,7 @@ def sweep(
     heavy, choice = recipes(made)
     return {
         "layers": effects(made),
+        "heads": single_heads(made),
         "curves": steps,
         "heads_at": heads_at(steps),
         "datasets": maps(made, counts, harm),

@@ -63,7 +63,7 @@ def test_page_figures_and_tables_are_there(built: Path, swept: dict[str, pd.Data
     figures = {path.stem for path in (folder / "figures").iterdir()}
     assert figures == {
         *(f"layer_distances-{part}" for part in ("both", "heads", "mlp")),
-        *("component_errors", "range_curves", "head_curves", "head_curves-alpha", "head_curves-beta"),
+        *("component_errors", "range_curves", "head_changes", "head_curves", "head_curves-alpha", "head_curves-beta"),
         *("heads_at_layers", "dataset_heatmap-alpha", "dataset_heatmap-beta"),
         *("recipe_table", "recipe_changes", "selection_comparison"),
     }
@@ -188,6 +188,14 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.Dat
     assert pd.read_csv(io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())).empty
 
 
+def test_what_has_no_figure_is_not_called_unfinished(swept: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    counts = swept["layers"].assign(family="heads_per_layer")
+    page = build_sweep_report(swept | {"layers": counts}, tmp_path, title="T", provenance={})
+    words = Text(page.read_text()).words
+    assert "Nothing of layers" not in words
+    assert "There is no figure of 'heads_per_layer'; the numbers are in tables/layers.csv." in words
+
+
 def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame:
     """A copy with other values in some rows."""
     made = table.copy()
@@ -241,6 +249,24 @@ def test_a_layer_is_named_only_if_it_stands_out(swept: dict[str, pd.DataFrame]) 
     layers = sorted(set(curves.loc[open_, "layer"]))
     said = read.read_curves(changed(curves, open_, order_stands=True))[1]
     assert said.endswith(f"in layer{'s' if len(layers) > 1 else ''} {read.runs(layers)}.")
+
+
+def test_the_reading_of_single_heads_names_those_that_stand_and_no_other(swept: dict[str, pd.DataFrame]) -> None:
+    table = swept["heads"][swept["heads"]["model"] == "alpha"]
+    none = read.read_heads(table.assign(stands=False))
+    assert len(none) == 2
+    assert "none stands after Holm's correction (family of " in none[0]
+    assert not any(label in sentence for sentence in none for label in table["label"])
+    assert none[1] == "These data do not tell which head of alpha matters; more datasets or series may."
+    first = table.index == table.index[1]
+    one = changed(table.assign(stands=False), first, stands=True, change=0.5, lower=0.25, upper=0.75, leads="highest")
+    said = read.read_heads(one)
+    label = table["label"].iloc[1]
+    assert (
+        f"1 stands after Holm's correction (family of {len(table)} tests): {label} (+50.0 % [+25.0, +75.0 %])."
+        in said[0]
+    )
+    assert said[1:] == [f"The loss of {label} costs more than that of every other head."]
 
 
 def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, pd.DataFrame]) -> None:

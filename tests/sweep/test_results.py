@@ -29,6 +29,7 @@ CONTENT: dict[str, Any] = {
     ],
     "variants": {
         "layers": {"sizes": [1, 2], "parts": ["both", "mlp"]},
+        "heads": {},
         "heads_at": {"tolerance": 0.05, "orders": ["stable_rank"]},
         "random_seeds": 2,
     },
@@ -191,6 +192,22 @@ def without(folder: Path, path: Path, gone: pd.Series) -> Path:
     keys = sorted(set(read_saved(full).cells["key"]) - set(gone))
     store.write(full.read(keys).to_pandas(), keys)
     return path
+
+
+def test_every_head_is_one_row_of_its_own_table_and_one_family_of_tests(
+    gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
+) -> None:
+    table = gathered.results["heads"]
+    lens_heads = [(layer, head) for layer in range(3) for head in range(4)]
+    assert list(zip(table["layer"], table["head"], strict=True)) == lens_heads
+    assert set(table["attention"]) == {"cross_attn"}
+    assert set(table["tests"]) == {12}
+    variant = plan[plan["family"] == "heads"].set_index("label")["variant"]
+    for _, row in table.iterrows():
+        own = mase[variant[row["label"]]]
+        assert row["change"] == pytest.approx(geometric(own / mase["plain"]) - 1)
+        assert row["stands"] == (row["p_holm"] < 0.05)
+    assert "heads" not in set(gathered.results["effects"]["family"])
 
 
 def test_an_unfinished_sweep_shows_the_variants_that_are_whole(

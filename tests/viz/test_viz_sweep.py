@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import pytest
 
 import planted
+from planted.sweep import Planted, single_heads
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
@@ -19,6 +20,7 @@ EVIL = '<script>x</script>&%{y}"$'
 RECIPES = ("light", "heavy")
 DRAW = {
     "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
+    "heads": (viz.head_changes,),
     "curves": (viz.head_curves, lambda ds: viz.head_curves(ds, by="model")),
     "heads_at": (viz.heads_at_layers,),
     "datasets": (viz.dataset_heatmap,),
@@ -118,6 +120,31 @@ def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, pd.DataFrame]) -> 
     np.testing.assert_allclose([low.y, high.y], [lower, upper])
     assert [not s.endswith("-open") for s in line.marker.symbol] == mine["stands"].tolist()
     assert [shape.y0 for shape in fig.layout.shapes] == [baseline_of(ds, "alpha"), base]
+
+
+def test_single_heads_stand_at_their_layers_and_those_whose_change_stands_have_their_number(
+    sweep: dict[str, pd.DataFrame],
+) -> None:
+    table = sweep["heads"]
+    fig = viz.head_changes(table)
+    for model, axis in (("alpha", "x"), ("beta", "x2")):
+        mine = table[table["model"] == model].sort_values(["layer", "head"])
+        (dots,) = traces(fig, axis)
+        np.testing.assert_array_equal(np.round(dots.x), mine["layer"])
+        # the heads of a layer side by side, in their order
+        assert (np.diff(dots.x) > 0).all()
+        np.testing.assert_array_equal(dots.y, 100 * mine["change"])
+        assert_close(ends(dots.error_y, np.array(dots.y)), 100 * mine[["lower", "upper"]].to_numpy().T, depth=1000)
+        assert [not symbol.endswith("-open") for symbol in dots.marker.symbol] == mine["stands"].tolist()
+        said = [str(head) if stands else "" for head, stands in zip(mine["head"], mine["stands"], strict=True)]
+        assert list(dots.text) == said
+        # both heads that were planted
+        ends_of_model = mine["layer"].isin([0, mine["layer"].max()]) & (mine["head"] == 0)
+        assert mine.loc[ends_of_model, "stands"].all()
+    both = viz.head_changes(single_heads([Planted("alpha", ["a", "b"], 1, 2, 3)], ("self_attn", "cross_attn")))
+    assert [trace.name for trace in both.data] == ["self-attention heads", "cross-attention heads"]
+    places = np.concatenate([trace.x for trace in both.data])
+    assert len(set(places)) == len(places)
 
 
 def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: dict[str, pd.DataFrame]) -> None:

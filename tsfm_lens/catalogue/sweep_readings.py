@@ -100,6 +100,31 @@ def _family(rows: pd.DataFrame) -> str:
     return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
 
 
+def read_heads(table: pd.DataFrame) -> list[str]:
+    """Which single heads' changes stand, and whether one of them costs more than every other; else that none does."""
+    rows = table_of(table, "sweep_heads", "change", "lower", "upper", "stands", "leads", "tests")
+    rows = rows[np.isfinite(rows["change"])]
+    out = []
+    for model in models_in(rows):
+        mine = rows[rows["model"] == model]
+        standing = mine[mine["stands"]]
+        verb = "stands" if len(standing) == 1 else "stand"
+        said = (
+            f"{model}: without one head, MASE changes by {change_text(mine['change'].min())} to "
+            f"{change_text(mine['change'].max())}; of {counted(len(mine), 'change')} "
+            f"{len(standing) or 'none'} {verb if len(standing) else 'stands'} after Holm's correction{_family(mine)}"
+        )
+        by_size = standing.loc[standing["change"].abs().sort_values(ascending=False, kind="stable").index]
+        which = [f"{row['label']} ({change_words(row)})" for row in told(by_size.head(_NAMED))]
+        more = f", and {len(standing) - _NAMED} more in the table" if len(standing) > _NAMED else ""
+        out.append(f"{said}: {listed(which)}{more}." if which else f"{said}.")
+        if not which:
+            out.append(f"These data do not tell which head of {model} matters; more datasets or series may.")
+        for row in told(mine[(mine["leads"] == "highest") & mine["stands"]]):
+            out.append(f"The loss of {row['label']} costs more than that of every other head.")
+    return out
+
+
 def read_components(table: pd.DataFrame) -> list[str]:
     """What the most ablatable layer of every model costs, part by part."""
     rows = effects_of(table, "change", "stands", "leads", "baseline_mase")

@@ -15,6 +15,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz import (
     component_errors,
     dataset_heatmap,
+    head_changes,
     head_curves,
     heads_at_layers,
     layer_distances,
@@ -47,6 +48,10 @@ def _effects(table: pd.DataFrame) -> Iterator[Plate]:
         yield from _plate(f"layer_distances-{part}", layers, draw, words)
     yield from _plate("component_errors", table[table["family"] == "layers"], component_errors, read.read_components)
     yield from _plate("range_curves", table[table["family"] == "ranges"], range_curves, read.read_ranges)
+
+
+def _heads(table: pd.DataFrame) -> Iterator[Plate]:
+    yield from _plate("head_changes", table, head_changes, read.read_heads)
 
 
 def _curves(table: pd.DataFrame) -> Iterator[Plate]:
@@ -103,6 +108,21 @@ MEASUREMENTS = (
         ),
         source="tsfm-lens, figures 2 to 4, 8 and 9",
         paper=("S3-F3", "S3-F4"),
+        subject=_subject,
+    ),
+    Measurement(
+        kind="sweep_heads",
+        theme="Sweeps",
+        about="error without each head by itself, across datasets",
+        heading="Heads one by one",
+        guide="Every head is ablated by itself, all else in place. The interval says how far its change would vary "
+        "over datasets and series like these. An open dot may be noise, also where it is far from 0: of many heads one "
+        "is the largest by chance alone, and the correction is for how many were looked at.",
+        compute=None,
+        plates=_heads,
+        figures=(Figure("head_changes", "Error without each head by itself, with intervals."),),
+        source="tsfm-lens, section 5",
+        paper=(),
         subject=_subject,
     ),
     Measurement(

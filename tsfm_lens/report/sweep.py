@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from tsfm_lens.catalogue import Plate
+from tsfm_lens.catalogue.words import listed
 from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.build import page_of, plates_of
@@ -81,10 +82,13 @@ def _missing(results: Mapping[str, pd.DataFrame], plates: Mapping[str, list[Plat
     """What has no result yet, by name."""
     notes = []
     for name, table in results.items():
-        if not plates[name]:
+        lost = int(table["change"].isna().sum())
+        if not plates[name] and lost == len(table):
             notes.append(f"Nothing of {name} can be drawn yet: none of its entries is finished.")
             continue
-        lost = int(table["change"].isna().sum())
+        if not plates[name]:
+            kinds = listed([f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))])
+            notes.append(f"There is no figure of {kinds}; the numbers are in tables/{name}.csv.")
         if lost:
             verb, what = ("is", "it") if lost == 1 else ("are", "them")
             notes.append(f"{lost} of {len(table)} numbers of {name} {verb} missing; what is drawn leaves {what} out.")

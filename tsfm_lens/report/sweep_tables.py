@@ -160,6 +160,13 @@ _SHEETS = {
         | {"p (Holm)": lambda row: _p(row["p_holm"])},
         "% change",
     ),
+    "sweep_heads": _Sheet(
+        "Heads ablated one by one; {intervals}; bold: the change of MASE stands after Holm's correction.",
+        _MODEL | {"head": lambda row: row["label"]},
+        {"Spearman distance": lambda row: _number(row["spearman_distance"]), **_MASE}
+        | {"p (Holm)": lambda row: _p(row["p_holm"])},
+        "% change",
+    ),
     "sweep_curves": _Sheet(
         "Heads of one layer ablated; {intervals}; bold: the change stands after Holm's correction.",
         _MODEL | {"order": lambda row: order_words(row["order"])},

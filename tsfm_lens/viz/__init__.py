@@ -56,7 +56,7 @@ from tsfm_lens.viz.structure import (
 )
 from tsfm_lens.viz.structured_runs import learning_rates, losses_by_cost
 from tsfm_lens.viz.sweep_datasets import dataset_heatmap
-from tsfm_lens.viz.sweep_heads import head_curves, heads_at_layers
+from tsfm_lens.viz.sweep_heads import head_changes, head_curves, heads_at_layers
 from tsfm_lens.viz.sweep_layers import component_errors, layer_distances, range_curves
 from tsfm_lens.viz.sweep_recipes import recipe_changes, recipe_table, selection_comparison
 from tsfm_lens.viz.theory import (
@@ -109,6 +109,7 @@ __all__ = [
     "for_print",
     "forecast_fan",
     "growth_bound_lines",
+    "head_changes",
     "head_closeness",
     "head_curves",
     "head_entropy_map",

@@ -21,6 +21,7 @@ DRAWN_BY = {
     "sweep_curves": "head_curves",
     "sweep_datasets": "dataset_heatmap",
     "sweep_effects": "layer_distances, component_errors or range_curves",
+    "sweep_heads": "head_changes",
     "sweep_heads_at": "heads_at_layers",
     "sweep_recipes": "recipe_changes or recipe_table",
     "sweep_selection": "selection_comparison",

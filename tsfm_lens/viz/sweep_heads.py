@@ -1,4 +1,4 @@
-"""How many heads of a layer can go: the error against the share ablated, and heads@1pp layer by layer."""
+"""What single heads cost, how many of a layer can go (the error against the share ablated), and heads@1pp."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from plotly.colors import sample_colorscale
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
+from tsfm_lens.viz.select import kind_word
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.sweep_entries import (
     MASE_WORDS,
+    STANDS,
     band,
     bar_title,
     baseline_of,
     change_text,
+    change_words,
     chosen_model,
     counted,
     finished,
@@ -27,18 +30,93 @@ from tsfm_lens.viz.sweep_entries import (
     level,
     models_in,
     order_words,
+    symbols,
     table_of,
     told,
     tolerance_of,
+    whiskers,
     whole_ticks,
 )
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
 
-__all__ = ["head_curves", "heads_at_layers"]
+__all__ = ["head_changes", "head_curves", "heads_at_layers"]
 
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
+_NAMED, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
 _REACH = 8  # tolerances above the baseline up to which a curve is followed
+
+
+def head_changes(table: pd.DataFrame) -> go.Figure:
+    """What every head by itself costs, with intervals, layer by layer.
+
+    Args:
+        table: of kind "sweep_heads".
+
+    Returns:
+        A panel a model, a dot a head above its layer, the first head leftmost, with the interval of its change;
+        filled, with its number, where the change stands after Holm's correction over all heads of the model. The axis
+        holds every dot, and follows intervals for half of its length more.
+
+    Raises:
+        InputError: ``table`` is of another kind, or has no finished entry.
+
+    Example:
+        >>> fig = viz.head_changes(tables["heads"])
+        >>> fig.layout.meta["title"]
+        'What each head costs, ablated by itself'
+    """
+    table_of(table, "sweep_heads", "label", "layer", "attention", "head", "change", "lower", "upper", "stands")
+    rows, remark = finished(table, "single heads", "change")
+    models = models_in(rows)
+    crowd = {model: int(rows.loc[rows["model"] == model, "layer"].value_counts().max()) for model in models}
+    wide = max(crowd[model] * (1 + int(rows.loc[rows["model"] == model, "layer"].max())) for model in models)
+    grid = panel_grid([(model,) for model in models], row_height=230, most=1 if wide > 48 else 2)
+    grid.min_width = max(grid.min_width, min(110 + 7 * wide, 900))
+    kinds = list(dict.fromkeys(rows["attention"]))
+    for model, panel in zip(models, grid, strict=True):
+        mine = rows[rows["model"] == model].sort_values(["layer", "attention", "head"], kind="stable")
+        place = mine.groupby("layer").cumcount() - (mine.groupby("layer")["head"].transform("size") - 1) / 2
+        mine = mine.assign(place=mine["layer"] + _SPREAD * place / crowd[model])
+        standing = mine[mine["stands"]]
+        named = set(standing.index[np.argsort(-standing["change"].abs().to_numpy(), kind="stable")[:_NAMED]])
+        for i, kind in enumerate(kinds):
+            _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], named)
+        level(panel, 0.0, "dash")
+    cut = fit(grid, 100 * rows["change"].to_numpy(float), 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
+    title_axes(grid, "layer", "change of MASE (%)")
+    whole_ticks(grid, float(rows["layer"].max()))
+    return grid.dress(
+        "What each head costs, ablated by itself",
+        f"relative change of the geometric mean of MASE over datasets, {intervals_of(table)}; heads of a layer side by "
+        "side, the first leftmost",
+        f"{STANDS}, with the head's number",
+        cut,
+        remark,
+    )
+
+
+def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, named: set[Any]) -> None:
+    """The heads of one kind of attention, those in ``named`` with their number."""
+    panel.dots(
+        rows["place"].to_numpy(float),
+        100 * rows["change"].to_numpy(float),
+        f"{' and '.join(kind_word(each) for each in kind.split('+'))} heads",
+        "%{customdata}",
+        customdata=[
+            f"{plain(row['label'])}<br>MASE {change_words(row)}<br>"
+            f"{'stands' if row['stands'] else 'does not stand'} after Holm's correction"
+            for row in told(rows)
+        ],
+        colour=colour,
+        size=7,
+        symbol=symbols(rows["stands"]),
+        error_y=whiskers(rows, colour=colour, scale=100),
+        mode="markers+text",
+        text=[str(row["head"]) if index in named else "" for index, row in zip(rows.index, told(rows), strict=True)],
+        textposition="middle right",
+        textfont={"size": 10, "color": INK},
+    )
 
 
 def is_random(order: str) -> bool:

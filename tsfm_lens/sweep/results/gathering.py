@@ -12,7 +12,7 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
 from tsfm_lens.sweep.results.measured import TABLE_METRICS, Results
-from tsfm_lens.sweep.results.tables import by_dataset, curves, effects, heads_at, recipes, selection
+from tsfm_lens.sweep.results.tables import by_dataset, curves, effects, heads_at, recipes, selection, single_heads
 from tsfm_lens.sweep.run.saved_plans import read_saved
 from tsfm_lens.sweep.statistics.pooling import PLAIN, SEASONAL_NAIVE, formula, per_series
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
@@ -30,8 +30,8 @@ class Gathered:
 
     Attributes:
         title: of the sweep.
-        results: tidy tables by name: "effects", "curves", "heads_at", "datasets", "recipes", "selection", those that
-            the sweep has.
+        results: tidy tables by name: "effects", "heads", "curves", "heads_at", "datasets", "recipes", "selection",
+            those that the sweep has.
         provenance: models, datasets, versions and settings.
         notes: what a reader must know: cells that are missing, results that are not part of this sweep.
     """
@@ -163,6 +163,7 @@ def _tables(results: Results, config: SweepConfig, about: Mapping[str, Any]) -> 
         kept = heads_at(results, about["heads_at"], tolerance, asked.metric, asked.search)
     made = {
         "effects": effects(results),
+        "heads": single_heads(results),
         "curves": curves(results, kept, tolerance),
         "heads_at": kept,
         "datasets": None if kept is None else by_dataset(results, kept, tolerance),

@@ -17,33 +17,53 @@ from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience
 from tsfm_lens.sweep.statistics.changes import holm
 from tsfm_lens.sweep.statistics.pooling import PLAIN
 
-EFFECTS = ("layers", "groups", "ranges", "heads", "heads_per_layer", "components")
+EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")
 _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
 _WORDS = (
-    *("model", "family", "recipe", "selection", "label", "part", "order", "dataset", "metric"),
+    *("model", "family", "recipe", "selection", "label", "part", "order", "dataset", "metric", "attention"),
     *("leads", "distance_leads", "judged_by"),
 )
 _FLAGS = ("stands", "diff_stands", "better", "order_stands")
 _WHOLE = (
-    *("seed", "first", "last", "layer", "ablated", "of", "heads_ablated", "heads_total", "n_mlps", "n_layers"),
+    *("seed", "first", "last", "layer", "head", "ablated", "of", "heads_ablated", "heads_total", "n_mlps", "n_layers"),
     *("tests", "replicates", "within", "largest_within", "kept", "n_resilient", "n_improved", "n_datasets"),
 )
 
 
 def effects(results: Results) -> pd.DataFrame | None:
-    """What single layers, groups, ranges, heads and sets of components are worth; kind "sweep_effects"."""
+    """What single layers, groups, ranges and sets of components are worth; kind "sweep_effects"."""
     parts = []
     for model, entries in results.by_model(*EFFECTS):
         # one family of tests: the entries of one kind and part
         entries = entries.assign(part=entries["part"].fillna("both"), n_layers=results.layers[model])
-        for _, tested in entries.groupby(["family", "part"], sort=False):
-            away = results.changes(tested, "spearman_distance")
-            distance = {f"spearman_distance{end}": tested["variant"].map(away[name]) for name, end in _DISTANCE.items()}
-            distance["distance_leads"] = tested["variant"].map(away["leads"])
-            parts.append(results.with_mase(results.measured(tested)).assign(**distance))
-    names = ["model", "family", "label", "part", "first", "last", "n_layers", "distance_leads"]
-    names += [f"spearman_distance{end}" for end in _DISTANCE.values()]
-    return _table(results, "effects", "Ablated parts of the models", parts, [*names, "baseline_mase", "mase", *CHANGE])
+        parts += [_with_distance(results, tested) for _, tested in entries.groupby(["family", "part"], sort=False)]
+    names = ["model", "family", "label", "part", "first", "last", "n_layers", *_MOVED]
+    return _table(results, "effects", "Ablated parts of the models", parts, names)
+
+
+def single_heads(results: Results) -> pd.DataFrame | None:
+    """What every head by itself is worth, all heads of a model one family of tests; kind "sweep_heads"."""
+    parts = [
+        _with_distance(results, entries.rename(columns={"kind": "attention"}))
+        for _, entries in results.by_model("heads")
+    ]
+    names = ["model", "label", "layer", "attention", "head", *_MOVED]
+    return _table(results, "heads", "Heads ablated one by one", parts, names)
+
+
+def _with_distance(results: Results, tested: pd.DataFrame) -> pd.DataFrame:
+    """One family of tests with MASE, its change, and how far the forecast moves."""
+    away = results.changes(tested, "spearman_distance")
+    distance = {f"spearman_distance{end}": tested["variant"].map(away[name]) for name, end in _DISTANCE.items()}
+    distance["distance_leads"] = tested["variant"].map(away["leads"])
+    return results.with_mase(results.measured(tested)).assign(**distance)
+
+
+_MOVED = (
+    "distance_leads",
+    *(f"spearman_distance{end}" for end in _DISTANCE.values()),
+    *("baseline_mase", "mase", *CHANGE),
+)
 
 
 def curves(results: Results, kept: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
