@@ -159,6 +159,14 @@ def test_one_row_leaves_its_axis_out() -> None:
         lens.run_with_cache(encoded, pos_slice=0, reduce=lambda value: value)
 
 
+def test_hook_points_are_found_by_counting_layers() -> None:
+    lens = recorded("chronos")[0]
+    assert lens.decoder_blocks[-1].cross_attn.hook_z is lens.hook_dict["decoder_blocks.1.cross_attn.hook_z"]
+    assert {str(head) for head in lens.components("**.*attn.*")} == {
+        str(each) for each in lens.components() if each.level == "head"
+    }
+
+
 def test_what_has_no_counterpart_says_what_to_use() -> None:
     lens, encoded, acts = recorded("chronos")
     with pytest.raises(UnknownNameError, match="apply_ln_to_stack"):
@@ -171,8 +179,25 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
         acts.logit_attrs  # noqa: B018
     with pytest.raises(AttributeError, match=r"lens.weights.heads\(layer\).W_Q"):
         lens.W_Q  # noqa: B018
-    with pytest.raises(InputError, match="a loss is a function of the output"):
-        lens.run_with_cache(encoded, return_type="loss")
+    with pytest.raises(AttributeError, match="this model has decoder_blocks and encoder_blocks"):
+        lens.blocks  # noqa: B018
+    with pytest.raises(AttributeError, match=r"this model has decoder.ln_final and encoder.ln_final"):
+        lens.ln_final  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no 'W_Q' here, only hook points: hook_q,.*lens.weights.heads\(layer\)"):
+        lens.decoder_blocks[0].cross_attn.W_Q  # noqa: B018
+    for call in (lens, lens.run_with_cache):
+        with pytest.raises(InputError, match="a loss is a function of the output"):
+            call(encoded, return_type="loss")
+    with pytest.raises(InputError, match=r"Run is no series.*run\.encoded"):
+        lens.run_with_cache(lens.run([1.0, 2.0, 3.0], 1))
+    with pytest.raises(UnknownNameError, match=r"names_filter='\*\*.hook_result' records it"):
+        acts["result", 0, "cross_attn"]
+    nearest = "decoder_blocks.0.cross_attn.hook_pattern, decoder_blocks.1.cross_attn.hook_pattern"
+    with pytest.raises(UnknownNameError, match=f"Closest: {nearest}"):
+        acts["pattern", 7, "cross_attn"]
+    for key in ("pattern", "hook_patern"):
+        with pytest.raises(UnknownNameError, match=r"'\*\*.hook_pattern' stands for all 6 of its kind"):
+            lens.run_with_cache(encoded, names_filter=key)
     with pytest.raises(InputError, match="did you mean horizon"):
         lens.run_with_cache(encoded, horizn=3)
     with pytest.raises(InputError, match="computed whenever they are asked for"):

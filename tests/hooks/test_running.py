@@ -69,6 +69,8 @@ def test_writing_in_place_reaches_the_forecast_but_not_the_stored_activation(
 def test_a_wrong_shape_is_named(token_lens: Lens, token_case: Case) -> None:
     with pytest.raises(ValueError, match=r"the hook on decoder_blocks.0.hook_resid_post returned shape"):
         token_lens.run_with_hooks(token_case.encoded, [(POST, lambda value, hook: value[:, :1])])
+    with pytest.raises(ValueError, match=r"the hook on decoder_blocks.0.hook_resid_post returned a int, expected \("):
+        token_lens.run_with_hooks(token_case.encoded, [(POST, lambda value, hook: 3)])
     assert native_traces(token_lens) == 0
 
 

@@ -150,9 +150,12 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
         return _items(tuple(rows), names)
+    # a run is of a room that this one must not import
+    is_run = hasattr(type(data), "encoded")
+    held = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
     raise InputError(
         f"{type(data).__name__} is no series: expected arrays, tensors, a pandas Series or long frame, or the path "
-        "of a CSV or Parquet file"
+        f"of a CSV or Parquet file{held}"
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.decomposing import Decomposed
-from tsfm_lens.hooks.names import Point, select
+from tsfm_lens.hooks.names import Point, nearest, select
 from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.spans import TokenSpans
 
@@ -136,7 +136,10 @@ class Activations(Decomposed, Mapping[str, Tensor]):
         name = None if meant is None else f"{meant}_grad" if gradient else meant
         if name is None or name not in self.recorded:
             hint = "Was it in the names filter?"
-            raise unknown_name("recorded activation", key if name is None else name, self.recorded, hint=hint)
+            if (name or "").endswith("hook_result"):
+                hint = "Without a names filter hook_result is left out; names_filter='**.hook_result' records it."
+            asked = key if name is None else name
+            raise unknown_name("recorded activation", asked, nearest(self.recorded, asked), hint=hint)
         return name
 
     @property

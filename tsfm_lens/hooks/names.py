@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -145,8 +146,25 @@ def named(names: Iterable[str], key: Key, *, what: str = "hook point", hint: str
     known = list(names)
     meant = key if isinstance(key, str) and key in known else full_name(known, key)
     if meant is None:
-        raise unknown_name(what, key, known, hint=hint)
+        near = nearest(known, key)
+        if isinstance(key, str) and "." not in key and len(near) < len(known):
+            glob = f"**.{near[0].rsplit('.', 1)[-1]}"
+            hint = f"{glob!r} stands for all {len(near)} of its kind. {hint}".strip()
+        raise unknown_name(what, key, near, hint=hint)
     return meant
+
+
+def nearest(names: Iterable[str], key: Key) -> list[str]:
+    """Names whose end is nearest to what a key asks for, at the stack and attention that it names; all, if none is."""
+    known = list(names)
+    short, *words = key if isinstance(key, tuple) else (key.rsplit(".", 1)[-1],)
+    if not known or not isinstance(short, str):
+        return known
+    ends = {name: name.rsplit(".", 1)[-1] for name in known}
+    near = get_close_matches(f"hook_{short.removeprefix('hook_')}", sorted(set(ends.values())), n=1, cutoff=0.7)
+    found = [name for name in known if near and ends[name] == near[0]]
+    placed = [name for name in found if all(word in name for word in words if isinstance(word, str))]
+    return placed or found or known
 
 
 def _matches(parts: list[str], globs: list[str]) -> bool:

@@ -202,10 +202,10 @@ class Passing:
         new = hooked(copy)
         if new is copy and same_bits(copy, value):
             return value
-        if new.shape != value.shape:
+        if not isinstance(new, Tensor) or new.shape != value.shape:
+            got = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
             raise WiringError(
-                f"the hook on {point.name} returned shape {tuple(new.shape)}, expected {tuple(value.shape)} "
-                f"({' '.join(point.axes)})"
+                f"the hook on {point.name} returned {got}, expected {tuple(value.shape)} ({' '.join(point.axes)})"
             )
         # what was made under torch.inference_mode() may not enter the graph of a run outside of it
         return new.clone() if new.is_inference() and not torch.is_inference_mode_enabled() else new

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
@@ -105,13 +106,26 @@ class HookRegistry:
         return self.session.attach(names)
 
 
+class Place(nn.Module):
+    """A part of the tree that hook points hang in; the native model holds the weights."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            held = ", ".join(self._modules) if "_modules" in self.__dict__ else ""
+        raise AttributeError(
+            f"no {name!r} here, only hook points: {held}. Weights are in lens.weights.heads(layer) and .mlp(layer)"
+        )
+
+
 def hang(root: nn.Module, name: str, point: nn.Module) -> None:
-    """Hang a hook point into a tree of plain modules so that its dotted name is its path."""
-    *path, last = name.split(".")
-    for part in path:
+    """Hang a hook point into a tree of plain modules so that its dotted name is its path, and layers can be counted."""
+    parts = name.split(".")
+    for part, inside in pairwise(parts):
         if part not in root._modules:
-            root.add_module(part, nn.Module())
+            root.add_module(part, nn.ModuleList() if inside.isdigit() else Place())
         child = root._modules[part]
         assert child is not None
         root = child
-    root.add_module(last, point)
+    root.add_module(parts[-1], point)

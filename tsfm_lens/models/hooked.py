@@ -31,7 +31,11 @@ _INSTEAD = {
     "OV": "lens.weights.heads(layer).W_OV",
     "QK": "lens.weights.heads(layer).W_QK",
     "accumulated_bias": "cache.get_full_resid_decomposition(return_labels=True) has the biases, labelled 'bias'",
-    "all_head_labels": "[str(head) for head in lens.components('**.attn.*')]",
+    "all_composition_scores": "transformer_lens.utilities.composition_scores(left, right) takes two circuits of "
+    "lens.weights.heads(layer); what one head reads of another, by cause: probes.path_patching",
+    "all_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
+    "center_writing_weights": "the native model stays as it is, nothing is centred",
+    "embed": "hook_embed is the stream's first value; lens.weights.W_E is the matrix of token models",
     "fold_layer_norm": "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has it folded",
     "generate": "lens.forecast(series, horizon)",
     "loss_fn": "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the truth",
@@ -49,6 +53,7 @@ _INSTEAD = {
     **{f"b_{letter}": f"lens.weights.heads(layer).b_{letter}" for letter in "QKVO"},
     **{name: f"lens.weights.mlp(layer).{name}" for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")},
     **{name: f"lens.weights.{name}" for name in ("W_E", "W_U")},
+    **dict.fromkeys(("W_pos", "pos_embed"), "what a model adds for positions is part of hook_embed"),
 }
 # of their arguments
 _INSTEAD_OF_ARGUMENTS = {
@@ -74,9 +79,15 @@ class Hooked(HookedRootModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name not in _INSTEAD:
+            instead = _INSTEAD.get(name) or _elsewhere(self, name)
+            if not instead:
                 raise
-        raise AttributeError(f"a lens has no {name!r}: {_INSTEAD[name]}")
+        raise AttributeError(f"a lens has no {name!r}: {instead}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward; InputError for an argument of TransformerLens's that has no counterpart."""
+        _refuse_unknown({name: given for name, given in kwargs.items() if name != "series"}, rollout=False)
+        return super().__call__(*args, **kwargs)
 
     @property
     def cfg(self: Any) -> Config:
@@ -192,6 +203,15 @@ class Hooked(HookedRootModule):
         how = (device, kept, loss if incl_bwd else None, memory)
         output, acts = recorded_run(self, series, names_filter, rollout, *how, run)
         return output, acts.remove_batch_dim() if remove_batch_dim else acts
+
+
+def _elsewhere(lens: Hooked, name: str) -> str:
+    """Where models with two stacks have what TransformerLens keeps at the top: "decoder_blocks" for "blocks"."""
+    if "_modules" not in lens.__dict__:
+        return ""
+    found = [other for other in lens._modules if other.endswith(f"_{name}")]
+    found += [f"{other}.{name}" for other, module in lens._modules.items() if module and name in module._modules]
+    return f"this model has {' and '.join(sorted(found))}" if found else ""
 
 
 def _refuse_unknown(arguments: Mapping[str, Any], rollout: bool) -> None:
