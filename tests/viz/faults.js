@@ -1,4 +1,4 @@
-// What of a drawn figure cannot be read: text on text, text that is cut off, keys over panels.
+// What of a drawn figure cannot be read: text on text, text that is cut off, keys and titles over panels.
 // Rectangles are four corners in pixels of the window, so that turned text is measured as it stands.
 
 function inked(line, text) {
@@ -88,6 +88,8 @@ function faults(plot) {
     return { left, top, right: left + xaxis._length, bottom: top + yaxis._length };
   });
   if (panels.some(panel => panel.right - panel.left < 12 || panel.bottom - panel.top < 12)) found.push("no room for a panel");
+  for (const one of written.filter(({ text }) => /^[xy]\d*title$/.test(text.getAttribute("class"))))
+    if (panels.some(panel => depth(one.at, corners(panel)) > 1.5)) found.push(`title over a panel: ${one.words}`);
   for (const [what, mark] of [["legend", ".legend .bg"], ["colour bar", ".colorbar .cbbg"]])
     for (const key of plot.querySelectorAll(mark)) {
       const box = key.getBoundingClientRect();

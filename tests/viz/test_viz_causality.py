@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import pytest
 import xarray as xr
 
+import planted
 from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled, remove_motif, shift_phase
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -261,6 +262,15 @@ def test_effects_of_several_series_are_the_shares_that_the_sentence_tells() -> N
     assert len(drawn) > 10
     assert drawn == {name: told[name] for name in drawn}
     assert "share of the series' range" in fig.layout.xaxis.title.text
+
+
+def test_names_stand_beside_the_diagonal_where_there_is_room() -> None:
+    rows = planted.components(1, 2, ("self_attn",), whole=False)
+    ds = planted.effects(planted.rivers_and_roads(), rows, np.array([1.0, 2.0, 3.0]), np.zeros((3, 2)))
+    dots = [trace for trace in viz.effects_scatter(ds).data if trace.text]
+    sides = [side for trace in dots for side, word in zip(trace.textposition, trace.text, strict=True) if word]
+    assert len(sides) == 3
+    assert set(sides) <= {"top left", "bottom right"}
 
 
 def test_self_repair_bars_follow_the_direct_effect() -> None:

@@ -298,6 +298,7 @@ def test_ticks_stand_at_whole_steps(attention) -> None:
         one = replace(axis, start=steps, stop=steps + 1, special=np.array([""] * end), timed=steps, aside=steps[:0])
         for most in (2, 3, 5, 8):
             assert all(tick == round(tick) for tick in ruler(one).ticks(most))
+    assert 0 in ruler(axis).ticks()
 
 
 def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(attribution) -> None:

@@ -119,6 +119,8 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
     bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
     assert [(band.x0, band.x1) for band in bands] == [(-FLOOR, FLOOR)]
     assert "hatched" in subtitle(fig)
+    wide = effects.assign(self_repair_floor=("series", [FLOOR, 99.0]))
+    assert not [shape for shape in viz.self_repair_bars(wide).layout.shapes if shape.type == "rect"]
     plain = effects.drop_vars([name for name in effects if "_stands" in str(name)])
     (bars,) = [trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"][1:]
     assert bars.marker.pattern.shape is None

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.browser
 SCREEN = 900  # pixels of a figure in a notebook, or in a report that has room
 LONG = "Übertragene Wirkleistung am Knoten Köln-Mülheim (Süd), 15 min"
 UNIT = "thousand standard cubic metres per working day"
-FEW = ("head_similarity", "effects", "seasonality")  # maps, points and bars, lines
+FEW = ("head_similarity", "effects", "seasonality", "explore")  # maps, points and bars, lines, panels of all kinds
 DRAW = """
 const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");
 document.getElementById("plot").replaceWith(plot);
@@ -125,6 +125,12 @@ def no_room(fig: go.Figure) -> None:
     fig.update_yaxes(domain=[0, 0.02])
 
 
+def title_over_a_panel(fig: go.Figure) -> None:
+    fig.add_bar(x=["one"], y=[1], xaxis="x2", yaxis="y2")
+    beside = {"anchor": "x2", "title": {"text": "words<br>in three<br>lines"}}
+    fig.update_layout(xaxis_domain=[0, 0.48], xaxis2={"domain": [0.52, 1]}, yaxis2=beside)
+
+
 PLANTED = {
     "overlap: words | words": over_another,
     "overlap: words | words that are turned": turned_over_another,
@@ -132,6 +138,7 @@ PLANTED = {
     "cut by its panel: words that leave": out_of_the_panel,
     "overlap: a name that is long | a name that is long": labels_side_by_side,
     "legend over a panel": legend_over_bars,
+    "title over a panel: words": title_over_a_panel,
     "no room for a panel": no_room,
 }
 

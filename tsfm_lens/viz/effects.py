@@ -234,7 +234,7 @@ def _dots(
         # the noise has no name
         size = np.where(judged.stands, size, -1.0)
     largest = [int(i) for i in np.argsort(-size)[:_LABELLED] if size[i] >= 0]
-    sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine))
+    sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine), spans[0] / spans[1])
     for kind, colour in places.colours().items():
         mine = [i for i, other in enumerate(places.kind) if other == kind and fine[i]]
         panel.dots(
@@ -257,12 +257,14 @@ def _dots(
         axis(showgrid=True, gridcolor=mixed(PALE, 0.5))
 
 
-def _sides(labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], dots: np.ndarray) -> dict[int, str]:
+def _sides(
+    labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], dots: np.ndarray, slope: float
+) -> dict[int, str]:
     """On which side of its dot each label stands; those without room are left out.
 
     Args:
         x, y: shares of the axes.
-        wanted: whose labels; dots: all that are drawn.
+        wanted: whose labels; dots: all that are drawn; slope: of the diagonal, in these shares.
     """
     taken = [(float(x[i]), float(x[i]), float(y[i]), i) for i in dots]
     found: dict[int, str] = {}
@@ -270,11 +272,21 @@ def _sides(labels: list[str], x: np.ndarray, y: np.ndarray, wanted: list[int], d
         width = _LETTER * len(labels[i]) + 0.02
         beside = [("middle right", 0.0, 0.0), ("middle left", -width, 0.0)]
         beside = beside[::-1] if x[i] > 0.75 else beside
-        for side, off, up in (*beside, ("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)):
+        sides = (
+            *beside,
+            *(("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)),
+            *(("top left", -width, _LINE), ("bottom right", 0.0, -_LINE)),
+        )
+        free = []
+        for side, off, up in sides:
             low, height = float(x[i]) + off, float(y[i]) + up
             near = [(start, end) for start, end, at, whose in taken if whose != i and abs(height - at) < 0.9 * _LINE]
             if low >= 0 and low + width <= 1 and not any(low < end and low + width > start for start, end in near):
-                taken.append((low, low + width, height, i))
-                found[i] = side
-                break
+                ends = slope * low, slope * (low + width)
+                crossed = min(ends) - 0.5 * _LINE < height < max(ends) + 0.5 * _LINE
+                free.append((crossed, side, (low, low + width, height, i)))
+        if free:
+            # better beside the diagonal than on it
+            _, found[i], place = min(free, key=lambda one: one[0])
+            taken.append(place)
     return found

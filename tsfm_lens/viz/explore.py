@@ -19,11 +19,14 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.explore_panels import (
     BAR,
+    GAP,
     LEAST,
     LEGEND,
     PLACES,
+    ROW,
     TITLES,
     TRACES,
+    WIDTHS,
     axes,
     drawn,
     envelope,
@@ -99,9 +102,9 @@ def explore_figure(
     alone = array(ds, "ablated_forecast", "quantile", "step", layer=chosen[0], head=chosen[1], series=0)
     parts.append(ablation_update(ds, [chosen], alone) if ablated else ablation_update(ds, [], None))
     specs = [[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]]
-    widths = [0.34, 0.24, 0.42]
+    widths = WIDTHS
     made = sheet(
-        [195, 195], widths, titles=TITLES, row_gap=146, column_gap=0.1, min_width=_WIDTH, above=42, specs=specs
+        [ROW, ROW], widths, titles=TITLES, row_gap=160, column_gap=GAP, min_width=_WIDTH, above=42, specs=specs
     )
     made.fig.update_annotations(yshift=4)
     for name in TRACES:
@@ -166,7 +169,7 @@ def score_update(ds: xr.Dataset, score: str | None) -> Update:
             "zmax": float(np.nanmax(chosen.values)) or 1.0,
             "text": text,
             "texttemplate": "%{text}" if text else None,
-            "colorbar": {**BAR, "y": 0.525, "title": {"text": words, "side": "bottom"}},
+            "colorbar": {**BAR, "y": 0.536, "title": {"text": words, "side": "bottom"}},
             "hovertemplate": f"%{{customdata}}<br>{plain(chosen.words)} %{{z:.4g}}<extra></extra>",
         }
     }

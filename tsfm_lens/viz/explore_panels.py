@@ -12,6 +12,7 @@ import xarray as xr
 
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.panels import Scene, scene, value_hover
+from tsfm_lens.viz.room import text_width
 from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.sheet import Look, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SEQUENTIAL, VERMILION, mixed, plain
@@ -38,13 +39,14 @@ TRACES = (
 """The traces in order, by what they show."""
 
 
+ROW, WIDTHS, GAP = 195, (0.34, 0.24, 0.42), 0.13  # pixels of a row of panels; shares of the columns and between them
 _ATTENTION = ((0.0, "#FFFFFF"), (1.0, mixed(ORANGE, 0.85)))
 BAR = {
     "orientation": "h",
     "x": 0,
     "xanchor": "left",
     "yanchor": "top",
-    "len": 0.272,
+    "len": WIDTHS[0] * (1 - 2 * GAP),
     "thickness": 10,
     "outlinewidth": 0,
     "tickfont": {"size": 10},
@@ -213,7 +215,9 @@ def axes(made: Sheet, ds: xr.Dataset, view: Scene) -> None:
     ends = list(on_axis(view, np.array([view.past[-_tail(view) :][0] - 0.5, view.future[-1] + 0.5])))
     for panel, word in ((write, "write"), (last, "value")):
         panel.x(view.time.short_title, nticks=4, tickangle=0, range=ends)
-        panel.y(f"{word} ({unit})", nticks=6)
+        whole = f"{word} ({unit})"
+        # a longer title would lie on the panel beside it; the unit is that of the series at the left
+        panel.y(whole if text_width(whole, 13) <= ROW else word, nticks=6)
     edges = list(on_axis(view, np.array([view.past[0] - 0.5, -0.5])))
     made.panel(2, 1).x(view.time.title, range=edges)
     made.panel(2, 1, secondary_y=False).y(visible=False, range=[0, 1], fixedrange=True)

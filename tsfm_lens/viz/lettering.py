@@ -51,7 +51,8 @@ def wrapped_titles(layout: Part, plot_height: float) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, part in layout.items():
         if re.fullmatch(r"yaxis\d*", name) and part.get("visible") is not False:
-            low, high = part.get("domain") or (0, 1)
+            under = layout.get(f"yaxis{part.get('overlaying', 'y')[1:]}", {}) if "overlaying" in part else {}
+            low, high = part.get("domain") or under.get("domain") or (0, 1)
             title, length = part.get("title", {}), (high - low) * plot_height
             if title.get("text"):
                 text = along(title["text"], length, title.get("font", {}).get("size") or upright)

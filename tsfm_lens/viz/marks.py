@@ -250,8 +250,13 @@ class Panel:
         return {f"{letter}ref": place[letter == "y"].plotly_name.replace("axis", "") for letter in "xy"}
 
     def floor(self, noise: Finding | None, *, signed: bool = True, across: bool = False) -> None:
-        """A grey band over what the noise alone reaches (``across``: along the horizontal axis), where it is known."""
+        """A grey band over what the noise alone reaches (``across``: along the horizontal axis), where it is known.
+
+        None is drawn where the noise of one series is above all that stands out of that of the others.
+        """
         if noise is None or not noise.floor > 0:
+            return
+        if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
             return
         self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
         self.sheet.noisy(noise)

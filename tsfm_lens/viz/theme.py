@@ -100,6 +100,7 @@ def register() -> None:
     pio.templates[TEMPLATE] = _build_template()
 
 
+_PERCENT = re.compile(r"(?<=\d) (?=%)")
 # a hyphen that begins a number, or the exponent of one
 _NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
 
@@ -144,8 +145,8 @@ def mixed(colour: str, strength: float) -> str:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """``text`` cut into lines, each made safe for plotly."""
-    return [plain(line) for line in wrap(text, width)]
+    """``text`` cut into lines, each made safe for plotly; a number keeps its percent sign."""
+    return [plain(line) for line in wrap(_PERCENT.sub("\u00a0", text), width)]
 
 
 def dress(

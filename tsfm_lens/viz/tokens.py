@@ -114,7 +114,8 @@ class Ruler:
         """Round steps on the part of the axis that is time."""
         if not self.timed:
             return np.empty(0)
-        low, high = self.edges[0], self.end
+        # the context ends where the forecast starts
+        low, high = self.edges[0], 0.0 if self.end == -0.5 else self.end
         least = max((high - low) / most, 1.0)
         size = 10.0 ** np.floor(np.log10(least))
         # there is no half a step
