@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -95,6 +96,27 @@ def test_attribute_holds_the_end_out_as_truth(bolt: str, waves: str) -> None:
     truth = np.array(answer["data_vars"]["truth"]["data"])
     np.testing.assert_allclose(truth, tsfm_lens.as_series(waves).split(4)[1])
     assert max(max(row) for row in answer["data_vars"]["completeness_error"]["data"]) >= 0
+
+
+def test_a_forecast_lists_the_target_and_no_covariate(tmp_path: Path) -> None:
+    steps = np.arange(72)
+    frame = pd.DataFrame(
+        {"ds": pd.date_range("2025-01-01", periods=72), "sales": np.sin(steps / 3), "promo": steps % 2}
+    )
+    frame.loc[64:, "sales"] = np.nan
+    frame.to_csv(tmp_path / "sales.csv", index=False)
+    asked = ["--data", str(tmp_path / "sales.csv"), "--target", "sales", "--known", "promo", "--horizon", "8"]
+    result = run("forecast", "chronos2-nano", *asked, "--csv")
+    listed = pd.read_csv(io.StringIO(result.stdout))
+    assert set(listed["id"]) == {"series-0/sales"}
+    assert len(listed) == 8
+
+
+def test_a_file_that_is_nearly_named_comes_first(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv", "c.csv", "d.csv", "e.csv", "stores.csv"):
+        (tmp_path / name).write_text("y\n1\n")
+    result = run("forecast", "bolt-nano", "--data", str(tmp_path / "store.csv"))
+    assert "That folder has: stores.csv, " in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("command", ["ablate", "attribute", "forecast"])

@@ -87,6 +87,23 @@ def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(config: Pat
     assert run().exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            {"source": "files", "path": "a.csv"},
+            "data.0.source: there is no 'files'; the nearest is 'file' (there are 'gift",
+        ),
+        ({"path": "a.csv"}, "data.0.source: it is needed, and not given"),
+        ({"source": "gluonts", "path": "a.jsonl"}, "data.0.gluonts.freq: it is needed, and not given"),
+    ],
+)
+def test_a_source_that_is_wrong_is_told_in_the_words_of_the_file(data: dict, words: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(yaml.safe_dump({**CONTENT, "data": [data]}))
+    assert words in " ".join(run(wrong).stderr.split())
+
+
 def test_a_store_that_is_a_file_is_refused(config: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

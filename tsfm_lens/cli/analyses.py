@@ -73,11 +73,13 @@ def forecast(
     samples: Samples = None,
     seed: Seed = 0,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV to stdout, one row per series and step.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="CSV to stdout, one row per series and step; > FILE keeps it.")
+    ] = False,
     *,
     reading: Reading,
 ) -> None:
-    """Forecast beyond the end of each series, in data units."""
+    """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed."""
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     from tsfm_lens.models.adapter import DECILES
@@ -87,6 +89,7 @@ def forecast(
     check_sampling(model, samples)
     series = read_data(data, reading)
     made = open_lens(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    made = made.targets()
     if as_json:
         emit(made.to_dataset().drop_vars("sample", errors="ignore"))
         return

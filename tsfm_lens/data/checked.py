@@ -90,6 +90,13 @@ def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Seq
         known = list(fields_at(error["loc"][:-1]))
         near = get_close_matches(str(error["loc"][-1]), known, n=1) or known
         return f"{place} is no field of {what}; the nearest is {near[0]!r} (there are {', '.join(known)})"
+    if error["type"] == "union_tag_invalid":
+        name, tag, known = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
+        near = get_close_matches(str(tag), known.replace("'", "").split(", "), n=1)
+        hint = f"; the nearest is {near[0]!r}" if near else ""
+        return f"{place}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {known})"
+    if error["type"] == "union_tag_not_found":
+        return f"{place}.{error['ctx']['discriminator'].strip(chr(39))}: it is needed, and not given"
     message = error["msg"].removeprefix("Value error, ")
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
@@ -105,4 +112,5 @@ _WORDS = {
     "Input should be a valid dictionary": "expected fields and values",
     "Tuple should have at least 1 item after validation, not 0": "expected at least one",
     "Input should be": "it must be",
+    "Field required": "it is needed, and not given",
 }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import stat
+from difflib import get_close_matches
 from pathlib import Path
 
 from tsfm_lens.errors import InputError
+
+_LISTED = 5  # files that a message names, the nearest first
 
 
 def local_path(path: str | Path) -> Path:
@@ -26,9 +29,13 @@ def local_path(path: str | Path) -> Path:
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
-    """What to say of a file that is not there: files of its folder with one of these endings are named."""
-    near = [item.name for item in file.parent.glob("*") if item.suffix in readable] if file.parent.is_dir() else []
-    hint = f" That folder has: {', '.join(sorted(near)[:5])}." if near else ""
+    """What to say of a file that is not there: readable ones of its folder are named, the nearest first."""
+    there = (
+        sorted(item.name for item in file.parent.glob("*") if item.suffix in readable) if file.parent.is_dir() else []
+    )
+    near = get_close_matches(file.name, there, n=_LISTED)
+    shown = [*near, *(name for name in there if name not in near)][:_LISTED]
+    hint = f" That folder has: {', '.join(shown)}{', …' if len(there) > _LISTED else ''}." if shown else ""
     return InputError(f"there is no file {str(file)!r}.{hint}")
 
 

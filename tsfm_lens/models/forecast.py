@@ -78,6 +78,10 @@ class Forecast:
         parts: dict[str, Any] = {"quantiles": self.quantiles[rows], "mean": self.mean[rows], "samples": samples}
         return replace(self, **parts, context=batch, distribution=None)
 
+    def targets(self) -> Forecast:
+        """The forecast without what the model says of covariates: of known ones the future is given."""
+        return self.of_rows(np.flatnonzero(self.context.is_target).tolist(), self.context.targets())
+
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """A labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
 
