@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from tsfm_lens import viz
@@ -19,10 +20,12 @@ from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.paper import figures as room
+from tsfm_lens.paper.captions import _words
 from tsfm_lens.paper.depth import windows
 from tsfm_lens.paper.figures import figures, file_word, find_figure, make_figure, write_figure
 from tsfm_lens.paper.heavy import recipe_components
 from tsfm_lens.paper.measures import released_share
+from tsfm_lens.paper.registry import Plate
 from tsfm_lens.probes import ablated_share
 from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
 from tsfm_lens.sweep.plan.released import at_depth, released_lists
@@ -168,6 +171,11 @@ def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> 
     assert "torch" in flat
     assert "Mauna Loa" in flat
     assert find_figure(name).paper in flat
+
+
+def test_a_caption_leaves_the_names_of_series_as_they_are() -> None:
+    shown = go.Figure(layout={"meta": {"title": "what it shows", "subtitle": "load_kw; heads"}})
+    assert _words(Plate("", shown, ()), ("load_kw",)) == "What it shows. load_kw; heads."
 
 
 @pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])

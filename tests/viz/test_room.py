@@ -11,7 +11,7 @@ from tsfm_lens import viz
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.printing import COLUMNS, fits
-from tsfm_lens.viz.room import least_width, shortened, text_width
+from tsfm_lens.viz.room import _round_numbers, least_width, shortened, text_width
 from tsfm_lens.viz.sheet import Sheet, blank, sheet
 
 LONG = "thousand standard cubic metres per working day"
@@ -160,6 +160,17 @@ def test_long_names_of_rows_take_two_lines_where_there_is_room() -> None:
         made.panel().bars(names, [1, 2, 3], across=True)
     assert all(text.count("<br>") == 1 for text in high.dress("title").layout.yaxis.ticktext)
     assert low.dress("title").layout.yaxis.ticktext is None
+
+
+def test_labels_of_neighbours_count_where_plotly_writes_them() -> None:
+    places, axis = [np.arange(-256.0, 25)], {"nticks": 2, "range": [-256.5, 25.5]}
+    # -200 and 0 are the round numbers of this axis
+    assert _round_numbers(axis, places) == pytest.approx([56.5 / 282, 256.5 / 282])
+    assert _round_numbers({**axis, "range": [25.5, -256.5]}, places) == pytest.approx([25.5 / 282, 225.5 / 282])
+    for free in ({}, {"nticks": 2, "type": "log"}, {"nticks": 2, "matches": "x9"}):
+        assert _round_numbers(free, places) == [0.0, 1.0]
+    attention = viz.attention_grid(planted.attention())
+    assert viz.for_print(attention, "double").layout.meta["type_pt"] == 7
 
 
 def test_what_fits_no_page_is_set_smaller() -> None:

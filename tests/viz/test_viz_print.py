@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io as pio
 import pytest
 
 from tsfm_lens import viz
@@ -120,6 +121,11 @@ def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
         for_print(fig, "triple")
     with pytest.raises(InputError, match="5 mm"):
         for_print(fig, 5)
+
+
+def test_a_figure_that_was_written_as_json_is_printed_alike(figure: go.Figure) -> None:
+    again = pio.from_json(figure.to_json())
+    assert for_print(again).to_json() == for_print(figure).to_json()
 
 
 def test_a_figure_taller_than_a_page_is_shortened() -> None:

@@ -34,7 +34,7 @@ def caption(
     """
     lines = [f"Figure {entry.name}. {entry.title}", ""]
     for plate in plates:
-        lines += [_words(plate), ""]
+        lines += [_words(plate, run.batch.ids), ""]
     lines += ["Computed by: " + entry.computes + "."]
     if entry.paper:
         lines += ["In the tsfm-lens paper: " + entry.paper + "."]
@@ -51,10 +51,12 @@ def caption(
     return "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
 
 
-def _words(plate: Plate) -> str:
+def _words(plate: Plate, ids: Sequence[str]) -> str:
     meta = plate.figure.layout.meta or {}
     parts = [str(meta.get("title", "")).rstrip("."), str(meta.get("subtitle", "")).rstrip("."), plate.note.rstrip(".")]
-    text = ". ".join(part[:1].upper() + part[1:] for part in parts if part) + "."
+    # the name of a series keeps its letters
+    begun = [part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:] for part in parts if part]
+    text = ". ".join(begun) + "."
     return f"({plate.suffix}) {text}" if plate.suffix else text
 
 

@@ -203,7 +203,8 @@ def _sizes(printed: dict[str, go.Figure]) -> str:
         f"  {suffix or 'figure'}: {figure.layout.meta['width_mm']:g} × {figure.layout.meta['height_mm']:g} mm"
         for suffix, figure in printed.items()
     ]
-    return "\n".join(["", "Print (svg, pdf, png; type of 7 to 8 pt)", *sizes, ""])
+    smallest = min(figure.layout.meta["type_pt"] for figure in printed.values())
+    return "\n".join(["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""])
 
 
 def file_word(name: str) -> str:

@@ -92,7 +92,7 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         if name in ds and np.isfinite(values := _mean(ds, name, at)).any():
             maps.append(HeadMap(values, title, word, "std", diverging=True, noise=judged[name]))
     lags = ds["lag"].values[at]
-    known = lags[np.isfinite(lags)]
+    known = list(dict.fromkeys(lags[np.isfinite(lags)]))
     chance = ds["chance"].values[at]
     words = ", ".join(f"{lag:.0f}" for lag in known[:6]) + (" …" if len(known) > 6 else "")
     even = number(float(np.nanmean(chance))) if np.isfinite(chance).any() else "unknown"

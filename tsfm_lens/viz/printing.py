@@ -8,6 +8,7 @@ panels then fill the column's width.
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def _printed(fig: go.Figure, width_mm: float, shrunk: float = 1.0) -> dict[str, 
         shrunk: by what the type is made smaller than 7 to 8 points.
     """
     width = width_mm * PIXELS_PER_MM
-    layout = fig.layout.to_plotly_json()
+    layout = {name: _unpacked(part) if "axis" in name else part for name, part in fig.layout.to_plotly_json().items()}
     meta = dict(layout.get("meta") or {})
     needs = float(meta.get("min_width", 360))
     smallest, largest = (shrunk * points * PIXELS_PER_POINT / _SCREEN_TYPE for points in TYPE)
@@ -99,7 +100,7 @@ def _printed(fig: go.Figure, width_mm: float, shrunk: float = 1.0) -> dict[str, 
     layout = _scaled(layout, factor, shrunk)
     layout["template"] = _print_template(layout, factor, shrunk)
     # plotly's own objects would look at every value again whenever one is changed
-    traces = [trace.to_plotly_json() for trace in fig.data]
+    traces = [_unpacked(trace.to_plotly_json()) for trace in fig.data]
     for trace in traces:
         _scale_trace(trace, factor, shrunk)
         _tell_apart(trace)
@@ -108,6 +109,16 @@ def _printed(fig: go.Figure, width_mm: float, shrunk: float = 1.0) -> dict[str, 
     height = float(layout.get("height") or 500 * factor)
     layout |= {"width": round(width), "height": height, "autosize": False, "meta": meta}
     return {"data": traces, "layout": layout}
+
+
+def _unpacked(part: Any) -> Any:
+    """Numbers as arrays that a figure read from a .json file holds as text, which plotly writes them as."""
+    if isinstance(part, dict) and {"dtype", "bdata"} <= set(part):
+        numbers = np.frombuffer(b64decode(part["bdata"]), part["dtype"])
+        return numbers.reshape([int(size) for size in str(part.get("shape") or numbers.size).split(",")])
+    if isinstance(part, dict):
+        return {name: _unpacked(each) for name, each in part.items()}
+    return part
 
 
 def _lettered(

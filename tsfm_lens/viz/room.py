@@ -227,12 +227,12 @@ def _lying(on: Mapping[str, list[np.ndarray]], axes: dict[str, Part], size: floa
 
 
 def _standing(axis: Part, places: list[np.ndarray], size: float) -> Iterator[tuple[float, float]]:
-    """Labels under an axis as (middle in shares of it, width in pixels); where plotly chooses them, the outermost."""
+    """Labels under an axis as (middle in shares of it, width in pixels); at its ends, where plotly may choose."""
     values = np.asarray(axis.get("tickvals", ()))
     texts = axis.get("ticktext", values)
     if axis.get("tickvals") is None:
         wide = _widest(axis, places, size)
-        yield from ((0.0, wide), (1.0, wide)) if wide else ()
+        yield from ((at, wide) for at in _round_numbers(axis, places)) if wide else ()
         return
     ends = axis.get("range")
     if ends is None and places and axis.get("type") != "category" and all(x.dtype.kind in "iuf" for x in places):
@@ -244,6 +244,26 @@ def _standing(axis: Part, places: list[np.ndarray], size: float) -> Iterator[tup
     for at, text in zip((places_of - ends[0]) / (ends[1] - ends[0]), texts, strict=False):
         if -0.001 <= at <= 1.001:
             yield float(at), text_width(str(text), _tick_size(axis, size))
+
+
+def _round_numbers(axis: Part, places: list[np.ndarray]) -> list[float]:
+    """Where plotly writes the outermost numbers under a linear axis of so many labels, in shares; else its ends."""
+    count, ends, known = axis.get("nticks"), axis.get("range"), all(x.dtype.kind in "iuf" for x in places)
+    if not count or not places or not known or axis.get("type") not in (None, "linear"):
+        return [0.0, 1.0]
+    if ends is None and axis.get("matches"):
+        return [0.0, 1.0]
+    if ends is None:
+        ends = (min(np.nanmin(x) for x in places), max(np.nanmax(x) for x in places))
+    low, high = sorted(map(float, ends))
+    rough = (high - low) / count
+    if not rough > 0:
+        return [0.0, 1.0]
+    base = 10.0 ** np.floor(np.log10(rough))
+    # as plotly rounds the distance of two labels up
+    step = base * next(nice for nice in (2, 5, 10, 20) if rough <= nice * base)
+    shares = [(step * number - low) / (high - low) for number in (np.ceil(low / step), np.floor(high / step))]
+    return sorted(shares if ends[0] < ends[1] else [1 - share for share in shares])
 
 
 def _ends(places: list[np.ndarray], count: int) -> list[str]:
