@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import walk_packages
 
@@ -13,7 +15,7 @@ import pytest
 import render_notebooks
 import torch
 import yaml
-from sitepages import api, commands, failures, gallery, history, notebooks, questions, scenes
+from sitepages import api, commands, drawing, failures, gallery, history, notebooks, questions, scenes
 
 import tsfm_lens
 from benchmarks.history import append
@@ -97,6 +99,16 @@ def test_every_figure_has_code_in_the_gallery() -> None:
     for slug, (measurement, figure) in gallery.slugs().items():
         assert f"viz.{figure.name}(" in scenes.scene_of(measurement, figure).drawing, slug
     assert set(catalogue.measurements()) <= gallery.pages()
+
+
+def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
+    entries, studio = gallery.slugs(), drawing.Studio()
+    for name in scenes.PAIRED:
+        scene = scenes.scene_of_pair(*entries[name])
+        drawn = studio.drawn_pair(replace(scene, opening=scene.opening.replace('"co2", "elnino"', '"nile"')))
+        halves = [note["text"] for note in json.loads(drawn.spec)["layout"]["annotations"]]
+        assert {"<b>chronos-nano</b>", "<b>bolt-nano</b>"} <= set(halves)
+        assert drawn.title == entries[name][1].title.rstrip(".")
 
 
 def test_every_room_and_public_name_is_in_the_reference() -> None:

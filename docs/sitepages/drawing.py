@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sitepages.scenes import Scene, scene_of
+from sitepages.scenes import Scene, scene_of, scene_of_pair
 from tsfm_lens import viz
 from tsfm_lens.catalogue import Figure, Measurement, figures
 from tsfm_lens.viz.theme import untitled
@@ -72,13 +72,16 @@ class Studio:
     def draw(self, measurement: Measurement, figure: Figure) -> Drawn:
         """A figure, from the cache where neither the package nor the code that draws it has changed."""
         scene = scene_of(measurement, figure)
-        key = hashlib.sha256(f"{sources()}{scene}".encode()).hexdigest()[:32]
-        kept = CACHE / "figures" / f"{key}.json"
-        if not kept.exists():
-            drawn = self._draw(measurement, figure, scene)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(asdict(drawn)))
-        return Drawn(**json.loads(kept.read_text()))
+        return _kept(scene, lambda: self._draw(measurement, figure, scene))
+
+    def draw_pair(self, measurement: Measurement, figure: Figure) -> Drawn:
+        """A figure of two models side by side, kept likewise."""
+        scene = scene_of_pair(measurement, figure)
+        return _kept(scene, lambda: self.drawn_pair(scene))
+
+    def drawn_pair(self, scene: Scene) -> Drawn:
+        """What the code of a pair draws; its captions and readings are those of each model by itself."""
+        return _told(eval(scene.drawing, dict(self._opening(scene.opening))), "", [])
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
@@ -102,6 +105,16 @@ class Studio:
                 exec(code, names)
             self._opened[code] = names
         return self._opened[code]
+
+
+def _kept(scene: Scene, make: Callable[[], Drawn]) -> Drawn:
+    key = hashlib.sha256(f"{sources()}{scene}".encode()).hexdigest()[:32]
+    kept = CACHE / "figures" / f"{key}.json"
+    if not kept.exists():
+        drawn = make()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(asdict(drawn)))
+    return Drawn(**json.loads(kept.read_text()))
 
 
 class _Watched:

@@ -10,13 +10,14 @@ from plotly.offline import get_plotlyjs
 
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
-from sitepages.scenes import Scene, described, scene_of
+from sitepages.scenes import PAIRED, Scene, described, scene_of, scene_of_pair
 from sitepages.writing import code, from_docstring, plain, write, write_bytes
 from tsfm_lens import viz
 from tsfm_lens.catalogue import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
 STATIC = CACHE / "static"
+PAIRS = "side-by-side"  # the page of figures of two models
 Entries = dict[str, tuple[Measurement, Figure]]
 
 
@@ -33,7 +34,7 @@ def theme_page(theme: str) -> str:
 def pages() -> set[str]:
     """Every page of the gallery that is written."""
     themes = {measurement.theme for measurement in measurements().values()}
-    return {"index", *map(theme_page, themes), *map(page_of, measurements().values())}
+    return {"index", PAIRS, *map(theme_page, themes), *map(page_of, measurements().values())}
 
 
 def write_gallery() -> None:
@@ -41,6 +42,8 @@ def write_gallery() -> None:
     entries = slugs()
     studio = Studio()
     drawn = {slug: studio.draw(*entry) for slug, entry in entries.items()}
+    pairs = {f"{name}-beside": entries[name] for name in PAIRED}
+    drawn |= {slug: studio.draw_pair(*entry) for slug, entry in pairs.items()}
     pictures = static_pictures({slug: each.spec for slug, each in drawn.items()}, CACHE / "pictures")
     write_plotly()
     for slug, each in drawn.items():
@@ -51,6 +54,7 @@ def write_gallery() -> None:
     present = [theme for theme in THEMES if any(each.theme == theme for each in measurements().values())]
     for theme in present:
         write(f"gallery/{theme_page(theme)}.md", _theme(theme, entries, drawn, set(pictures)))
+    write(f"gallery/{PAIRS}.md", _paired(pairs, drawn, set(pictures)))
     write("gallery/index.md", _index(present, entries, drawn, set(pictures)))
 
 
@@ -165,6 +169,18 @@ def _theme(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[
     return f"# {theme}\n\n{_grid(theme, entries, drawn, pictures)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
 
+def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
+    parts = [
+        "# Two models side by side",
+        "Every figure of a run can be drawn of two models on the same axes and colours: `tsfm-lens figure NAME MODEL "
+        "MODEL`, or {py:func}`tsfm_lens.viz.side_by_side`. What moves or is clicked is refused, and so are maps whose "
+        "colours mean different things.",
+    ]
+    for slug, (measurement, figure) in pairs.items():
+        parts.append(_section(slug, figure, scene_of_pair(measurement, figure), drawn[slug], slug in pictures))
+    return "\n\n".join(parts) + "\n"
+
+
 def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     count = len({figure.name for _, figure in entries.values()})
     parts = [
@@ -174,5 +190,6 @@ def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictur
     ]
     for theme in present:
         parts += [f"## [{theme}]({theme_page(theme)}.md)", _grid(theme, entries, drawn, pictures)]
-    listed = "\n".join(theme_page(theme) for theme in present)
+    parts.append(f"Some of them are also drawn of [two models side by side]({PAIRS}.md).")
+    listed = "\n".join([*map(theme_page, present), PAIRS])
     return "\n\n".join(parts) + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"

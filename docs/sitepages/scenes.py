@@ -38,6 +38,15 @@ lens = tsfm_lens.load("chronos2-nano")
 run = lens.run(items, {HORIZON}, holdout=True)
 work = catalogue.work_on(run)  # what is measured of a run, each once
 """
+PAIR = f"""\
+import tsfm_lens
+from tsfm_lens import catalogue, viz
+
+series, models = tsfm_lens.bundled("co2", "elnino"), ["chronos-nano", "bolt-nano"]
+works = [catalogue.work_on(tsfm_lens.load(model).run(series, {HORIZON}, holdout=True)) for model in models]
+"""
+PAIRED = ("forecast_fan", "head_entropy_map", "stable_rank_map", "similarity_map")
+"""Renderers whose figures of two models the gallery shows side by side."""
 SWEEP = """\
 from tsfm_lens import sweep, viz
 
@@ -147,6 +156,14 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
         f"viz.{figure.name}({results}{options})",
         f"tsfm-lens figure {figure.name} {model} --data {data} --horizon {HORIZON}",
     )
+
+
+def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
+    """How a figure of two models is drawn in the gallery."""
+    each = f'viz.{figure.name}(work.result("{measurement.kind}"))'
+    command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:co2,elnino --horizon {HORIZON}"
+    title = figure.title.rstrip(".")
+    return Scene(PAIR, f'viz.side_by_side([{each} for work in works], models, "{title}")', command)
 
 
 @cache
