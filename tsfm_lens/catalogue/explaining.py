@@ -113,8 +113,8 @@ MEASUREMENTS = (
         heading="Use of covariates",
         guide="Every item is forecast again without a covariate, with it at its mean, and with its values in random "
         "order. A model that does not use it forecasts the same. Where the end is held out as the truth "
-        "(`--holdout`, `holdout=True`), the change of the error tells whether using it helps. All in MASE: multiples "
-        "of the mean absolute seasonal difference.",
+        "(--holdout, in Python holdout=True), the change of the error tells whether using it helps. All in MASE: "
+        "multiples of the mean absolute seasonal difference.",
         compute=on_all("explain.covariate_use"),
         plates=_use,
         figures=(Figure("covariate_dots", "What forecasts and their errors are without each covariate."),),
