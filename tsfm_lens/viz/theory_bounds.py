@@ -32,7 +32,8 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
     """
     found, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))
     x = array(ds, "index", "index")
-    made = sheet([ROW, ROW], [1, 1, 1], titles=[*names(ds, "embedding"), "residual MLPs"], row_gap=74, column_gap=0.1)
+    titles = [*names(ds, "embedding"), "residual MLPs"]
+    made = sheet([ROW, ROW], [1, 1, 1], titles=titles, row_gap=74, column_gap=0.12, min_width=560)
     panels = list(made)
     for values, most, panel in zip(found, bound, panels, strict=False):
         _bounded(panel, x, values, np.where(most > LEAST * values[0], most, np.nan), "bound")
