@@ -190,7 +190,7 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
             call(encoded, return_type="loss")
     with pytest.raises(InputError, match=r"Run is no series.*run\.encoded"):
         lens.run_with_cache(lens.run([1.0, 2.0, 3.0], 1))
-    with pytest.raises(UnknownNameError, match=r"names_filter='\*\*.hook_result' records it"):
+    with pytest.raises(UnknownNameError, match=r"Closest: \S*cross_attn.*'\*\*.hook_result' records it"):
         acts["result", 0, "cross_attn"]
     nearest = "decoder_blocks.0.cross_attn.hook_pattern, decoder_blocks.1.cross_attn.hook_pattern"
     with pytest.raises(UnknownNameError, match=f"Closest: {nearest}"):

@@ -157,8 +157,9 @@ def named(names: Iterable[str], key: Key, *, what: str = "hook point", hint: str
 def nearest(names: Iterable[str], key: Key) -> list[str]:
     """Names whose end is nearest to what a key asks for, at the stack and attention that it names; all, if none is."""
     known = list(names)
-    short, *words = key if isinstance(key, tuple) else (key.rsplit(".", 1)[-1],)
-    if not known or not isinstance(short, str):
+    short, *words = key if isinstance(key, tuple) else (key,)
+    # a whole name is compared as a whole
+    if not known or not isinstance(short, str) or (isinstance(key, str) and "." in key):
         return known
     ends = {name: name.rsplit(".", 1)[-1] for name in known}
     near = get_close_matches(f"hook_{short.removeprefix('hook_')}", sorted(set(ends.values())), n=1, cutoff=0.7)

@@ -63,7 +63,7 @@ _INSTEAD_OF_ARGUMENTS = {
     "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
     "prepend_bos": "the model's own pipeline adds its special tokens",
     "return_cache_object": "activations are an object, and a mapping by name",
-    "return_type": "a loss is a function of the output: loss=… with incl_bwd=True",
+    "return_type": "the output is returned; a loss is a function of the output: loss=… with incl_bwd=True",
     "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",
 }
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
