@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,24 @@ def test_roles_that_make_no_sense_are_refused(roles: Any, futures: Any, complain
             roles=roles,
             futures=futures,
         )
+
+
+@pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])
+def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(period: str, freq: str) -> None:
+    entries = [{"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name} for name in "ab"]
+
+    class Dataset:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            return iter(entries)
+
+        def __len__(self) -> int:
+            return len(entries)
+
+    for given in (entries, Dataset()):
+        batch = as_series(given)
+        assert batch.ids == ("a", "b")
+        stamps = batch.timestamps(0)
+        assert stamps is not None
+        assert stamps[1] == (entries[0]["start"] + 1).to_timestamp()
+    mixed = [*entries, {"target": np.arange(40.0), "start": pd.Period("2024-01-01", "h"), "item_id": "c"}]
+    assert as_series(mixed).timestamps(0) is None

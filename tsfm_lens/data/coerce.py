@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,9 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
         return _items(tuple(rows), names)
+    # as gluonts' datasets, which are no lists
+    if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
+        return from_entries(list(data), freq)
     # a run is of a room that this one must not import
     is_run = hasattr(type(data), "encoded")
     held = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""

@@ -11,6 +11,7 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.covariates import number_categories
 from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.errors import InputError, unknown_name
 
 FIELDS = (
@@ -49,7 +50,15 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
             for name, value in row.items():
                 rows[name].append(value)
     columns: dict[str, Any] = {name: tuple(column) for name, column in rows.items()}
-    return SeriesBatch(**columns, freq=freq)
+    return SeriesBatch(**columns, freq=freq or _freq_of(entries))
+
+
+def _freq_of(entries: Sequence[Mapping[str, Any]]) -> str | None:
+    """The frequency of the periods that all entries start with, None where there is no single one."""
+    starts = [entry.get("start") for entry in entries]
+    found = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
+    known = found.pop() if len(found) == 1 else None
+    return None if known is None else stamp_frequency(known)
 
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
