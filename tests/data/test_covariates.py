@@ -193,7 +193,9 @@ def test_roles_that_make_no_sense_are_refused(roles: Any, futures: Any, complain
 
 @pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])
 def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(period: str, freq: str) -> None:
-    entries = [{"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name} for name in "ab"]
+    entries: list[dict[str, Any]] = [
+        {"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name} for name in "ab"
+    ]
 
     class Dataset:
         def __iter__(self) -> Iterator[dict[str, Any]]:
