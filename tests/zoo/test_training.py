@@ -12,7 +12,7 @@ from chronos import BaseChronosPipeline
 from chronos.chronos import ChronosConfig
 from safetensors.torch import load_file
 
-from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
 from tsfm_lens.training.state import HISTORY, LOG
@@ -27,7 +27,7 @@ from tsfm_lens.zoo.objectives import (
     token_loss,
     token_step_losses,
 )
-from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Stage, TrainingRecipe, recipe
+from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Restart, Stage, TrainingRecipe, recipe
 from tsfm_lens.zoo.train import Trainer, build_model, ordinal_embedding
 
 
@@ -91,6 +91,34 @@ def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: TrainingRecipe) 
     assert_close(patch_loss(model, past, future, stage).item(), total / (3 * 9 * 8), depth=1000, dtype=np.float32)
 
 
+def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss(patch_recipe: TrainingRecipe) -> None:
+    model = build_model(patch_recipe).eval()
+    past, future = torch.randn(5, 24), torch.randn(5, 8)
+    future[1, 2:] = torch.nan
+    past[3], future[4] = 1.0, torch.nan  # no spread, no future: both are left out
+    stage = Stage(start=0, context=24, horizon=8, rows=5, mix={})
+    # the native loss of a row takes the mean over all of its steps, those that are missing counting as 0
+    there = (8, 2, 8)
+    single = [patch_loss(model, past[row, None], future[row, None], stage).item() for row in range(3)]
+    rows = [loss * 8 / steps for loss, steps in zip(single, there, strict=True)]
+    expected = np.mean(np.log(np.array(rows) + 0.1))
+    given = patch_loss(model, past, future, stage.model_copy(update={"log_floor": 0.1}))
+    assert_close(given.item(), expected, depth=1000, dtype=np.float32)
+    given.backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_the_rate_rises_again_at_a_restart() -> None:
+    again = Restart(at=1000, learning_rate=1.0, decay=500)
+    plan = CHRONOS_NANO.model_copy(
+        update={"warmup": 100, "decay": 400, "steps": 2000, "learning_rate": 2.0, "restart": again}
+    )
+    rates = [plan.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)]
+    np.testing.assert_allclose(rates, [0.02, 2.0, 0.02, 0.01, 1.0, 1.0, 0.01])
+    short = plan.model_copy(update={"steps": 800})
+    np.testing.assert_allclose([short.rate(step) for step in (399, 599, 799)], [2.0, 1.01, 0.02])
+
+
 def test_neighbouring_bins_start_alike_and_distant_ones_do_not() -> None:
     table = ordinal_embedding(512, 64, 3, torch.Generator().manual_seed(0))[3:]
     cosine = torch.nn.functional.cosine_similarity(table[200][None], table)
@@ -131,7 +159,13 @@ def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
     assert plan.rate(2_999) == BOLT_NANO.rate(2_999)
     assert plan.rate(3_499) == pytest.approx(0.01 * BOLT_NANO.learning_rate)
     assert plan.stage(2_999) == BOLT_NANO.stage(2_999)
-    assert plan.stage(3_000).mix == BOLT_NANO.stages[-1].mix
+    assert plan.stage(3_000).mix == BOLT_NANO.stage(39_999).mix
+    assert plan.restart is None
+    later = BOLT_NANO.ending(50_000, 500)
+    assert later.rate(39_999) == BOLT_NANO.rate(39_999)
+    assert later.rate(49_999) == pytest.approx(BOLT_NANO.restart.learning_rate)
+    assert later.rate(50_499) == pytest.approx(0.01 * BOLT_NANO.restart.learning_rate)
+    assert later.stage(50_000).log_floor == BOLT_NANO.stages[-1].log_floor
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
@@ -178,6 +212,34 @@ def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: TrainingRecipe, corpu
     other = tiny.model_copy(update={"learning_rate": 1.0})
     with pytest.raises(CheckpointError, match=r"learning_rate=.* then, 1.0 now"):
         Trainer(other, tmp_path / "run", corpus, device="cpu").resume()
+
+
+def test_a_second_leg_goes_on_from_a_checkpoint_of_the_first(
+    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    plan = tiny.model_copy(update={"steps": 8, "restart": Restart(at=4, learning_rate=1e-3, decay=4)})
+    first = Trainer(plan, tmp_path / "first", corpus, device="cpu")
+    first.run(until=4, quiet=True)
+    export(first.model, tmp_path / "checkpoint")
+    second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
+    second.go_on_from(tmp_path / "checkpoint")
+    assert second.step == 4
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name]), name
+    assert second.run(quiet=True)
+    kept = sorted(path.stem for path in (tmp_path / "second" / HISTORY).iterdir())
+    assert (kept[0], kept[-1]) == ("step-000004", "step-000008")
+
+
+def test_what_no_second_leg_starts_from_is_refused(
+    patch_recipe: TrainingRecipe, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    export(build_model(token_recipe), tmp_path / "token")
+    with pytest.raises(InputError, match="trained in one leg"):
+        Trainer(patch_recipe, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
+    plan = patch_recipe.model_copy(update={"restart": Restart(at=4, learning_rate=1e-3, decay=4)})
+    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
+        Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
 
 
 def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

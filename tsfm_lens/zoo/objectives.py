@@ -111,12 +111,34 @@ def token_loss(
 
 
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
-    """Native quantile loss per forecast step, on instance-normalised values."""
+    """Native quantile loss per forecast step, on instance-normalised values.
+
+    With `stage.log_floor` it is the mean over rows of log(floor + loss of the row per step and level): by it a season
+    without noise, which can be forecast to a hundredth, weighs as much as a random walk, which cannot. It is the
+    logarithm of a geometric mean over rows, as the skill over many series is.
+    """
     past, future = past.to(model.device), future.to(model.device)
     centre = past.nanmean(1, keepdim=True)
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
     future = torch.where((future - centre).abs() <= FAR * spread, future, torch.nan)
-    return model(context=past, target=future).loss / stage.horizon
+    if not stage.log_floor:
+        return model(context=past, target=future).loss / stage.horizon
+    # a row without a spread has no relative error, and one without a future no error
+    known = (spread[:, 0] > 0) & (~future.isnan()).any(1)
+    losses = row_quantile_losses(model, past[known], future[known], spread[known])
+    return (losses + stage.log_floor).log().mean()
+
+
+def row_quantile_losses(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, spread: torch.Tensor
+) -> torch.Tensor:
+    """Twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
+    levels = model.quantiles.to(past)[None, :, None]
+    there = ~future.isnan()
+    quantiles = model(context=past).quantile_preds[..., : future.shape[1]]
+    error = torch.where(there, future, 0.0)[:, None] - quantiles
+    pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
+    return (pinball.mean(1) * there).sum(1) / there.sum(1)
 
 
 def group_loss(model: PreTrainedModel, groups: Groups, stage: Stage) -> torch.Tensor:

@@ -37,12 +37,26 @@ WIDE_MIX: dict[str, float] = {name: 0.5 * weight for name, weight in HOME_MIX.it
 """Gaussian processes, real series, mixtures of both, and every generator."""
 
 
+SEASON_MIX: dict[str, float] = WIDE_MIX | {
+    "motif_rough": 3,
+    "motif_smooth": 3,
+    "harmonics": 3,
+    "seasonal": 10,
+    "double_season": 3,
+    "kernelsynth": 4,
+    "real": 6,
+    "tsmixup": 3,
+}
+"""As `WIDE_MIX`, with seasons and repeated motifs weighing as much as all the rest."""
+
+
 class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
 
     For token models `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label;
     `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps; `blank` is the
     share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself.
+    For patch models a `log_floor` above 0 lets each row count by the logarithm of its loss plus this floor.
     For models with covariates `rows` counts groups of three series.
     """
 
@@ -57,6 +71,17 @@ class Stage(BaseModel):
     first_weight: float = 1.0
     blank: float = Field(default=0.0, ge=0, lt=1)
     own_share: float = Field(default=0.0, ge=0, le=1)
+    log_floor: float = Field(default=0.0, ge=0)
+
+
+class Restart(BaseModel):
+    """A second leg: from step `at` on the rate rises again, up to `learning_rate`, and falls over the last `decay`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: int = Field(gt=0)
+    learning_rate: float = Field(gt=0)
+    decay: int = Field(ge=0)
 
 
 SKETCHES = ("by head", "shared")
@@ -82,11 +107,11 @@ class TrainingRecipe(BaseModel):
     """A reproducible training run; steps are optimiser steps, rates are AdamW's.
 
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
-    run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). `corpus` has
-    the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token model's first
-    embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases
-    before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model an embedding of
-    that rank, of Chebyshev polynomials of the bins' values, which is not trained; `attention_levels`
+    run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before a `restart` it falls
+    as at the end. `corpus` has the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a
+    token model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative
+    position biases before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model
+    an embedding of that rank, of Chebyshev polynomials of the bins' values, which is not trained; `attention_levels`
     lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
     """
 
@@ -108,6 +133,7 @@ class TrainingRecipe(BaseModel):
     attention_rank: AttentionRank | None = None
     vocabulary_rank: int | None = None
     attention_levels: tuple[int, ...] = ()
+    restart: Restart | None = None
     seed: int = 0
 
     def stage(self, step: int) -> Stage:
@@ -116,15 +142,29 @@ class TrainingRecipe(BaseModel):
 
     def rate(self, step: int) -> float:
         """Learning rate at `step`."""
-        up = min(1.0, (step + 1) / self.warmup)
-        down = 0.99 * max(0.0, 1.0 - (self.steps - step - 1) / self.decay) if self.decay else 0.0
-        return self.learning_rate * up * (1.0 - down)
+        first, last, peak, decay = 0, self.steps, self.learning_rate, self.decay
+        if self.restart is not None and step < self.restart.at:
+            last = min(self.steps, self.restart.at)
+        elif self.restart is not None:
+            first, peak, decay = self.restart.at, self.restart.learning_rate, self.restart.decay
+        up = min(1.0, (step - first + 1) / self.warmup)
+        down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
+        return peak * up * (1.0 - down)
 
     def ending(self, step: int, decay: int) -> TrainingRecipe:
-        """The recipe that stood at `step` and now ends within `decay` steps: its last stage, the rate falling."""
-        last = self.stages[-1].model_copy(update={"start": step})
-        kept = tuple(stage for stage in self.stages if stage.start < step)
-        return self.model_copy(update={"steps": step + decay, "decay": decay, "stages": (*kept, last)})
+        """The recipe that stood at `step` and now ends within `decay` steps: its leg's last stage, the rate falling."""
+        restart, stages = self.restart, self.stages
+        if restart is not None and step < restart.at:
+            stages = tuple(stage for stage in stages if stage.start < restart.at)
+            restart = None
+        elif restart is not None:
+            restart = restart.model_copy(update={"decay": decay})
+        last = stages[-1].model_copy(update={"start": step})
+        kept = (*(stage for stage in stages if stage.start < step), last)
+        return self.model_copy(
+            update={"steps": step + decay, "stages": kept, "restart": restart}
+            | ({"decay": decay} if restart is None else {})
+        )
 
 
 QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
@@ -217,10 +257,12 @@ BOLT_NANO = TrainingRecipe(
         Stage(start=800, context=128, horizon=16, rows=96, mix=COPY_MIX),
         Stage(start=1_600, context=128, horizon=32, rows=96, mix=WIDE_MIX),
         Stage(start=6_000, context=256, horizon=32, rows=64, mix=WIDE_MIX),
+        Stage(start=40_000, context=256, horizon=32, rows=64, mix=SEASON_MIX, log_floor=0.03),
     ),
-    steps=40_000,
+    steps=60_000,
     decay=4_000,
     learning_rate=3e-3,
+    restart=Restart(at=40_000, learning_rate=2e-3, decay=20_000),
     corpus=CORPUS,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )

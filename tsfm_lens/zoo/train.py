@@ -18,11 +18,12 @@ from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
+from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
-from tsfm_lens.zoo.export import export
+from tsfm_lens.zoo.export import export, native_model, open_pipeline
 from tsfm_lens.zoo.narrow import factorise_attention, fix_vocabulary
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
 from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
@@ -31,7 +32,7 @@ from tsfm_lens.zoo.scores import score_by_levels
 from tsfm_lens.zoo.source import SeriesSource
 
 SAVE_EVERY = 200
-CHECKPOINTS = 20
+CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
 GRADIENT_NORM = 1.0
 EMBEDDING_NOISE = 0.1
 
@@ -159,6 +160,8 @@ class RecipeTask:
 def _plan(recipe: TrainingRecipe) -> Plan:
     steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
     kept = {0, *(round(step) for step in steps)}
+    if recipe.restart is not None and recipe.restart.at < recipe.steps:
+        kept |= {round(step) for step in np.linspace(recipe.restart.at, recipe.steps, LATER_CHECKPOINTS)}
     return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(kept)), clip=GRADIENT_NORM)
 
 
@@ -193,6 +196,23 @@ class Trainer(Training):
         """What is trained."""
         return self.task.recipe
 
+    def go_on_from(self, checkpoint: Path) -> None:
+        """Take the weights of a native checkpoint for those that stood at the recipe's restart.
+
+        Raises:
+            InputError: the recipe has none.
+            CheckpointError: the folder holds no checkpoint of this recipe.
+        """
+        if self.recipe.restart is None or self.recipe.restart.at >= self.recipe.steps:
+            raise InputError(f"{self.recipe.name} is trained in one leg of {self.recipe.steps} steps, from its first")
+        weights = native_model(open_pipeline(checkpoint)).state_dict()
+        shapes = {name: part.shape for name, part in self.model.state_dict().items()}
+        if {name: part.shape for name, part in weights.items()} != shapes:
+            raise CheckpointError(f"{checkpoint} has other weights than {self.recipe.name}; give one of its first leg")
+        self.model.load_state_dict(weights)
+        self.step = self.recipe.restart.at
+        self._after()
+
     def end_within(self, steps: int, out: Path) -> None:
         """Turn this run into its own last leg of `steps` steps, kept in the folder `out`."""
         out.mkdir(parents=True, exist_ok=True)
@@ -211,6 +231,10 @@ def main(
     seed: Annotated[int | None, typer.Option(min=0, help="seed instead of the recipe's")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="checkpoint of the first leg, from which the second goes on"),
+    ] = None,
     end_within: Annotated[
         int | None,
         typer.Option(min=1, help="end the run of --out within so many steps, in OUT/ended; the run itself stays"),
@@ -224,6 +248,8 @@ def main(
     trainer = Trainer(recipe, out, corpus)
     if resume or end_within:
         trainer.resume()
+    elif start is not None:
+        trainer.go_on_from(start)
     if end_within:
         trainer.end_within(end_within, out / "ended")
     if trainer.run():
