@@ -29,7 +29,7 @@ pytestmark = pytest.mark.browser
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
     folder = tmp_path_factory.mktemp("served")
     own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
-    command = [sys.executable, "-m", "tsfm_lens.cli", "serve", "--data", "bundled:nile", "--horizon", "8"]
+    command = [sys.executable, "-m", "tsfm_lens", "serve", "--data", "bundled:nile", "--horizon", "8"]
     command += ["--no-browser", "--port", "18866", "--json"]
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(

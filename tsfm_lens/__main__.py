@@ -1,0 +1,5 @@
+"""``python -m tsfm_lens`` is the command ``tsfm-lens``."""
+
+from tsfm_lens.cli import main
+
+main()
