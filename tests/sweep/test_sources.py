@@ -196,6 +196,20 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
         sets(file(plants / "x*.csv"))
 
 
+def test_windows_that_several_datasets_have_are_told(tmp_path: Path) -> None:
+    days = pd.date_range("2025-01-01", periods=60)
+    first, second = numbers((2, 60))
+    # the end of the first alone, and two that do not change
+    columns = {"a": first, "b": second, "c": first[20:], "flat": 0 * first + 1, "still": 0 * first + 1}
+    for name, values in columns.items():
+        frame = pd.DataFrame({"day": days[-len(values) :], "load": values})
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    read = sets(*(file(tmp_path / f"{name}.csv", horizon=7, windows=2) for name in columns))
+    told = {each.name: [note for note in each.notes if "also in" in note] for each in read}
+    assert [name for name, notes in told.items() if notes] == ["c"]
+    assert told["c"][0].startswith("2 of 2 windows are also in a, ")
+
+
 def test_a_file_is_never_a_bundled_series() -> None:
     with pytest.raises(InputError, match="there is no file 'co2'"):
         sets({"source": "file", "path": "co2", "horizon": 4})

@@ -76,7 +76,7 @@ def proof_dots(ds: xr.Dataset) -> go.Figure:
     """
     segments, unit = segment_words(ds), unit_of(ds) or "data units"
     height = max(230, 74 * len(segments))
-    made = sheet([height], [0.55, 0.45], column_gap=0.14, min_width=720, below=60)
+    made = sheet([height], [0.55, 0.45], column_gap=0.18, min_width=760, below=60)
     shares, change = made
     for place, (name, words, colour) in enumerate(
         (("necessity", "effect lost when cut", VERMILION), ("sufficiency", "effect back when restored", BLUE))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from glob import iglob
 from pathlib import Path
 
+import numpy as np
+
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.dysts_sets import dysts_sets
-from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.data.evaluation import EvaluationSet, Window
 from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
@@ -28,7 +33,43 @@ def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InputError(f"dataset {repeated[0]!r} is in the configuration more than once")
-    return [dataset.sample(config.windows, config.seed) for dataset in sets]
+    sets = [dataset.sample(config.windows, config.seed) for dataset in sets]
+    told = repeats(sets)
+    return [
+        replace(dataset, notes=(*dataset.notes, told[dataset.name])) if dataset.name in told else dataset
+        for dataset in sets
+    ]
+
+
+def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
+    """What is to be said of sets with windows that another one before them has too, by name.
+
+    Intervals take datasets and series for independent, so what is there twice makes them too narrow. A window whose
+    truth does not change is not told from others.
+    """
+    first: dict[bytes, str] = {}
+    told = {}
+    for dataset in sets:
+        steps = [key for window in dataset.windows if (key := _steps(window)) is not None]
+        owners = [first[key] for key in steps if key in first]
+        if owners:
+            others = " and ".join(sorted(set(owners)))
+            told[dataset.name] = (
+                f"{len(owners)} of {len(dataset)} windows are also in {others}, and intervals count them as independent: "
+                "leave one of the datasets out."
+            )
+        for key in steps:
+            first.setdefault(key, dataset.name)
+    return told
+
+
+def _steps(window: Window) -> bytes | None:
+    """What tells the steps of a window from another's: its truth and the end of its context; None if all are alike."""
+    label = np.asarray(window.label, dtype=np.float64)
+    if len(np.unique(label[np.isfinite(label)])) < 2:
+        return None
+    end = np.asarray(window.context[:, -label.shape[1] :], dtype=np.float64)
+    return hashlib.sha256(repr(label.shape).encode() + label.tobytes() + end.tobytes()).digest()
 
 
 def _read(source: Source) -> list[EvaluationSet]:

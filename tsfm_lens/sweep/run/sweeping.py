@@ -13,7 +13,7 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
-from tsfm_lens.sweep.plan.sources import evaluation_sets
+from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
 from tsfm_lens.sweep.plan.spec import Entry, VariantSpec
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, Opened, open_model, run_naive
@@ -218,6 +218,7 @@ def run_sweep(
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
     outcome = Outcome(notes=[f"damaged: {damage}" for damage in store.damaged(move=True)])
+    outcome.notes += [f"{name}: {words}" for name, words in repeats(sweep.sets).items()]
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
