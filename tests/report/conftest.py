@@ -42,6 +42,7 @@ COUNTS = {
     "effects": 2,
     "circuit": 1 + 3 + 1,
     "layers": 3 + 1 + 1,
+    "heads": 1,
     "curves": 1 + 2,
     "heads_at": 1,
     "datasets": 2,

@@ -179,7 +179,8 @@ def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
         ticks = side.ticks(most)
         assert 1 <= len(ticks) <= most + 1
         assert (ticks >= low - 0.5).all()
-        assert (ticks <= high - 0.5).all()
+        # a context may name where it ends, which is step 0
+        assert (ticks <= (high - 0.5 if high else 0)).all()
         assert (ticks == np.round(ticks)).all()
 
 
