@@ -18,7 +18,7 @@ import tsfm_lens
 from tsfm_lens import catalogue, viz
 
 lens = tsfm_lens.load("chronos-nano")
-run = lens.run(tsfm_lens.bundled("co2", "elnino"), {HORIZON}, holdout=True)
+run = lens.run(tsfm_lens.bundled("elnino", "co2"), {HORIZON}, holdout=True)
 work = catalogue.work_on(run)  # what is measured of a run, each once
 """
 DRIVEN = f"""\
@@ -42,7 +42,7 @@ PAIR = f"""\
 import tsfm_lens
 from tsfm_lens import catalogue, viz
 
-series, models = tsfm_lens.bundled("co2", "elnino"), ["chronos-nano", "bolt-nano"]
+series, models = tsfm_lens.bundled("elnino", "co2"), ["chronos-nano", "bolt-nano"]
 works = [catalogue.work_on(tsfm_lens.load(model).run(series, {HORIZON}, holdout=True)) for model in models]
 """
 PAIRED = ("forecast_fan", "head_entropy_map", "stable_rank_map", "similarity_map")
@@ -149,7 +149,7 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     model, data = (
         ("chronos2-nano", "people.csv --target people --known weekend")
         if driven
-        else ("chronos-nano", "bundled:co2,elnino")
+        else ("chronos-nano", "bundled:elnino,co2")
     )
     return Scene(
         DRIVEN if driven else CHRONOS,
@@ -161,7 +161,7 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
     each = f'viz.{figure.name}(work.result("{measurement.kind}"))'
-    command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:co2,elnino --horizon {HORIZON}"
+    command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
     return Scene(PAIR, f'viz.side_by_side([{each} for work in works], models, "{title}")', command)
 
@@ -177,7 +177,7 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
         return Scene(WATCHED, f"viz.{figure.name}(watch.dataset())")
     if measurement.across:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
-        command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:co2"
+        command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
         return Scene(_ROOMS, f"viz.{figure.name}(probes.{measurement.across}([{models}]))", command)
     lines = [example.source for example in doctest.DocTestParser().get_examples(getattr(viz, figure.name).__doc__)]
     # what the test compares is the title, or a number of marks

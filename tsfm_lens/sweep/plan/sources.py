@@ -55,8 +55,8 @@ def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
         if owners:
             others = " and ".join(sorted(set(owners)))
             told[dataset.name] = (
-                f"{len(owners)} of {len(dataset)} windows are also in {others}, and intervals count them as independent: "
-                "leave one of the datasets out."
+                f"{len(owners)} of {len(dataset)} windows are also in {others}, and intervals count them as "
+                "independent: leave one of the datasets out."
             )
         for key in steps:
             first.setdefault(key, dataset.name)
