@@ -41,7 +41,12 @@ def specimens(source: str, case: str) -> dict[str, Any]:
         return _elsewhere(case)
     if case in ("plain", "long"):
         return measured(source, case)
-    several = {name: ds for name, ds in measured(source, "long").items() if ds.sizes.get("series", 0) > 1}
+    # the series of an explained item are its variates, of which none can be taken out or shown twice
+    several = {
+        name: ds
+        for name, ds in measured(source, "long").items()
+        if ds.sizes.get("series", 0) > 1 and "segment" not in ds.dims
+    }
     return {name: ds.isel(series=[0]) if case == "one" else _tiled(ds) for name, ds in several.items()}
 
 
