@@ -59,6 +59,12 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     assert "quantile 0.9, step 2" in other.layout.title.text + other.layout.meta.get("subtitle", "")
 
 
+@pytest.mark.parametrize("name", ["input_timeline", "input_waterfall", "input_map"])
+def test_an_item_without_one_of_its_series_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="tell of 2 series, of which 1 are left"):
+        getattr(viz, name)(results()["exact"].isel(series=[0]))
+
+
 def test_a_single_step_is_drawn() -> None:
     ds = results()["exact"].isel(step=[0])
     fig = viz.input_timeline(ds)

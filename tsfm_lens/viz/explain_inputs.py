@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import (
@@ -214,6 +215,7 @@ class _Part:
     """
 
     def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
+        _refuse_without_its_series(ds)
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.level = median_position(levels) if quantile is None else position(ds, "quantile", str(quantile))
@@ -286,6 +288,16 @@ class _Part:
         """A series of the item: its variate, or its id where it is alone."""
         variates = names(self._ds.swap_dims(series="variate"), "variate") if "variate" in self._ds.coords else []
         return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
+
+
+def _refuse_without_its_series(ds: xr.Dataset) -> None:
+    """Refuse a result from which series were taken out: its segments still tell of them."""
+    needed = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
+    if needed > ds.sizes.get("series", 0):
+        raise InputError(
+            f"the segments of this explanation tell of {needed} series, of which {ds.sizes.get('series', 0)} are left; "
+            "an explained item is drawn whole, with every series"
+        )
 
 
 def method_words(attrs: Mapping[str, Any]) -> str:
