@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tsfm_lens import probes, viz
 from tsfm_lens.catalogue import find
 from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.training import read_log
 from tsfm_lens.training.state import LOG
 from tsfm_lens.zoo.corpus import Corpus
 from tsfm_lens.zoo.history import TrainingHistory, main, untrained
@@ -134,3 +135,13 @@ def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corp
     with xr.open_dataset(tmp_path / "history.nc", engine="scipy") as data:
         assert (data.attrs["kind"], data.attrs["model"]) == ("training_history", "bolt-nano")
     assert [path.name for path in tmp_path.glob("history.nc*")] == ["history.nc"]
+
+
+def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    first, second = patch_recipe.stages
+    plan = patch_recipe.model_copy(update={"stages": (first, second.model_copy(update={"start": 4, "log_floor": 0.1}))})
+    Trainer(plan, tmp_path, corpus, device="cpu").run(quiet=True)
+    steps = [line["step"] for line in read_log(tmp_path / LOG)]
+    history = TrainingHistory(tmp_path)
+    assert list(history.losses) == [step for step in steps if step <= 4]
+    assert max(steps) == 8

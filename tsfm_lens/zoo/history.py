@@ -51,7 +51,8 @@ class TrainingHistory(Mapping[int, Lens]):
 
     Attributes:
         recipe: what was trained.
-        losses: mean training loss of the steps since the last entry, by step.
+        losses: mean training loss of the steps since the last entry, by step; those of a stage that counts rows by
+            their logarithm are another measure and left out.
 
     Raises:
         CheckpointError: the folder has no run, or no checkpoints.
@@ -66,7 +67,8 @@ class TrainingHistory(Mapping[int, Lens]):
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
-        self.losses = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
+        found = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
+        self.losses = {step: loss for step, loss in found.items() if not self.recipe.stage(step - 1).log_floor}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -102,7 +104,9 @@ def main(
     part = out.with_name(f"{out.name}.part")
     measured.to_netcdf(part, engine="scipy")
     part.replace(out)
-    console().print(f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps 0 to {max(history)}")
+    console().print(
+        f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps {min(history)} to {max(history)}"
+    )
 
 
 if __name__ == "__main__":

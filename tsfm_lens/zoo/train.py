@@ -241,6 +241,8 @@ def main(
     ] = None,
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
+    if start is not None and (resume or end_within):
+        raise InputError("--start begins a second leg and goes with neither --resume nor --end-within")
     torch.set_num_threads(threads)
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)

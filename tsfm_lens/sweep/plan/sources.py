@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from glob import iglob
 from pathlib import Path
 
@@ -33,12 +32,7 @@ def evaluation_sets(config: SweepConfig) -> list[EvaluationSet]:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise InputError(f"dataset {repeated[0]!r} is in the configuration more than once")
-    sets = [dataset.sample(config.windows, config.seed) for dataset in sets]
-    told = repeats(sets)
-    return [
-        replace(dataset, notes=(*dataset.notes, told[dataset.name])) if dataset.name in told else dataset
-        for dataset in sets
-    ]
+    return [dataset.sample(config.windows, config.seed) for dataset in sets]
 
 
 def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:

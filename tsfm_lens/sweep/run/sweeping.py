@@ -80,6 +80,7 @@ class Sweep:
         self.config = config
         # what is wrong with data, models or variants shows before anything is written
         self.sets = evaluation_sets(config)
+        self.repeats = repeats(self.sets)
         self.lenses = {model.title: open_model(model, device) for model in config.models}
         self.models = {
             model.title: ModelCells(config, model, self.lenses[model.title], self.sets) for model in config.models
@@ -149,7 +150,7 @@ class Sweep:
                     "freq": dataset.freq,
                     "windows": len(dataset),
                     "series": dataset.n_series,
-                    "notes": list(dataset.notes),
+                    "notes": [*dataset.notes, *([self.repeats[dataset.name]] if dataset.name in self.repeats else [])],
                 }
                 for dataset in self.sets
             ],
@@ -218,7 +219,7 @@ def run_sweep(
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
     outcome = Outcome(notes=[f"damaged: {damage}" for damage in store.damaged(move=True)])
-    outcome.notes += [f"{name}: {words}" for name, words in repeats(sweep.sets).items()]
+    outcome.notes += [f"{name}: {words}" for name, words in sweep.repeats.items()]
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
