@@ -11,6 +11,7 @@ import torch
 from chronos import BaseChronosPipeline
 from chronos.chronos import ChronosConfig
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
@@ -22,13 +23,14 @@ from tsfm_lens.zoo.objectives import (
     FAR,
     blank_inputs,
     ordinal_cross_entropy,
+    own_forecasts,
     patch_loss,
     step_weights,
     token_loss,
     token_step_losses,
 )
 from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Restart, Stage, TrainingRecipe, recipe
-from tsfm_lens.zoo.train import Trainer, build_model, ordinal_embedding
+from tsfm_lens.zoo.train import Trainer, build_model, main, ordinal_embedding
 
 
 def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
@@ -147,6 +149,61 @@ def test_blanking_leaves_the_labels_alone(token_recipe: TrainingRecipe) -> None:
     assert not torch.allclose(*lost)
 
 
+def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Four rows of twelve tokens, two of them without the first five."""
+    ids = torch.randint(3, 64, (4, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[2:, :5] = 0
+    return {"states": model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state, "mask": mask}
+
+
+def test_a_share_of_the_rows_is_led_by_the_models_own_forecast(token_recipe: TrainingRecipe) -> None:
+    config = token_recipe.config | {"chronos_config": token_recipe.config["chronos_config"] | {"top_k": 1}}
+    model = build_model(token_recipe.model_copy(update={"config": config})).eval()
+    inputs = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.full((4, 7), 9)], 1)
+    given = encoded(model)
+    led = own_forecasts(model, inputs, given, 1.0, seed=0)
+    # with one token to choose from it is the forecast that always takes the likeliest value, here without a cache
+    wanted = inputs[:, :1]
+    for _ in range(7):
+        logits = model(
+            encoder_outputs=(given["states"],), attention_mask=given["mask"], decoder_input_ids=wanted
+        ).logits
+        wanted = torch.cat([wanted, logits[:, -1:, 3:].argmax(-1) + 3], 1)
+    assert torch.equal(led, wanted)
+    assert torch.equal(own_forecasts(model, inputs, given, 0.0, seed=0), inputs)
+    some = own_forecasts(model, inputs, given, 0.5, seed=1)
+    replaced = (some != inputs).any(1)
+    assert 0 < replaced.sum() < 4
+    assert torch.equal(some, torch.where(replaced[:, None], wanted, inputs))
+
+
+def test_own_forecasts_are_drawn_as_the_pipeline_draws(token_recipe: TrainingRecipe) -> None:
+    config = token_recipe.config | {"chronos_config": token_recipe.config["chronos_config"] | {"top_k": 3}}
+    model = build_model(token_recipe.model_copy(update={"config": config})).eval()
+    given, draws = {name: part[:1].expand(4000, *part.shape[1:]) for name, part in encoded(model).items()}, 4000
+    inputs = torch.zeros(draws, 2, dtype=torch.long)
+    first = own_forecasts(model, inputs, given, 1.0, seed=0)[:, 1]
+    one = {"encoder_outputs": (given["states"][:1],), "attention_mask": given["mask"][:1]}
+    likeliest = model(**one, decoder_input_ids=inputs[:1, :1]).logits[0, 0, 3:].topk(3)
+    assert set(first.tolist()) == set((likeliest.indices + 3).tolist())
+    for token, share in zip(likeliest.indices + 3, likeliest.values.softmax(-1).tolist(), strict=True):
+        found = (first == token).double().mean().item()
+        assert found == pytest.approx(share, abs=5 * (share * (1 - share) / draws) ** 0.5)
+
+
+def test_what_the_model_draws_changes_its_inputs_and_not_its_labels(token_recipe: TrainingRecipe) -> None:
+    model = build_model(token_recipe).eval()
+    past, future = torch.randn(40, 24), torch.randn(40, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
+    led, truth = (
+        token_step_losses(model, past, future, one) for one in (stage, stage.model_copy(update={"rollout": 0}))
+    )
+    # at the first step the inputs are the start in both cases
+    assert_close(led[0], truth[0], depth=100)
+    assert not torch.allclose(led[1:], truth[1:])
+
+
 def test_the_rate_rises_stays_and_falls() -> None:
     plan = CHRONOS_NANO.model_copy(update={"warmup": 100, "decay": 400, "steps": 1000, "learning_rate": 2.0})
     rates = [plan.rate(step) for step in (0, 49, 99, 500, 599, 799, 999)]
@@ -240,6 +297,10 @@ def test_what_no_second_leg_starts_from_is_refused(
     plan = patch_recipe.model_copy(update={"restart": Restart(at=4, learning_rate=1e-3, decay=4)})
     with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
         Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
+    for other in ({"resume": True}, {"end_within": 5}):
+        with pytest.raises(InputError, match="--start begins a second leg"):
+            main("bolt-nano", tmp_path / "run", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

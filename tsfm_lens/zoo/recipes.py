@@ -55,9 +55,11 @@ class Stage(BaseModel):
 
     For token models `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label;
     `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps; `blank` is the
-    share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself.
+    share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself;
+    a share `rollout` of the rows are led by the model's own forecast alone.
     For patch models a `log_floor` above 0 lets each row count by the logarithm of its loss plus this floor.
-    For models with covariates `rows` counts groups of three series.
+    Of the rows that are given a level, the share `far` stands far from 0 for its spread. For models with covariates
+    `rows` counts groups of three series, and `far` changes nothing, for these groups are given their levels later.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,7 +73,9 @@ class Stage(BaseModel):
     first_weight: float = 1.0
     blank: float = Field(default=0.0, ge=0, lt=1)
     own_share: float = Field(default=0.0, ge=0, le=1)
+    rollout: float = Field(default=0.0, ge=0, le=1)
     log_floor: float = Field(default=0.0, ge=0)
+    far: float = Field(default=0.25, ge=0, le=1)
 
 
 class Restart(BaseModel):
@@ -197,6 +201,8 @@ NEIGHBOURS: tuple[tuple[int, int, float], ...] = ((1, 0, 4.0), (2, 1, 4.0), (3, 
 
 CHRONOS_SHAPE: dict[str, Any] = {"context": 128, "horizon": 24, "rows": 32, "first_weight": 2.0, "mix": WIDE_MIX}
 
+CHRONOS_LATER: dict[str, Any] = CHRONOS_SHAPE | {"mix": SEASON_MIX, "smoothing": 0.5, "far": 0.5}
+
 CHRONOS_NANO = TrainingRecipe(
     name="chronos-nano",
     kind="token",
@@ -225,10 +231,13 @@ CHRONOS_NANO = TrainingRecipe(
         Stage(start=1_200, smoothing=2.5, **CHRONOS_SHAPE),
         Stage(start=13_000, smoothing=2.5, own_share=0.6, **CHRONOS_SHAPE),
         Stage(start=23_000, smoothing=0.7, own_share=0.6, **CHRONOS_SHAPE),
+        Stage(start=26_000, own_share=0.6, **CHRONOS_LATER),
+        Stage(start=34_400, rollout=0.75, **CHRONOS_LATER),
     ),
-    steps=26_000,
+    steps=54_000,
     decay=4_000,
     learning_rate=3e-3,
+    restart=Restart(at=26_000, learning_rate=1.5e-3, decay=28_000),
     corpus=CORPUS,
     finest=24.0,
     encoder_bias=NEIGHBOURS,

@@ -19,6 +19,9 @@ SHARE_SHORT = 0.2
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one corpus."""
 
+FAR_SHARE = 0.25
+"""Share of the rows with a level of their own that stand far from 0 for their spread."""
+
 NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
 
@@ -69,9 +72,13 @@ class SeriesSource:
         return Crops(rows, starts, strides)
 
     def batch(
-        self, step: int, *, mix: Mapping[str, float], rows: int, context: int, horizon: int
+        self, step: int, *, mix: Mapping[str, float], rows: int, context: int, horizon: int, far: float = FAR_SHARE
     ) -> tuple[Tensor, Tensor]:
-        """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there."""
+        """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
+
+        Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
+        temperatures in kelvin or prices do.
+        """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
         crops = self.choose(mix, rng, rows, length)
@@ -80,8 +87,7 @@ class SeriesSource:
         weights[~mixed] = (1.0, 0.0, 0.0)
         noise = rng.standard_normal((rows, length), dtype=np.float32)
         spread = rng.choice(NOISE, (rows, 1))
-        # one row in four stands far from 0 for its spread, as temperatures in kelvin or prices do
-        level = np.where(rng.random(rows) < 0.25, 10 ** rng.uniform(0.3, 2.3, rows), rng.normal(0, 2.0, rows))
+        level = np.where(rng.random(rows) < far, 10 ** rng.uniform(0.3, 2.3, rows), rng.normal(0, 2.0, rows))
         level = level * (rng.random(rows) < 0.6)
         sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
         unit = np.exp(rng.normal(0, 2.0, rows))
