@@ -299,8 +299,8 @@ def test_what_no_second_leg_starts_from_is_refused(
         Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
     for other in ({"resume": True}, {"end_within": 5}):
         with pytest.raises(InputError, match="--start begins a second leg"):
-            main("bolt-nano", tmp_path / "run", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
-    assert not (tmp_path / "run").exists()
+            main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
+    assert not (tmp_path / "never").exists()
 
 
 def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """What a token checkpoint holds inside: induction heads, sharp heads, and what copying loses without them.
 
-``python -m tsfm_lens.zoo.mechanisms [FOLDER]`` prints the table of the card.
+``python -m tsfm_lens.zoo.mechanisms [MODEL]`` prints the table of the card.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import torch
+import typer
 import xarray as xr
+from rich.table import Table
 
 from tsfm_lens.ablation import Variant, point_forecasts
 from tsfm_lens.console import console
@@ -20,6 +22,7 @@ from tsfm_lens.hooks import Component
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import head_entropy, repeated_tokens
+from tsfm_lens.training.command import run_command
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,18 @@ def _head(lens: Lens, layer: int, head: int) -> Component:
     return Component(lens.wiring.output_stack.name, int(layer), "cross_attn", int(head))
 
 
-def main() -> None:
-    """Print the table."""
-    from rich.table import Table
-
-    lens = load(sys.argv[1] if len(sys.argv) > 1 else "chronos-nano")
-    scores = measure(lens)
+def main(
+    model: Annotated[str, typer.Argument(help="name or folder of a token model")] = "chronos-nano",
+    repeats: Annotated[int, typer.Option(min=2, help="times that a motif is shown; the paper's are 4")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+) -> None:
+    """Print what each cross-attention head of a token model does, and what copying loses without it."""
+    torch.set_num_threads(threads)
+    lens = load(model)
+    scores = measure(lens, repeats=repeats)
     out = console(width=120)
     table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
+    table.columns[0].no_wrap = True
     for layer, head in np.ndindex(*scores.alone.shape):
         component = _head(lens, layer, head)
         kinds = [kind for kind in ("induction", "sharp") if component in getattr(scores, kind)]
@@ -133,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
