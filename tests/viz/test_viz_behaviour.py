@@ -24,11 +24,11 @@ from tsfm_lens.viz.theme import PALE
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
     # two instances, since heads share their attention among all that there are
-    induction = probes.repeated_tokens(lens, repeats=2, n_sequences=8, prefix_from=0.38, offset=1, positions="all")
+    induction = probes.repeated_tokens(lens, repeats=2, n_sequences=8, prefix_from=0.32, offset=1, positions="all")
     entropy = probes.head_entropy(lens.run(series, 12))
     return {
         "induction": induction,
-        "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.38),
+        "overlap": probes.induction_overlap(induction, entropy, prefix_from=0.32),
         "motif": probes.repeated_motif(load("bolt-nano"), n_series=4),
         "parroting": probes.head_parroting(load("bolt-nano").run(*parts(), truth=bundled("co2", "nile").split(8)[1])),
         "thought": probes.lines_of_thought(lens.run(bundled("elnino", "inflation").tail(96), 12)),
@@ -62,7 +62,7 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     count = f"{int(surely.sum())} of 12"
     assert f"{count} cross-attention heads beyond doubt" in fig.layout.meta["title"]
     assert read_induction(ds)[0].startswith(f"{count} heads are induction heads beyond doubt")
-    assert "0.38" in fig.layout.meta["subtitle"]
+    assert "0.32" in fig.layout.meta["subtitle"]
     assert "these sequences do not tell" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
     assert len(coloured(viz.induction_maps(ds.drop_vars("entropy")))) == 2
@@ -106,7 +106,7 @@ def test_threshold_maps_hold_the_sweeps() -> None:
     np.testing.assert_array_equal(maps[1].z, ds["sweep_induction_given_sharp"])
     np.testing.assert_array_equal(maps[2].z, ds["sweep_proportion_induction"])
     marks = [(trace.x[0], trace.y[0]) for trace in fig.data if trace.type == "scatter"]
-    assert marks == [(0.38, 2.0), (0.38, 2.0), (0.38, 2.0)]
+    assert marks == [(0.38, 2.0), (0.38, 2.0), (0.32, 2.0)]
     assert fig.layout.plot_bgcolor == PALE
     with pytest.raises(InputError, match="induction_maps draws that kind"):
         viz.overlap_thresholds(results()["induction"])
