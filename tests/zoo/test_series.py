@@ -16,6 +16,7 @@ from tsfm_lens.zoo.chaos import logistic_series, lorenz, rk4, roessler
 from tsfm_lens.zoo.corpus import LENGTH, REAL, Corpus, build_corpus, load_corpus, real_rows
 from tsfm_lens.zoo.covariates import covariate_batch, standardised
 from tsfm_lens.zoo.kernelsynth import PERIODS, compose, kernel_bank, kernelsynth
+from tsfm_lens.zoo.recipes import FAR_SHARE
 from tsfm_lens.zoo.source import SeriesSource
 from tsfm_lens.zoo.tsmixup import draw_weights, tsmixup
 
@@ -185,7 +186,7 @@ def test_a_stated_share_of_the_rows_with_a_level_stands_far_from_zero(source: Se
     share, deviation = 0.6 * np.log(10) / np.log(100), (0.3 * 0.7 / 1000) ** 0.5
     np.testing.assert_allclose(beyond, [0.0, 0.5 * share, share], atol=5 * deviation)
     usual = source.batch(0, **sizes)[1]
-    assert torch.equal(usual, source.batch(0, far=0.25, **sizes)[1])
+    assert torch.equal(usual, source.batch(0, far=FAR_SHARE, **sizes)[1])
 
 
 def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> None:

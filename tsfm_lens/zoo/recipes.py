@@ -49,6 +49,9 @@ SEASON_MIX: dict[str, float] = WIDE_MIX | {
 }
 """As `WIDE_MIX`, with seasons and repeated motifs weighing as much as all the rest."""
 
+FAR_SHARE = 0.25
+"""Share of the rows with a level of their own that stand far from 0 for their spread."""
+
 
 class Stage(BaseModel):
     """One leg of a curriculum, from step `start` until the next stage starts.
@@ -75,7 +78,7 @@ class Stage(BaseModel):
     own_share: float = Field(default=0.0, ge=0, le=1)
     rollout: float = Field(default=0.0, ge=0, le=1)
     log_floor: float = Field(default=0.0, ge=0)
-    far: float = Field(default=0.25, ge=0, le=1)
+    far: float = Field(default=FAR_SHARE, ge=0, le=1)
 
 
 class Restart(BaseModel):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.zoo.corpus import LENGTH, Corpus
+from tsfm_lens.zoo.recipes import FAR_SHARE
 from tsfm_lens.zoo.tsmixup import MAX_SERIES, draw_weights, tsmixup
 
 SHARE_SHORT = 0.2
@@ -18,9 +19,6 @@ SHARE_SHORT = 0.2
 
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one corpus."""
-
-FAR_SHARE = 0.25
-"""Share of the rows with a level of their own that stand far from 0 for their spread."""
 
 NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
