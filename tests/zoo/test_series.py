@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,28 @@ def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) ->
     assert all(np.abs(spread - level).min() < 0.02 for level in (0.05, 0.15, 0.3))
     correlations = [np.corrcoef(row[1:], row[:-1])[0, 1] for row in steps]
     assert abs(np.mean(correlations)) < 0.02
+
+
+class FirstChoice(np.random.Generator):
+    """Draws that take the first of every choice, and start at 0."""
+
+    def choice(self, a: Sequence[float], size: object) -> np.ndarray:  # type: ignore[override]
+        return np.full(size, a[0])
+
+    def integers(self, low: np.ndarray) -> np.ndarray:  # type: ignore[override]
+        return np.zeros_like(low)
+
+
+def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
+    series = mixture.day_types(FirstChoice(np.random.PCG64(0)), 40, 40 * 168)
+    weeks = series.reshape(40, 40, 7, 24)
+    noise = weeks.std(axis=1).mean(axis=(1, 2))
+    days = weeks.mean(axis=1)
+    work, rest = days[:, :5], days[:, 5:]
+    for alike in (work, rest):
+        apart = np.abs(alike - alike.mean(axis=1, keepdims=True)).mean(axis=(1, 2))
+        assert (apart < noise).all()
+    assert (np.abs(work.mean(axis=1) - rest.mean(axis=1)).mean(axis=1) > 3 * noise).mean() > 0.9
 
 
 @pytest.mark.parametrize("name", list(mixture.FAMILIES))

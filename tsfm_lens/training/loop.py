@@ -168,7 +168,9 @@ class Training:
         return first[0]
 
     def _trained(self) -> list[Tensor]:
-        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        # a weight may stand in the groups of two optimisers, and its gradient must be clipped once
+        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
+        return list({id(weight): weight for weight in weights}.values())
 
     def _after(self) -> None:
         """What a step is followed by: a snapshot, an evaluation, the callbacks."""

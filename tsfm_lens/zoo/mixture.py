@@ -180,6 +180,22 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
     return together + rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
 
 
+def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Weeks of working days and days off, a shape for each, every day a little busier or quieter: traffic, footfall."""
+    steps = rng.choice([24, 24, 24, 12, 48, 8], count)
+    work, rest = _smooth_shapes(rng, steps), _smooth_shapes(rng, steps)
+    alike = rng.uniform(0, 1, (count, 1))
+    rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
+    start = rng.integers(7 * steps)
+    day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
+    resting = day % 7 >= rng.choice([5, 5, 6], (count, 1))
+    shape = np.where(resting, tile(rest, steps, start, length), tile(work, steps, start, length))
+    busy = rng.standard_normal((count, int(day.max()) + 1)) * rng.choice([0.0, 0.1, 0.3], (count, 1))
+    noise = rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
+    together = shape + np.take_along_axis(busy, day, axis=1) + noise
+    return np.where(rng.random((count, 1)) < 0.5, together, np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together))
+
+
 def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
     """Counts: Poisson around a season, from mostly zero to dozens."""
     rate = np.exp(rng.uniform(np.log(0.3), np.log(60.0), (count, 1)) + 0.6 * _any_season(rng, count, length))
@@ -205,6 +221,7 @@ FAMILIES: Mapping[str, Generator] = {
     "seasonal": seasonal,
     "seasonal_walk": seasonal_walk,
     "double_season": double_season,
+    "day_types": day_types,
     "intermittent": intermittent,
     "autoregressive": autoregressive,
     "random_walk": random_walk,

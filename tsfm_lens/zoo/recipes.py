@@ -49,6 +49,9 @@ SEASON_MIX: dict[str, float] = WIDE_MIX | {
 }
 """As `WIDE_MIX`, with seasons and repeated motifs weighing as much as all the rest."""
 
+WEEK_MIX: dict[str, float] = SEASON_MIX | {"day_types": 5}
+"""As `SEASON_MIX`, with weeks of working days and days off."""
+
 FAR_SHARE = 0.25
 """Share of the rows with a level of their own that stand far from 0 for their spread."""
 
@@ -82,13 +85,17 @@ class Stage(BaseModel):
 
 
 class Restart(BaseModel):
-    """A second leg: from step `at` on the rate rises again, up to `learning_rate`, and falls over the last `decay`."""
+    """Another leg: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`.
+
+    With the optimizer "Muon" the matrices of the layers are moved by it, the rest by AdamW as before.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     at: int = Field(gt=0)
     learning_rate: float = Field(gt=0)
     decay: int = Field(ge=0)
+    optimizer: Literal["AdamW", "Muon"] = "AdamW"
 
 
 SKETCHES = ("by head", "shared")
@@ -111,15 +118,15 @@ class AttentionRank(BaseModel):
 
 
 class TrainingRecipe(BaseModel):
-    """A reproducible training run; steps are optimiser steps, rates are AdamW's.
+    """A reproducible training run; steps are optimiser steps.
 
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
-    run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before a `restart` it falls
-    as at the end. `corpus` has the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a
-    token model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative
-    position biases before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model
-    an embedding of that rank, of Chebyshev polynomials of the bins' values, which is not trained; `attention_levels`
-    lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
+    run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts` it
+    falls as at the end. `corpus` has the rows of each synthetic family. `finest` is the shortest wavelength, in bins,
+    of a token model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's
+    relative position biases before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a
+    token model an embedding of that rank, of Chebyshev polynomials of the bins' values, which is not trained;
+    `attention_levels` lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -140,43 +147,51 @@ class TrainingRecipe(BaseModel):
     attention_rank: AttentionRank | None = None
     vocabulary_rank: int | None = None
     attention_levels: tuple[int, ...] = ()
-    restart: Restart | None = None
+    restarts: tuple[Restart, ...] = ()
     seed: int = 0
 
     def stage(self, step: int) -> Stage:
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]
 
+    def restarts_within(self) -> tuple[Restart, ...]:
+        """Those of the restarts that come before the last step."""
+        return tuple(restart for restart in self.restarts if restart.at < self.steps)
+
+    def by_muon(self, step: int) -> bool:
+        """Whether the leg of `step` moves the matrices of the layers by Muon."""
+        begun = [restart for restart in self.restarts if restart.at <= step]
+        return bool(begun) and begun[-1].optimizer == "Muon"
+
     def rate(self, step: int) -> float:
         """Learning rate at `step`."""
         first, last, peak, decay = 0, self.steps, self.learning_rate, self.decay
-        if self.restart is not None and step < self.restart.at:
-            last = min(self.steps, self.restart.at)
-        elif self.restart is not None:
-            first, peak, decay = self.restart.at, self.restart.learning_rate, self.restart.decay
+        for restart in self.restarts_within():
+            if step < restart.at:
+                last = restart.at
+                break
+            first, peak, decay = restart.at, restart.learning_rate, restart.decay
         up = min(1.0, (step - first + 1) / self.warmup)
         down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
         return peak * up * (1.0 - down)
 
     def ending(self, step: int, decay: int) -> TrainingRecipe:
         """The recipe that stood at `step` and now ends within `decay` steps: its leg's last stage, the rate falling."""
-        restart, stages = self.restart, self.stages
-        if restart is not None and step < restart.at:
-            stages = tuple(stage for stage in stages if stage.start < restart.at)
-            restart = None
-        elif restart is not None:
-            restart = restart.model_copy(update={"decay": decay})
+        begun = tuple(restart for restart in self.restarts if restart.at <= step)
+        later = [restart.at for restart in self.restarts if restart.at > step]
+        stages = [stage for stage in self.stages if not later or stage.start < later[0]]
         last = stages[-1].model_copy(update={"start": step})
-        kept = (*(stage for stage in stages if stage.start < step), last)
-        return self.model_copy(
-            update={"steps": step + decay, "stages": kept, "restart": restart}
-            | ({"decay": decay} if restart is None else {})
-        )
+        changes = {"steps": step + decay, "stages": (*(stage for stage in stages if stage.start < step), last)}
+        if begun:
+            changes["restarts"] = (*begun[:-1], begun[-1].model_copy(update={"decay": decay}))
+        else:
+            changes |= {"restarts": (), "decay": decay}
+        return self.model_copy(update=changes)
 
 
 QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
 
-CORPUS: dict[str, int] = dict.fromkeys(HOME_MIX, 2_000) | {"kernelsynth": 2_000, "chaotic": 500}
+CORPUS: dict[str, int] = dict.fromkeys([*HOME_MIX, "day_types", "kernelsynth"], 2_000) | {"chaotic": 500}
 """Rows of each family."""
 
 
@@ -206,6 +221,8 @@ CHRONOS_SHAPE: dict[str, Any] = {"context": 128, "horizon": 24, "rows": 32, "fir
 
 CHRONOS_LATER: dict[str, Any] = CHRONOS_SHAPE | {"mix": SEASON_MIX, "smoothing": 0.5, "far": 0.5}
 
+CHRONOS_LONG: dict[str, Any] = CHRONOS_LATER | {"mix": WEEK_MIX, "context": 256, "rows": 16}
+
 CHRONOS_NANO = TrainingRecipe(
     name="chronos-nano",
     kind="token",
@@ -221,7 +238,7 @@ CHRONOS_NANO = TrainingRecipe(
             "eos_token_id": 1,
             "use_eos_token": True,
             "model_type": "seq2seq",
-            "context_length": 128,
+            "context_length": 256,
             "prediction_length": 24,
             "num_samples": 20,
             "temperature": 1.0,
@@ -236,11 +253,15 @@ CHRONOS_NANO = TrainingRecipe(
         Stage(start=23_000, smoothing=0.7, own_share=0.6, **CHRONOS_SHAPE),
         Stage(start=26_000, own_share=0.6, **CHRONOS_LATER),
         Stage(start=34_400, rollout=0.75, **CHRONOS_LATER),
+        Stage(start=54_000, rollout=0.75, **CHRONOS_LONG),
     ),
-    steps=54_000,
+    steps=68_000,
     decay=4_000,
     learning_rate=3e-3,
-    restart=Restart(at=26_000, learning_rate=1.5e-3, decay=28_000),
+    restarts=(
+        Restart(at=26_000, learning_rate=1.5e-3, decay=28_000),
+        Restart(at=54_000, learning_rate=1e-3, decay=14_000, optimizer="Muon"),
+    ),
     corpus=CORPUS,
     finest=24.0,
     encoder_bias=NEIGHBOURS,
@@ -256,7 +277,7 @@ BOLT_NANO = TrainingRecipe(
         "chronos_pipeline_class": "ChronosBoltPipeline",
         "reg_token_id": 1,
         "chronos_config": {
-            "context_length": 256,
+            "context_length": 512,
             "prediction_length": 32,
             "input_patch_size": 4,
             "input_patch_stride": 4,
@@ -270,11 +291,15 @@ BOLT_NANO = TrainingRecipe(
         Stage(start=1_600, context=128, horizon=32, rows=96, mix=WIDE_MIX),
         Stage(start=6_000, context=256, horizon=32, rows=64, mix=WIDE_MIX),
         Stage(start=40_000, context=256, horizon=32, rows=64, mix=SEASON_MIX, log_floor=0.03),
+        Stage(start=60_000, context=512, horizon=32, rows=32, mix=WEEK_MIX, log_floor=0.03),
     ),
-    steps=60_000,
+    steps=80_000,
     decay=4_000,
     learning_rate=3e-3,
-    restart=Restart(at=40_000, learning_rate=2e-3, decay=20_000),
+    restarts=(
+        Restart(at=40_000, learning_rate=2e-3, decay=20_000),
+        Restart(at=60_000, learning_rate=1e-3, decay=20_000),
+    ),
     corpus=CORPUS,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )

@@ -6,6 +6,7 @@ CPU thread, ends with the weights of a run that was never stopped, because a bat
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export, native_model, open_pipeline
 from tsfm_lens.zoo.narrow import factorise_attention, fix_vocabulary
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
+from tsfm_lens.zoo.optimizer import BETAS, MuonAdamW
 from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
 from tsfm_lens.zoo.scores import score_by_levels
@@ -160,8 +162,9 @@ class RecipeTask:
 def _plan(recipe: TrainingRecipe) -> Plan:
     steps = np.geomspace(max(1, recipe.steps // 400), recipe.steps, CHECKPOINTS - 1)
     kept = {0, *(round(step) for step in steps)}
-    if recipe.restart is not None and recipe.restart.at < recipe.steps:
-        kept |= {round(step) for step in np.linspace(recipe.restart.at, recipe.steps, LATER_CHECKPOINTS)}
+    begun = [restart.at for restart in recipe.restarts_within()]
+    for first, last in pairwise([*begun, recipe.steps]):
+        kept |= {round(step) for step in np.linspace(first, last, LATER_CHECKPOINTS)}
     return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(kept)), clip=GRADIENT_NORM)
 
 
@@ -185,10 +188,13 @@ class Trainer(Training):
 
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
         task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        rate, decay = recipe.learning_rate, recipe.weight_decay
         free = [weight for weight in task.model.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(
-            free, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.98)
-        )
+        optimizer: torch.optim.Optimizer
+        if any(restart.optimizer == "Muon" for restart in recipe.restarts):
+            optimizer = MuonAdamW(task.model, lr=rate, weight_decay=decay)
+        else:
+            optimizer = torch.optim.AdamW(free, lr=rate, weight_decay=decay, betas=BETAS)
         super().__init__(task, optimizer, _plan(recipe), out, rate=recipe.rate)
 
     @property
@@ -196,21 +202,30 @@ class Trainer(Training):
         """What is trained."""
         return self.task.recipe
 
+    def train_step(self) -> Tensor:
+        """Do one step of the optimiser of its leg; return its loss, still on the device."""
+        if isinstance(self.optimizer, MuonAdamW):
+            self.optimizer.turn(to_muon=self.recipe.by_muon(self.step))
+        return super().train_step()
+
     def go_on_from(self, checkpoint: Path) -> None:
-        """Take the weights of a native checkpoint for those that stood at the recipe's restart.
+        """Take the weights of a native checkpoint for those that stood at the recipe's last restart.
 
         Raises:
             InputError: the recipe has none.
             CheckpointError: the folder holds no checkpoint of this recipe.
         """
-        if self.recipe.restart is None or self.recipe.restart.at >= self.recipe.steps:
+        begun = self.recipe.restarts_within()
+        if not begun:
             raise InputError(f"{self.recipe.name} is trained in one leg of {self.recipe.steps} steps, from its first")
         weights = native_model(open_pipeline(checkpoint)).state_dict()
         shapes = {name: part.shape for name, part in self.model.state_dict().items()}
         if {name: part.shape for name, part in weights.items()} != shapes:
-            raise CheckpointError(f"{checkpoint} has other weights than {self.recipe.name}; give one of its first leg")
+            raise CheckpointError(
+                f"{checkpoint} has other weights than {self.recipe.name}; give one of its leg before the last"
+            )
         self.model.load_state_dict(weights)
-        self.step = self.recipe.restart.at
+        self.step = begun[-1].at
         self._after()
 
     def end_within(self, steps: int, out: Path) -> None:
@@ -233,7 +248,7 @@ def main(
     resume: Annotated[bool, typer.Option(help="go on from the state in --out")] = False,
     start: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="checkpoint of the first leg, from which the second goes on"),
+        typer.Option(exists=True, file_okay=False, help="checkpoint from before the last leg, which goes on from it"),
     ] = None,
     end_within: Annotated[
         int | None,
@@ -242,7 +257,7 @@ def main(
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
     if start is not None and (resume or end_within):
-        raise InputError("--start begins a second leg and goes with neither --resume nor --end-within")
+        raise InputError("--start begins the last leg and goes with neither --resume nor --end-within")
     torch.set_num_threads(threads)
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)
