@@ -188,6 +188,26 @@ def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corp
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
+def test_a_run_ends_with_the_mean_of_its_legs_if_the_recipe_says_so(
+    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    plan = tiny.model_copy(update={"restarts": (Restart(at=4, learning_rate=1e-2, decay=4),)})
+    plain = Trainer(plan, tmp_path / "plain", corpus, device="cpu")
+    plain.run(quiet=True)
+    before = load_file(tmp_path / "plain" / HISTORY / "step-000004.safetensors")
+    after = load_file(tmp_path / "plain" / HISTORY / "step-000008.safetensors")
+    meant = Trainer(plan.model_copy(update={"mean_of_legs": True}), tmp_path / "mean", corpus, device="cpu")
+    assert not meant.run(until=6, quiet=True)
+    again = Trainer(meant.recipe, tmp_path / "mean", corpus, device="cpu")
+    again.resume()
+    assert again.run(quiet=True)
+    kept = load_file(tmp_path / "mean" / HISTORY / "step-000008.safetensors")
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    for name, weight in before.items():
+        assert_close(again.model.state_dict()[name], (weight.double() + after[name].double()) / 2, depth=10)
+        assert torch.equal(kept[name], again.model.state_dict()[name]), name
+
+
 def test_neighbouring_bins_start_alike_and_distant_ones_do_not() -> None:
     table = ordinal_embedding(512, 64, 3, torch.Generator().manual_seed(0))[3:]
     cosine = torch.nn.functional.cosine_similarity(table[200][None], table)
@@ -292,10 +312,11 @@ def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
     assert later.stage(50_000).log_floor == BOLT_NANO.stage(59_999).log_floor
     assert later.stage(50_000).context == BOLT_NANO.stage(59_999).context
     assert len(later.restarts) == 1
-    last = BOLT_NANO.ending(70_000, 500)
+    third = Restart(at=60_000, learning_rate=1e-3, decay=20_000)
+    last = BOLT_NANO.model_copy(update={"restarts": (*BOLT_NANO.restarts, third), "steps": 80_000}).ending(70_000, 500)
     assert last.restarts[0] == BOLT_NANO.restarts[0]
-    assert last.rate(69_999) == pytest.approx(BOLT_NANO.restarts[1].learning_rate)
-    assert last.rate(70_499) == pytest.approx(0.01 * BOLT_NANO.restarts[1].learning_rate)
+    assert last.rate(69_999) == pytest.approx(third.learning_rate)
+    assert last.rate(70_499) == pytest.approx(0.01 * third.learning_rate)
 
 
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(

@@ -122,11 +122,12 @@ class TrainingRecipe(BaseModel):
 
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
     run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts` it
-    falls as at the end. `corpus` has the rows of each synthetic family. `finest` is the shortest wavelength, in bins,
-    of a token model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's
-    relative position biases before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a
-    token model an embedding of that rank, of Chebyshev polynomials of the bins' values, which is not trained;
-    `attention_levels` lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
+    falls as at the end; with `mean_of_legs` the weights are at last the mean of those at the last restart and those at
+    the end. `corpus` has the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token
+    model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative
+    position biases before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model
+    an embedding of that rank, of Chebyshev polynomials of the bins' values, which is not trained; `attention_levels`
+    lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -148,6 +149,7 @@ class TrainingRecipe(BaseModel):
     vocabulary_rank: int | None = None
     attention_levels: tuple[int, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    mean_of_legs: bool = False
     seed: int = 0
 
     def stage(self, step: int) -> Stage:
@@ -182,6 +184,7 @@ class TrainingRecipe(BaseModel):
         stages = [stage for stage in self.stages if not later or stage.start < later[0]]
         last = stages[-1].model_copy(update={"start": step})
         changes = {"steps": step + decay, "stages": (*(stage for stage in stages if stage.start < step), last)}
+        changes["mean_of_legs"] = False
         if begun:
             changes["restarts"] = (*begun[:-1], begun[-1].model_copy(update={"decay": decay}))
         else:
@@ -238,10 +241,10 @@ CHRONOS_NANO = TrainingRecipe(
             "eos_token_id": 1,
             "use_eos_token": True,
             "model_type": "seq2seq",
-            "context_length": 256,
+            "context_length": 128,
             "prediction_length": 24,
             "num_samples": 20,
-            "temperature": 1.0,
+            "temperature": 0.8,
             "top_k": 50,
             "top_p": 1.0,
         },
@@ -262,6 +265,7 @@ CHRONOS_NANO = TrainingRecipe(
         Restart(at=26_000, learning_rate=1.5e-3, decay=28_000),
         Restart(at=54_000, learning_rate=1e-3, decay=14_000, optimizer="Muon"),
     ),
+    mean_of_legs=True,
     corpus=CORPUS,
     finest=24.0,
     encoder_bias=NEIGHBOURS,
@@ -277,7 +281,7 @@ BOLT_NANO = TrainingRecipe(
         "chronos_pipeline_class": "ChronosBoltPipeline",
         "reg_token_id": 1,
         "chronos_config": {
-            "context_length": 512,
+            "context_length": 256,
             "prediction_length": 32,
             "input_patch_size": 4,
             "input_patch_stride": 4,
@@ -291,15 +295,11 @@ BOLT_NANO = TrainingRecipe(
         Stage(start=1_600, context=128, horizon=32, rows=96, mix=WIDE_MIX),
         Stage(start=6_000, context=256, horizon=32, rows=64, mix=WIDE_MIX),
         Stage(start=40_000, context=256, horizon=32, rows=64, mix=SEASON_MIX, log_floor=0.03),
-        Stage(start=60_000, context=512, horizon=32, rows=32, mix=WEEK_MIX, log_floor=0.03),
     ),
-    steps=80_000,
+    steps=60_000,
     decay=4_000,
     learning_rate=3e-3,
-    restarts=(
-        Restart(at=40_000, learning_rate=2e-3, decay=20_000),
-        Restart(at=60_000, learning_rate=1e-3, decay=20_000),
-    ),
+    restarts=(Restart(at=40_000, learning_rate=2e-3, decay=20_000),),
     corpus=CORPUS,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )

@@ -6,6 +6,7 @@ CPU thread, ends with the weights of a run that was never stopped, because a bat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +17,14 @@ import typer
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import run_command
+from tsfm_lens.training.state import snapshot_files, write_snapshot
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export, native_model, open_pipeline
@@ -185,6 +188,7 @@ class Trainer(Training):
     """
 
     task: RecipeTask
+    out: Path
 
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
         task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -201,6 +205,22 @@ class Trainer(Training):
     def recipe(self) -> TrainingRecipe:
         """What is trained."""
         return self.task.recipe
+
+    def run(
+        self, *, until: int | None = None, quiet: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> bool:
+        """Train as :meth:`tsfm_lens.training.Training.run` says, and take the mean of legs at the end."""
+        ended = super().run(until=until, quiet=quiet, progress=progress)
+        if ended and self.recipe.mean_of_legs and self.recipe.restarts_within():
+            self._take_mean_of_legs(self.recipe.restarts_within()[-1].at)
+        return ended
+
+    def _take_mean_of_legs(self, last_start: int) -> None:
+        before = load_file(snapshot_files(self.out)[last_start])
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                weight.lerp_(before[name].to(weight), 0.5)
+        write_snapshot(self.out, self.model, self.step)
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser of its leg; return its loss, still on the device."""
