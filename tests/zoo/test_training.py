@@ -13,7 +13,7 @@ from chronos.chronos import ChronosConfig
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.errors import CheckpointError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
 from tsfm_lens.training.state import HISTORY, LOG
@@ -29,9 +29,8 @@ from tsfm_lens.zoo.objectives import (
     token_loss,
     token_step_losses,
 )
-from tsfm_lens.zoo.optimizer import MuonAdamW, layer_matrices
-from tsfm_lens.zoo.recipes import BOLT_NANO, CHRONOS_NANO, RECIPES, Restart, Stage, TrainingRecipe, recipe
-from tsfm_lens.zoo.train import Trainer, build_model, main, ordinal_embedding
+from tsfm_lens.zoo.recipes import CHRONOS_NANO, RECIPES, Stage, TrainingRecipe, recipe
+from tsfm_lens.zoo.train import Trainer, build_model, ordinal_embedding
 
 
 def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
@@ -109,103 +108,6 @@ def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss(patch_recipe: Tr
     assert_close(given.item(), expected, depth=1000, dtype=np.float32)
     given.backward()
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
-
-
-def test_the_rate_rises_again_at_a_restart() -> None:
-    again = Restart(at=1000, learning_rate=1.0, decay=500)
-    plan = CHRONOS_NANO.model_copy(
-        update={"warmup": 100, "decay": 400, "steps": 2000, "learning_rate": 2.0, "restarts": (again,)}
-    )
-    rates = [plan.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)]
-    np.testing.assert_allclose(rates, [0.02, 2.0, 0.02, 0.01, 1.0, 1.0, 0.01])
-    third = plan.model_copy(
-        update={"steps": 3000, "restarts": (again, Restart(at=2000, learning_rate=0.5, decay=1000))}
-    )
-    np.testing.assert_allclose([third.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)], rates)
-    np.testing.assert_allclose([third.rate(step) for step in (2099, 2499, 2999)], [0.4505, 0.2525, 0.005])
-    short = plan.model_copy(update={"steps": 800})
-    np.testing.assert_allclose([short.rate(step) for step in (399, 599, 799)], [2.0, 1.01, 0.02])
-
-
-def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The recipe with a second leg of four steps by Muon."""
-    again = Restart(at=4, learning_rate=1e-2, decay=0, optimizer="Muon")
-    return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
-
-
-def test_only_the_matrices_of_layers_turn_to_muon(tiny: TrainingRecipe) -> None:
-    model = build_model(tiny)
-    held = {id(weight) for weight in layer_matrices(model)}
-    names = {name for name, weight in model.named_parameters() if id(weight) in held}
-    assert names
-    assert not [name for name in names if "shared" in name or "bias" in name or "norm" in name]
-    left = {name for name, weight in model.named_parameters() if weight.ndim == 2} - names
-    assert all("shared" in name or "relative_attention_bias" in name or "embed" in name for name in left), left
-
-
-def test_a_step_of_muon_moves_a_matrix_along_the_nearest_orthogonal_one(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
-    assert isinstance(trainer.optimizer, MuonAdamW)
-    trainer.run(until=4, quiet=True)
-    weights = layer_matrices(trainer.model)
-    before = [weight.detach().clone() for weight in weights]
-    trainer.train_step()
-    rate = trainer.recipe.rate(4)
-    for old, weight in zip(before, weights, strict=True):
-        moved = old * (1 - rate * trainer.recipe.weight_decay) - weight.detach()
-        # Newton-Schulz in bfloat16 brings each singular value of the momentum to between 0.7 and 1.2
-        turned = torch.linalg.svdvals(moved) / (0.2 * max(weight.shape) ** 0.5 * rate)
-        gradient = weight.grad
-        left, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
-        firm = sizes > 0.1 * sizes[0]
-        along = torch.einsum("ik,ij,kj->k", left, moved, right)[firm] / (0.2 * max(weight.shape) ** 0.5 * rate)
-        assert float(turned.max()) < 1.35
-        assert float(along.min()) > 0.5
-
-
-def test_before_its_leg_muon_changes_nothing(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plain = token_recipe.model_copy(update={"warmup": 1, "steps": 4, "decay": token_recipe.decay})
-    one = Trainer(plain, tmp_path / "plain", corpus, device="cpu")
-    other = Trainer(muon_leg(token_recipe), tmp_path / "muon", corpus, device="cpu")
-    one.run(quiet=True)
-    other.run(until=4, quiet=True)
-    for name, weight in one.model.state_dict().items():
-        # the norm that clips is summed in another order
-        assert_close(other.model.state_dict()[name], weight, depth=1000)
-
-
-def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plan = muon_leg(token_recipe)
-    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
-    assert whole.run(quiet=True)
-    Trainer(plan, tmp_path / "stopped", corpus, device="cpu").run(until=6, quiet=True)
-    resumed = Trainer(plan, tmp_path / "stopped", corpus, device="cpu")
-    resumed.resume()
-    resumed.run(quiet=True)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, resumed.model.state_dict()[name]), name
-
-
-def test_a_run_ends_with_the_mean_of_its_legs_if_the_recipe_says_so(
-    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    plan = tiny.model_copy(update={"restarts": (Restart(at=4, learning_rate=1e-2, decay=4),)})
-    plain = Trainer(plan, tmp_path / "plain", corpus, device="cpu")
-    plain.run(quiet=True)
-    before = load_file(tmp_path / "plain" / HISTORY / "step-000004.safetensors")
-    after = load_file(tmp_path / "plain" / HISTORY / "step-000008.safetensors")
-    meant = Trainer(plan.model_copy(update={"mean_of_legs": True}), tmp_path / "mean", corpus, device="cpu")
-    assert not meant.run(until=6, quiet=True)
-    again = Trainer(meant.recipe, tmp_path / "mean", corpus, device="cpu")
-    again.resume()
-    assert again.run(quiet=True)
-    kept = load_file(tmp_path / "mean" / HISTORY / "step-000008.safetensors")
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    for name, weight in before.items():
-        assert_close(again.model.state_dict()[name], (weight.double() + after[name].double()) / 2, depth=10)
-        assert torch.equal(kept[name], again.model.state_dict()[name]), name
 
 
 def test_neighbouring_bins_start_alike_and_distant_ones_do_not() -> None:
@@ -297,28 +199,6 @@ def test_the_rate_rises_stays_and_falls() -> None:
     np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.01, 0.02])
 
 
-def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
-    plan = BOLT_NANO.ending(3_000, 500)
-    assert (plan.steps, plan.decay) == (3_500, 500)
-    assert plan.rate(2_999) == BOLT_NANO.rate(2_999)
-    assert plan.rate(3_499) == pytest.approx(0.01 * BOLT_NANO.learning_rate)
-    assert plan.stage(2_999) == BOLT_NANO.stage(2_999)
-    assert plan.stage(3_000).mix == BOLT_NANO.stage(39_999).mix
-    assert not plan.restarts
-    later = BOLT_NANO.ending(50_000, 500)
-    assert later.rate(39_999) == BOLT_NANO.rate(39_999)
-    assert later.rate(49_999) == pytest.approx(BOLT_NANO.restarts[0].learning_rate)
-    assert later.rate(50_499) == pytest.approx(0.01 * BOLT_NANO.restarts[0].learning_rate)
-    assert later.stage(50_000).log_floor == BOLT_NANO.stage(59_999).log_floor
-    assert later.stage(50_000).context == BOLT_NANO.stage(59_999).context
-    assert len(later.restarts) == 1
-    third = Restart(at=60_000, learning_rate=1e-3, decay=20_000)
-    last = BOLT_NANO.model_copy(update={"restarts": (*BOLT_NANO.restarts, third), "steps": 80_000}).ending(70_000, 500)
-    assert last.restarts[0] == BOLT_NANO.restarts[0]
-    assert last.rate(69_999) == pytest.approx(third.learning_rate)
-    assert last.rate(70_499) == pytest.approx(0.01 * third.learning_rate)
-
-
 def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
     tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -363,38 +243,6 @@ def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: TrainingRecipe, corpu
     other = tiny.model_copy(update={"learning_rate": 1.0})
     with pytest.raises(CheckpointError, match=r"learning_rate=.* then, 1.0 now"):
         Trainer(other, tmp_path / "run", corpus, device="cpu").resume()
-
-
-def test_a_second_leg_goes_on_from_a_checkpoint_of_the_first(
-    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    plan = tiny.model_copy(update={"steps": 8, "restarts": (Restart(at=4, learning_rate=1e-3, decay=4),)})
-    first = Trainer(plan, tmp_path / "first", corpus, device="cpu")
-    first.run(until=4, quiet=True)
-    export(first.model, tmp_path / "checkpoint")
-    second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
-    second.go_on_from(tmp_path / "checkpoint")
-    assert second.step == 4
-    for name, weight in first.model.state_dict().items():
-        assert torch.equal(weight, second.model.state_dict()[name]), name
-    assert second.run(quiet=True)
-    kept = sorted(path.stem for path in (tmp_path / "second" / HISTORY).iterdir())
-    assert (kept[0], kept[-1]) == ("step-000004", "step-000008")
-
-
-def test_what_no_second_leg_starts_from_is_refused(
-    patch_recipe: TrainingRecipe, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    export(build_model(token_recipe), tmp_path / "token")
-    with pytest.raises(InputError, match="trained in one leg"):
-        Trainer(patch_recipe, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
-    plan = patch_recipe.model_copy(update={"restarts": (Restart(at=4, learning_rate=1e-3, decay=4),)})
-    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
-        Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
-    for other in ({"resume": True}, {"end_within": 5}):
-        with pytest.raises(InputError, match="--start begins the last leg"):
-            main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
-    assert not (tmp_path / "never").exists()
 
 
 def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
