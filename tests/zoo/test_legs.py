@@ -114,6 +114,16 @@ def test_a_run_ends_with_the_mean_of_its_legs_if_the_recipe_says_so(
     for name, weight in before.items():
         assert_close(again.model.state_dict()[name], (weight.double() + after[name].double()) / 2, depth=10)
         assert torch.equal(kept[name], again.model.state_dict()[name]), name
+    assert again.run(quiet=True)
+    resumed = Trainer(meant.recipe, tmp_path / "mean", corpus, device="cpu")
+    resumed.resume()
+    resumed.run(quiet=True)
+    for trainer in (again, resumed):
+        assert all(torch.equal(kept[name], trainer.model.state_dict()[name]) for name in kept)
+    (tmp_path / "mean" / HISTORY / "step-000004.safetensors").unlink()
+    again.resume()
+    with pytest.raises(CheckpointError, match="has lost its checkpoint of step 4"):
+        again.run(quiet=True)
 
 
 def test_a_run_can_be_ended_early_by_its_last_leg() -> None:

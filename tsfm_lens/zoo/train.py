@@ -200,6 +200,8 @@ class Trainer(Training):
         else:
             optimizer = torch.optim.AdamW(free, lr=rate, weight_decay=decay, betas=BETAS)
         super().__init__(task, optimizer, _plan(recipe), out, rate=recipe.rate)
+        # a saved state is from before the mean, which a run takes once
+        self._mean_taken = False
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -211,16 +213,25 @@ class Trainer(Training):
     ) -> bool:
         """Train as :meth:`tsfm_lens.training.Training.run` says, and take the mean of legs at the end."""
         ended = super().run(until=until, quiet=quiet, progress=progress)
-        if ended and self.recipe.mean_of_legs and self.recipe.restarts_within():
+        if ended and self.recipe.mean_of_legs and self.recipe.restarts_within() and not self._mean_taken:
             self._take_mean_of_legs(self.recipe.restarts_within()[-1].at)
         return ended
 
     def _take_mean_of_legs(self, last_start: int) -> None:
-        before = load_file(snapshot_files(self.out)[last_start])
+        kept = snapshot_files(self.out)
+        if last_start not in kept:
+            raise CheckpointError(f"{self.out} has lost its checkpoint of step {last_start}, which the mean needs")
+        before = load_file(kept[last_start])
         with torch.no_grad():
             for name, weight in self.model.named_parameters():
                 weight.lerp_(before[name].to(weight), 0.5)
         write_snapshot(self.out, self.model, self.step)
+        self._mean_taken = True
+
+    def resume(self) -> None:
+        """Go back to the last saved state, as :meth:`tsfm_lens.training.Training.resume` does."""
+        super().resume()
+        self._mean_taken = False
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser of its leg; return its loss, still on the device."""
