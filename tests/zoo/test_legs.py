@@ -178,3 +178,16 @@ def test_what_no_second_leg_starts_from_is_refused(
         with pytest.raises(InputError, match="--start begins the last leg"):
             main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
     assert not (tmp_path / "never").exists()
+
+
+def test_a_run_cut_short_before_its_last_leg_takes_no_mean(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    legs = tuple(Restart(at=at, learning_rate=1e-2, decay=2) for at in (4, 8))
+    short = token_recipe.model_copy(update={"restarts": legs, "steps": 6})
+    plain = Trainer(short, tmp_path / "plain", corpus, device="cpu")
+    asked = Trainer(short.model_copy(update={"mean_of_legs": True}), tmp_path / "mean", corpus, device="cpu")
+    for trainer in (plain, asked):
+        trainer.run(quiet=True)
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(weight, asked.model.state_dict()[name]), name

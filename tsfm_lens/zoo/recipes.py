@@ -123,11 +123,12 @@ class TrainingRecipe(BaseModel):
     The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
     run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts` it
     falls as at the end; with `mean_of_legs` the weights are at last the mean of those at the last restart and those at
-    the end. `corpus` has the rows of each synthetic family. `finest` is the shortest wavelength, in bins, of a token
-    model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket, head, logit) added to T5's relative
-    position biases before training. `attention_rank` factorises the attentions; `vocabulary_rank` gives a token model
-    an embedding of that rank, of Chebyshev polynomials of the bins' values, which is not trained; `attention_levels`
-    lets the encoder of a T5 score by nested blocks of tokens, with so many features at each level.
+    the end, unless `steps` end the run before it. `corpus` has the rows of each synthetic family. `finest` is the
+    shortest wavelength, in bins, of a token model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket,
+    head, logit) added to T5's relative position biases before training. `attention_rank` factorises the attentions;
+    `vocabulary_rank` gives a token model an embedding of that rank, of Chebyshev polynomials of the bins' values, which
+    is not trained; `attention_levels` lets the encoder of a T5 score by nested blocks of tokens, with so many features
+    at each level.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -213,8 +213,11 @@ class Trainer(Training):
     ) -> bool:
         """Train as :meth:`tsfm_lens.training.Training.run` says, and take the mean of legs at the end."""
         ended = super().run(until=until, quiet=quiet, progress=progress)
-        if ended and self.recipe.mean_of_legs and self.recipe.restarts_within() and not self._mean_taken:
-            self._take_mean_of_legs(self.recipe.restarts_within()[-1].at)
+        restarts = self.recipe.restarts_within()
+        # a run that is cut short before its last leg has no two legs whose mean is known to be good
+        whole = self.recipe.mean_of_legs and bool(restarts) and restarts == self.recipe.restarts
+        if ended and whole and not self._mean_taken:
+            self._take_mean_of_legs(restarts[-1].at)
         return ended
 
     def _take_mean_of_legs(self, last_start: int) -> None:
@@ -252,9 +255,7 @@ class Trainer(Training):
         weights = native_model(open_pipeline(checkpoint)).state_dict()
         shapes = {name: part.shape for name, part in self.model.state_dict().items()}
         if {name: part.shape for name, part in weights.items()} != shapes:
-            raise CheckpointError(
-                f"{checkpoint} has other weights than {self.recipe.name}; give one of its leg before the last"
-            )
+            raise CheckpointError(f"{checkpoint} has other weights than {self.recipe.name}; give one of this recipe")
         self.model.load_state_dict(weights)
         self.step = begun[-1].at
         self._after()
