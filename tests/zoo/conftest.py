@@ -26,9 +26,7 @@ def shrink(recipe: TrainingRecipe, **chronos: object) -> TrainingRecipe:
     )
     bias = ((1, 0, 4.0),) if recipe.encoder_bias else ()
     changes = {"config": config, "stages": stages, "steps": 8, "warmup": 1, "decay": 3, "corpus": ROWS}
-    return recipe.model_copy(
-        update=changes | {"encoder_bias": bias, "decoder_bias": (), "restarts": (), "mean_of_legs": False}
-    )
+    return recipe.model_copy(update=changes | {"encoder_bias": bias, "decoder_bias": (), "restarts": ()})
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> No
     assert stored["chronos_config"] == RECIPES[name].config["chronos_config"]
     pipeline = BaseChronosPipeline.from_pretrained(str(folder))
     assert isinstance(pipeline, KINDS[name])
-    shapes = {key: value.shape for key, value in build_model(RECIPES[name]).state_dict().items()}
+    shapes = {key: value.shape for key, value in build_model(RECIPES[name], RECIPES[name].steps).state_dict().items()}
     assert {
         key: value.shape for key, value in getattr(pipeline, "inner_model", pipeline.model).state_dict().items()
     } == shapes

@@ -55,11 +55,12 @@ def test_a_step_of_muon_moves_a_matrix_along_the_nearest_orthogonal_one(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
-    assert isinstance(trainer.optimizer, MuonAdamW)
     trainer.run(until=4, quiet=True)
     weights = layer_matrices(trainer.model)
     before = [weight.detach().clone() for weight in weights]
+    assert not isinstance(trainer.optimizer, MuonAdamW)
     trainer.train_step()
+    assert isinstance(trainer.optimizer, MuonAdamW)
     rate = trainer.recipe.rate(4)
     for old, weight in zip(before, weights, strict=True):
         moved = old * (1 - rate * trainer.recipe.weight_decay) - weight.detach()
@@ -71,17 +72,6 @@ def test_a_step_of_muon_moves_a_matrix_along_the_nearest_orthogonal_one(
         along = torch.einsum("ik,ij,kj->k", left, moved, right)[firm] / (0.2 * max(weight.shape) ** 0.5 * rate)
         assert float(turned.max()) < 1.35
         assert float(along.min()) > 0.5
-
-
-def test_before_its_leg_muon_changes_nothing(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plain = token_recipe.model_copy(update={"warmup": 1, "steps": 4, "decay": token_recipe.decay})
-    one = Trainer(plain, tmp_path / "plain", corpus, device="cpu")
-    other = Trainer(muon_leg(token_recipe), tmp_path / "muon", corpus, device="cpu")
-    one.run(quiet=True)
-    other.run(until=4, quiet=True)
-    for name, weight in one.model.state_dict().items():
-        # the norm that clips is summed in another order
-        assert_close(other.model.state_dict()[name], weight, depth=1000)
 
 
 def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -96,34 +86,47 @@ def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corp
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
-def test_a_run_ends_with_the_mean_of_its_legs_if_the_recipe_says_so(
-    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    plan = tiny.model_copy(update={"restarts": (Restart(at=4, learning_rate=1e-2, decay=4),)})
-    plain = Trainer(plan, tmp_path / "plain", corpus, device="cpu")
-    plain.run(quiet=True)
-    before = load_file(tmp_path / "plain" / HISTORY / "step-000004.safetensors")
-    after = load_file(tmp_path / "plain" / HISTORY / "step-000008.safetensors")
-    meant = Trainer(plan.model_copy(update={"mean_of_legs": True}), tmp_path / "mean", corpus, device="cpu")
-    assert not meant.run(until=6, quiet=True)
-    again = Trainer(meant.recipe, tmp_path / "mean", corpus, device="cpu")
-    again.resume()
-    assert again.run(quiet=True)
-    kept = load_file(tmp_path / "mean" / HISTORY / "step-000008.safetensors")
+def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
+    """The recipe with restarts at its third and sixth step of nine."""
+    second = Restart(at=3, learning_rate=1e-2, decay=3)
+    third = Restart(at=6, learning_rate=1e-2, decay=3, from_mean=from_mean, config=config or {})
+    return recipe.model_copy(update={"restarts": (second, third), "warmup": 1, "steps": 9})
+
+
+def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    plan = three_legs(tiny, from_mean=True)
+    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
+    whole.run(quiet=True)
+    before, after = (load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors") for step in (3, 6))
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    for name, weight in before.items():
-        assert_close(again.model.state_dict()[name], (weight.double() + after[name].double()) / 2, depth=10)
-        assert torch.equal(kept[name], again.model.state_dict()[name]), name
-    assert again.run(quiet=True)
-    resumed = Trainer(meant.recipe, tmp_path / "mean", corpus, device="cpu")
-    resumed.resume()
-    resumed.run(quiet=True)
-    for trainer in (again, resumed):
-        assert all(torch.equal(kept[name], trainer.model.state_dict()[name]) for name in kept)
-    (tmp_path / "mean" / HISTORY / "step-000004.safetensors").unlink()
-    again.resume()
-    with pytest.raises(CheckpointError, match="has lost its checkpoint of step 4"):
-        again.run(quiet=True)
+    plain = Trainer(three_legs(tiny, from_mean=False), tmp_path / "plain", corpus, device="cpu")
+    plain.model.load_state_dict({name: (before[name] + after[name]) / 2 for name in before}, strict=False)
+    plain.step = 6
+    plain.run(quiet=True)
+    for name, weight in whole.model.state_dict().items():
+        # the mean is taken in another order of sums, and three steps go on from it
+        assert_close(plain.model.state_dict()[name], weight, depth=1000)
+
+
+def test_a_leg_of_a_mean_is_stopped_and_resumed(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    plan = three_legs(tiny, from_mean=True)
+    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
+    whole.run(quiet=True)
+    for until in (6, 7):
+        Trainer(plan, tmp_path / f"stopped-{until}", corpus, device="cpu").run(until=until, quiet=True)
+        resumed = Trainer(plan, tmp_path / f"stopped-{until}", corpus, device="cpu")
+        resumed.resume()
+        resumed.run(quiet=True)
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    run = Trainer(three_legs(token_recipe, from_mean=True), tmp_path, corpus, device="cpu")
+    run.run(until=6, quiet=True)
+    (tmp_path / HISTORY / "step-000003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has lost its checkpoint of step 3"):
+        run.run(quiet=True)
 
 
 def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
@@ -178,16 +181,3 @@ def test_what_no_second_leg_starts_from_is_refused(
         with pytest.raises(InputError, match="--start begins the last leg"):
             main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
     assert not (tmp_path / "never").exists()
-
-
-def test_a_run_cut_short_before_its_last_leg_takes_no_mean(
-    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
-) -> None:
-    legs = tuple(Restart(at=at, learning_rate=1e-2, decay=2) for at in (4, 8))
-    short = token_recipe.model_copy(update={"restarts": legs, "steps": 6})
-    plain = Trainer(short, tmp_path / "plain", corpus, device="cpu")
-    asked = Trainer(short.model_copy(update={"mean_of_legs": True}), tmp_path / "mean", corpus, device="cpu")
-    for trainer in (plain, asked):
-        trainer.run(quiet=True)
-    for name, weight in plain.model.state_dict().items():
-        assert torch.equal(weight, asked.model.state_dict()[name]), name

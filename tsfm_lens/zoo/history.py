@@ -34,13 +34,14 @@ def _opened(model: PreTrainedModel) -> Lens:
 
 
 def untrained(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
-    """The model of a recipe before its first step: the null of every probe.
+    """The model of a recipe before its first step, with the widths that it ends with: the null of every probe.
 
     Args:
         recipe: such as ``recipes.recipe("bolt-nano")``.
         seed: of the weights; the recipe's own if None.
     """
-    return _opened(build_model(recipe if seed is None else recipe.model_copy(update={"seed": seed})))
+    seeded = recipe if seed is None else recipe.model_copy(update={"seed": seed})
+    return _opened(build_model(seeded, recipe.steps))
 
 
 class TrainingHistory(Mapping[int, Lens]):
@@ -80,7 +81,7 @@ class TrainingHistory(Mapping[int, Lens]):
         if step not in self._files:
             nearest = min(self._files, key=lambda kept: abs(kept - step))
             raise InputError(f"no checkpoint of step {step}; the nearest is that of step {nearest}")
-        model = build_model(self.recipe)
+        model = build_model(self.recipe, step - 1)
         missing, unknown = model.load_state_dict(load_file(self._files[step]), strict=False)
         if unknown or set(missing) - set(model._tied_weights_keys or ()):
             raise CheckpointError(f"{self._files[step]} is no checkpoint of {self.recipe.name}")

@@ -1,4 +1,4 @@
-"""The optimiser of a reference checkpoint: AdamW, and in later legs Muon for the matrices of its layers."""
+"""The optimiser of later legs of a reference checkpoint: Muon for the matrices of its layers, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """AdamW for all weights; once :meth:`turn`-ed, Muon for the matrices of the layers and AdamW for the rest.
+    """Muon for the matrices of the layers, AdamW for all other weights.
 
     Muon (Jordan 2024, "Muon: an optimizer for hidden layers in neural networks") moves a matrix along the nearest
     orthogonal one to its momentum, however small its gradient is in most directions. Its steps are scaled to the size
@@ -29,7 +29,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Args:
         model: whose trained weights are moved.
-        lr: learning rate; a training run sets its own times the "share" of a group.
+        lr: learning rate; a training run sets its own.
         weight_decay: of both.
     """
 
@@ -38,35 +38,28 @@ class MuonAdamW(torch.optim.Optimizer):
         matrices = layer_matrices(model)
         held = {id(weight) for weight in matrices}
         rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in held]
-        groups: list[dict[str, Any]] = [{"params": rest}, {"params": matrices}]
-        self.adamw = torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=BETAS)
+        self.adamw = torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=BETAS)
         self.muon = torch.optim.Muon(
             matrices, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
         )
-        self.turn(to_muon=False)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of both: the rest under AdamW, the matrices under AdamW, the matrices under Muon."""
+        """Those of AdamW, then those of Muon."""
         return [*self.adamw.param_groups, *self.muon.param_groups]
-
-    def turn(self, *, to_muon: bool) -> None:
-        """Let the matrices be moved by Muon, or by AdamW, from the next step on."""
-        self.adamw.param_groups[1]["share"] = float(not to_muon)
-        self.muon.param_groups[0]["share"] = float(to_muon)
 
     def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
         """Take the gradients of the closure and move the weights; returns its loss."""
         with torch.enable_grad():
             loss = closure()
         self.adamw.step()
-        if self.muon.param_groups[0]["share"]:
-            self.muon.step()
+        self.muon.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         self.adamw.zero_grad(set_to_none)
+        self.muon.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """States of both."""

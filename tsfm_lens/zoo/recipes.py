@@ -87,7 +87,10 @@ class Stage(BaseModel):
 class Restart(BaseModel):
     """Another leg: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`.
 
-    With the optimizer "Muon" the matrices of the layers are moved by it, the rest by AdamW as before.
+    With the optimizer "Muon" the matrices of the layers are moved by it, the rest by AdamW as before. The leg begins
+    with a fresh optimiser; with `from_mean`, from the mean of the weights that stand here and those that stood one
+    restart before. `config` has the entries of the model's configuration that change here: the model is widened
+    without a change of what it computes (`grow.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,6 +99,8 @@ class Restart(BaseModel):
     learning_rate: float = Field(gt=0)
     decay: int = Field(ge=0)
     optimizer: Literal["AdamW", "Muon"] = "AdamW"
+    from_mean: bool = False
+    config: dict[str, Any] = Field(default_factory=dict)
 
 
 SKETCHES = ("by head", "shared")
@@ -120,15 +125,14 @@ class AttentionRank(BaseModel):
 class TrainingRecipe(BaseModel):
     """A reproducible training run; steps are optimiser steps.
 
-    The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that a
-    run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts` it
-    falls as at the end; with `mean_of_legs` the weights are at last the mean of those at the last restart and those at
-    the end, unless `steps` end the run before it. `corpus` has the rows of each synthetic family. `finest` is the
-    shortest wavelength, in bins, of a token model's first embedding. `encoder_bias` and `decoder_bias` hold (bucket,
-    head, logit) added to T5's relative position biases before training. `attention_rank` factorises the attentions;
-    `vocabulary_rank` gives a token model an embedding of that rank, of Chebyshev polynomials of the bins' values, which
-    is not trained; `attention_levels` lets the encoder of a T5 score by nested blocks of tokens, with so many features
-    at each level.
+    The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that
+    a run can be ended early at any time by its last leg alone (`TrainingRecipe.ending`). Before each of the `restarts`
+    it falls as at the end. `config` is that of the first leg. `corpus` has the rows of each synthetic family. `finest`
+    is the shortest wavelength, in bins, of a token model's first embedding. `encoder_bias` and `decoder_bias` hold
+    (bucket, head, logit) added to T5's relative position biases before training. `attention_rank` factorises the
+    attentions; `vocabulary_rank` gives a token model an embedding of that rank, of Chebyshev polynomials of the bins'
+    values, which is not trained; `attention_levels` lets the encoder of a T5 score by nested blocks of tokens, with so
+    many features at each level.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -150,7 +154,6 @@ class TrainingRecipe(BaseModel):
     vocabulary_rank: int | None = None
     attention_levels: tuple[int, ...] = ()
     restarts: tuple[Restart, ...] = ()
-    mean_of_legs: bool = False
     seed: int = 0
 
     def stage(self, step: int) -> Stage:
@@ -161,10 +164,15 @@ class TrainingRecipe(BaseModel):
         """Those of the restarts that come before the last step."""
         return tuple(restart for restart in self.restarts if restart.at < self.steps)
 
-    def by_muon(self, step: int) -> bool:
-        """Whether the leg of `step` moves the matrices of the layers by Muon."""
+    def leg(self, step: int) -> Restart | None:
+        """The restart that `step` comes after; None in the first leg."""
         begun = [restart for restart in self.restarts if restart.at <= step]
-        return bool(begun) and begun[-1].optimizer == "Muon"
+        return begun[-1] if begun else None
+
+    def config_at(self, step: int) -> dict[str, Any]:
+        """Configuration of the model that takes `step`."""
+        changes = [restart.config for restart in self.restarts if restart.at <= step]
+        return {key: value for part in (self.config, *changes) for key, value in part.items()}
 
     def rate(self, step: int) -> float:
         """Learning rate at `step`."""
@@ -185,7 +193,6 @@ class TrainingRecipe(BaseModel):
         stages = [stage for stage in self.stages if not later or stage.start < later[0]]
         last = stages[-1].model_copy(update={"start": step})
         changes = {"steps": step + decay, "stages": (*(stage for stage in stages if stage.start < step), last)}
-        changes["mean_of_legs"] = False
         if begun:
             changes["restarts"] = (*begun[:-1], begun[-1].model_copy(update={"decay": decay}))
         else:
@@ -227,6 +234,17 @@ CHRONOS_LATER: dict[str, Any] = CHRONOS_SHAPE | {"mix": SEASON_MIX, "smoothing":
 
 CHRONOS_LONG: dict[str, Any] = CHRONOS_LATER | {"mix": WEEK_MIX, "context": 256, "rows": 16}
 
+CHRONOS_LAST: dict[str, Any] = CHRONOS_LATER | {"mix": WEEK_MIX, "rows": 64}
+
+CHRONOS_WIDENED: dict[str, Any] = {
+    "d_model": 96,
+    "d_kv": 24,
+    "d_ff": 384,
+    "relative_attention_num_buckets": 256,
+    "relative_attention_max_distance": 256,
+}
+"""The width of bolt-nano, and a bucket for each distance up to 63 instead of 7."""
+
 CHRONOS_NANO = TrainingRecipe(
     name="chronos-nano",
     kind="token",
@@ -258,15 +276,18 @@ CHRONOS_NANO = TrainingRecipe(
         Stage(start=26_000, own_share=0.6, **CHRONOS_LATER),
         Stage(start=34_400, rollout=0.75, **CHRONOS_LATER),
         Stage(start=54_000, rollout=0.75, **CHRONOS_LONG),
+        Stage(start=68_000, rollout=0.75, **CHRONOS_LAST),
     ),
-    steps=68_000,
+    steps=85_600,
     decay=4_000,
     learning_rate=3e-3,
     restarts=(
         Restart(at=26_000, learning_rate=1.5e-3, decay=28_000),
         Restart(at=54_000, learning_rate=1e-3, decay=14_000, optimizer="Muon"),
+        Restart(
+            at=68_000, learning_rate=1.5e-3, decay=17_600, optimizer="Muon", from_mean=True, config=CHRONOS_WIDENED
+        ),
     ),
-    mean_of_legs=True,
     corpus=CORPUS,
     finest=24.0,
     encoder_bias=NEIGHBOURS,

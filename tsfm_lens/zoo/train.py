@@ -6,7 +6,6 @@ CPU thread, ends with the weights of a run that was never stopped, because a bat
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -24,14 +23,15 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import run_command
-from tsfm_lens.training.state import snapshot_files, write_snapshot
+from tsfm_lens.training.state import read_state, snapshot_files
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export, native_model, open_pipeline
+from tsfm_lens.zoo.grow import widened
 from tsfm_lens.zoo.narrow import factorise_attention, fix_vocabulary
 from tsfm_lens.zoo.objectives import group_loss, patch_loss, token_loss
 from tsfm_lens.zoo.optimizer import BETAS, MuonAdamW
-from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
+from tsfm_lens.zoo.recipes import Restart, Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
 from tsfm_lens.zoo.scores import score_by_levels
 from tsfm_lens.zoo.source import SeriesSource
@@ -90,14 +90,14 @@ def _initial_chronos2(config: Chronos2CoreConfig) -> Chronos2Model:
     return model
 
 
-def build_model(recipe: TrainingRecipe) -> PreTrainedModel:
-    """Build the untrained native model of `recipe` from its seed.
+def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
+    """Build the untrained native model of `recipe` from its seed, with the widths of the leg that `step` belongs to.
 
     Raises:
         InputError, UnknownNameError: the recipe asks for a rank or a sketch that the model cannot have.
     """
     torch.manual_seed(recipe.seed)
-    model = _dense(recipe)
+    model = _dense(recipe.model_copy(update={"config": recipe.config_at(step)}))
     if recipe.vocabulary_rank is not None:
         fix_vocabulary(model, recipe.vocabulary_rank, seed=recipe.seed)
     if recipe.attention_rank is not None:
@@ -171,6 +171,15 @@ def _plan(recipe: TrainingRecipe) -> Plan:
     return Plan(steps=recipe.steps, save_every=SAVE_EVERY, snapshots=tuple(sorted(kept)), clip=GRADIENT_NORM)
 
 
+def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, leg: Restart | None) -> torch.optim.Optimizer:
+    """A fresh optimiser of a leg; None is the first."""
+    rate, decay = recipe.learning_rate, recipe.weight_decay
+    if leg is not None and leg.optimizer == "Muon":
+        return MuonAdamW(model, lr=rate, weight_decay=decay)
+    free = [weight for weight in model.parameters() if weight.requires_grad]
+    return torch.optim.AdamW(free, lr=rate, weight_decay=decay, betas=BETAS)
+
+
 class Trainer(Training):
     """The run of a recipe.
 
@@ -192,58 +201,51 @@ class Trainer(Training):
 
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
         task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        rate, decay = recipe.learning_rate, recipe.weight_decay
-        free = [weight for weight in task.model.parameters() if weight.requires_grad]
-        optimizer: torch.optim.Optimizer
-        if any(restart.optimizer == "Muon" for restart in recipe.restarts):
-            optimizer = MuonAdamW(task.model, lr=rate, weight_decay=decay)
-        else:
-            optimizer = torch.optim.AdamW(free, lr=rate, weight_decay=decay, betas=BETAS)
-        super().__init__(task, optimizer, _plan(recipe), out, rate=recipe.rate)
-        # a saved state is from before the mean, which a run takes once
-        self._mean_taken = False
+        super().__init__(task, _optimizer(task.model, recipe, None), _plan(recipe), out, rate=recipe.rate)
+        self._leg_of: int | None = None
 
     @property
     def recipe(self) -> TrainingRecipe:
         """What is trained."""
         return self.task.recipe
 
-    def run(
-        self, *, until: int | None = None, quiet: bool = False, progress: Callable[[int, int], None] | None = None
-    ) -> bool:
-        """Train as :meth:`tsfm_lens.training.Training.run` says, and take the mean of legs at the end."""
-        ended = super().run(until=until, quiet=quiet, progress=progress)
-        restarts = self.recipe.restarts_within()
-        # a run that is cut short before its last leg has no two legs whose mean is known to be good
-        whole = self.recipe.mean_of_legs and bool(restarts) and restarts == self.recipe.restarts
-        if ended and whole and not self._mean_taken:
-            self._take_mean_of_legs(restarts[-1].at)
-        return ended
-
-    def _take_mean_of_legs(self, last_start: int) -> None:
-        kept = snapshot_files(self.out)
-        if last_start not in kept:
-            raise CheckpointError(f"{self.out} has lost its checkpoint of step {last_start}, which the mean needs")
-        before = load_file(kept[last_start])
-        with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                weight.lerp_(before[name].to(weight), 0.5)
-        write_snapshot(self.out, self.model, self.step)
-        self._mean_taken = True
-
     def resume(self) -> None:
         """Go back to the last saved state, as :meth:`tsfm_lens.training.Training.resume` does."""
+        # a state that stands at a restart is still the one that the leg before it left
+        last = int(read_state(self.out, self.task.identity, self.device)["step"]) - 1
+        self.task.model = build_model(self.recipe, last).to(self.device)
+        self._turn_to(self.recipe.leg(last))
         super().resume()
-        self._mean_taken = False
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser of its leg; return its loss, still on the device."""
-        if isinstance(self.optimizer, MuonAdamW):
-            self.optimizer.turn(to_muon=self.recipe.by_muon(self.step))
+        leg = self.recipe.leg(self.step)
+        if leg is not None and leg.at != self._leg_of:
+            if leg.from_mean:
+                self._take_mean(leg)
+            self._begin(leg)
         return super().train_step()
 
+    def _turn_to(self, leg: Restart | None) -> None:
+        self.optimizer, self._leg_of = _optimizer(self.model, self.recipe, leg), leg.at if leg else None
+
+    def _begin(self, leg: Restart) -> None:
+        if leg.config:
+            self.task.model = widened(self.task.model, leg.config, seed=self.recipe.seed)
+        self._turn_to(leg)
+
+    def _take_mean(self, leg: Restart) -> None:
+        before = max((restart.at for restart in self.recipe.restarts if restart.at < leg.at), default=0)
+        kept = snapshot_files(self.out)
+        if before not in kept:
+            raise CheckpointError(f"{self.out} has lost its checkpoint of step {before}, which the mean needs")
+        weights = load_file(kept[before])
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                weight.lerp_(weights[name].to(weight), 0.5)
+
     def go_on_from(self, checkpoint: Path) -> None:
-        """Take the weights of a native checkpoint for those that stood at the recipe's last restart.
+        """Take the weights of a native checkpoint for those that stood at the recipe's last restart, or for their mean.
 
         Raises:
             InputError: the recipe has none.
@@ -252,6 +254,7 @@ class Trainer(Training):
         begun = self.recipe.restarts_within()
         if not begun:
             raise InputError(f"{self.recipe.name} is trained in one leg of {self.recipe.steps} steps, from its first")
+        self.task.model = build_model(self.recipe, begun[-1].at - 1).to(self.device)
         weights = native_model(open_pipeline(checkpoint)).state_dict()
         shapes = {name: part.shape for name, part in self.model.state_dict().items()}
         if {name: part.shape for name, part in weights.items()} != shapes:
@@ -259,6 +262,7 @@ class Trainer(Training):
         self.model.load_state_dict(weights)
         self.step = begun[-1].at
         self._after()
+        self._begin(begun[-1])
 
     def end_within(self, steps: int, out: Path) -> None:
         """Turn this run into its own last leg of `steps` steps, kept in the folder `out`."""
