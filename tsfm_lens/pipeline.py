@@ -315,7 +315,7 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
 
     Example:
         >>> pipeline.hook_shapes(lens, "decoder_blocks.0.hook_resid_pre")[0][2]
-        (1, 8, 64)
+        (1, 8, 96)
     """
     import torch
 

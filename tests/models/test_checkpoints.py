@@ -84,8 +84,8 @@ def counted(tensors: dict[str, torch.Tensor]) -> None:
     [
         (without_a_layer, r"13 missing \(decoder.block.2.layer.0.SelfAttention.k.weight, .*…\)"),
         (with_another, r"1 unknown to the model \(decoder.block.3.extra.weight\)"),
-        (transposed, r"1 of another form \(decoder.block.1.layer.2.DenseReluDense.wi.weight is \[64, 256\] and not"),
-        (counted, r"shared.weight is \[2048, 64\] of I32 and not"),
+        (transposed, r"1 of another form \(decoder.block.1.layer.2.DenseReluDense.wi.weight is \[96, 384\] and not"),
+        (counted, r"shared.weight is \[2048, 96\] of I32 and not"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -172,7 +172,7 @@ def test_weights_that_are_no_numbers_are_refused(nano: Path) -> None:
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         tensors["decoder.final_layer_norm.weight"][5:7] = float("nan")
 
-    with pytest.raises(CheckpointError, match=r"decoder\.final_layer_norm\.weight has 2 of 64 weights .* not finite"):
+    with pytest.raises(CheckpointError, match=r"decoder\.final_layer_norm\.weight has 2 of 96 weights .* not finite"):
         load(rewritten(nano, spoil))
 
 
@@ -180,7 +180,7 @@ def test_weights_that_a_type_cannot_hold_are_refused(nano: Path) -> None:
     def enlarge(tensors: dict[str, torch.Tensor]) -> None:
         tensors["shared.weight"][0, 0] = 1e6
 
-    with pytest.raises(CheckpointError, match=r"1 of 131072 weights that are not finite in torch\.float16"):
+    with pytest.raises(CheckpointError, match=r"1 of 196608 weights that are not finite in torch\.float16"):
         load(rewritten(nano, enlarge), dtype="float16", check=False)
 
 

@@ -68,7 +68,7 @@ def test_random_embeddings_have_the_directions_of_their_patches() -> None:
     found = spectra_by_patch(runs, patches=(1, 8), epsilon=[0.1, 0.01], seed=3)
     assert found["embedding"].values.tolist() == ["bolt-nano", "chronos-nano", "random, patch 1", "random, patch 8"]
     assert found["patch"].values.tolist() == [4, 1, 1, 8]
-    assert found["width"].values.tolist() == [96, 64, 96, 96]
+    assert found["width"].values.tolist() == [96, 96, 96, 96]
     # a network of single steps that is linear on either side of zero
     assert found["epsilon_rank"].sel(embedding="random, patch 1").values.tolist() == [2, 2]
     tokens = ResidualMlpEmbedding.random(96, 8, seed=3).embed(np.random.default_rng(3).normal(size=(8, 192)))
@@ -93,7 +93,7 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
     lenses = [load("bolt-nano"), load("chronos-nano")]
     found = ranks_by_model(iter(lenses), epsilon=[0.1, 0.01])
     assert found["model"].values.tolist() == ["bolt-nano", "chronos-nano"]
-    assert found["width"].values.tolist() == [96, 64]
+    assert found["width"].values.tolist() == [96, 96]
     assert found["heads"].values.tolist() == [4, 4]
     assert found["architecture"].values.tolist() == ["chronos-bolt", "chronos"]
     for lens in lenses:

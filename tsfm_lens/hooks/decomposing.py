@@ -70,7 +70,7 @@ class Decomposed(ABC):
             >>> _, cache = lens.run_with_cache(run.encoded)
             >>> streams, labels = cache.accumulated_resid(return_labels=True)
             >>> labels, tuple(streams.shape)
-            (['0_pre', '1_pre', '2_pre', 'final_post'], (4, 1, 12, 64))
+            (['0_pre', '1_pre', '2_pre', 'final_post'], (4, 1, 12, 96))
         """
         place = self._before(stack, layer, mlp_input, pos_slice)
         labels, streams = [], []

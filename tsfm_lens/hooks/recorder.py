@@ -67,7 +67,7 @@ def by_row(function: _Function) -> _Function:
         >>> name = "decoder_blocks.0.hook_resid_pre"
         >>> _, cache = lens.run_with_cache(run.encoded, names_filter=name, reduce=first_token)
         >>> cache[name].shape
-        torch.Size([1, 1, 64])
+        torch.Size([1, 1, 96])
     """
     function.by_row = True  # type: ignore[attr-defined]
     return function

@@ -95,7 +95,7 @@ class Hooked(HookedRootModule):
 
         Example:
             >>> lens.cfg.n_layers, lens.cfg.n_heads, lens.cfg.d_model, lens.cfg.act_fn
-            (3, 4, 64, 'relu')
+            (3, 4, 96, 'relu')
         """
         return config_of(self)
 

@@ -22,7 +22,7 @@ NEW_SHARE = 0.5
 
 
 def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> T5ForConditionalGeneration:
-    """A wider model that gives the same logits.
+    """A wider model that gives the same logits, up to the epsilon of its norms and their rounding.
 
     New directions of the residual stream and new features of heads and feed-forward layers are read by random weights
     and written by none, so they are 0 at first and have gradients from the first step on. Gains of norms make up for
