@@ -258,7 +258,9 @@ class Trainer(Training):
         weights = native_model(open_pipeline(checkpoint)).state_dict()
         shapes = {name: part.shape for name, part in self.model.state_dict().items()}
         if {name: part.shape for name, part in weights.items()} != shapes:
-            raise CheckpointError(f"{checkpoint} has other weights than {self.recipe.name}; give one of this recipe")
+            raise CheckpointError(
+                f"{checkpoint} has other weights than {self.recipe.name} at step {begun[-1].at}; give one of that"
+            )
         self.model.load_state_dict(weights)
         self.step = begun[-1].at
         self._after()
