@@ -156,3 +156,13 @@ def test_a_wider_leg_can_be_ended_early(token_recipe: TrainingRecipe, corpus: Co
     run.end_within(1, tmp_path / "run" / "ended")
     assert run.run(quiet=True)
     assert (run.step, run.model.config.d_model) == (7, 24)
+
+
+def test_a_width_that_no_leg_can_have_is_refused_before_the_first_step(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    again = Restart(at=4, learning_rate=1e-2, decay=4, config={"d_ff": 8})
+    plan = token_recipe.model_copy(update={"restarts": (again,), "steps": 8})
+    with pytest.raises(InputError, match="d_ff=8 is below the model's 16"):
+        Trainer(plan, tmp_path / "run", corpus, device="cpu")
+    assert not (tmp_path / "run").exists()

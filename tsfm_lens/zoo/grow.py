@@ -58,11 +58,11 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
     with torch.random.fork_rng(devices=[]):
         wider = T5ForConditionalGeneration(config).to(model.dtype)
     old, weights = model.state_dict(), wider.state_dict()
-    for name, shape in ((name, weight.shape) for name, weight in weights.items()):
+    for name in old:
         if "relative_attention_bias" in name:
             weights[name] = _finer_table(old[name], model.config, config, bidirectional=name.startswith("encoder"))
         else:
-            weights[name] = _wider(name, old[name].cpu(), shape, model.config, generator)
+            weights[name] = _wider(name, old[name].cpu(), weights[name].shape, model.config, generator)
     wider.load_state_dict(weights)
     return wider.to(model.device).train(model.training)
 

@@ -200,6 +200,10 @@ class Trainer(Training):
     out: Path
 
     def __init__(self, recipe: TrainingRecipe, out: Path, corpus: Corpus, *, device: str | None = None) -> None:
+        for restart in recipe.restarts_within():
+            if restart.config:
+                # what a later leg cannot grow to is refused now and not after hours
+                widened(build_model(recipe, restart.at - 1), restart.config, seed=recipe.seed)
         task = RecipeTask(recipe, corpus, device or ("cuda" if torch.cuda.is_available() else "cpu"))
         super().__init__(task, _optimizer(task.model, recipe, None), _plan(recipe), out, rate=recipe.rate)
         self._leg_of: int | None = None
@@ -219,12 +223,15 @@ class Trainer(Training):
 
     def train_step(self) -> Tensor:
         """Do one step of the optimiser of its leg; return its loss, still on the device."""
+        self._begin_if_due()
+        return super().train_step()
+
+    def _begin_if_due(self) -> None:
         leg = self.recipe.leg(self.step)
         if leg is not None and leg.at != self._leg_of:
             if leg.from_mean:
                 self._take_mean(leg)
             self._begin(leg)
-        return super().train_step()
 
     def _turn_to(self, leg: Restart | None) -> None:
         self.optimizer, self._leg_of = _optimizer(self.model, self.recipe, leg), leg.at if leg else None
@@ -268,6 +275,8 @@ class Trainer(Training):
 
     def end_within(self, steps: int, out: Path) -> None:
         """Turn this run into its own last leg of `steps` steps, kept in the folder `out`."""
+        # a leg that begins here may need the checkpoints of this folder
+        self._begin_if_due()
         out.mkdir(parents=True, exist_ok=True)
         self.task.recipe, self.out = self.recipe.ending(self.step, steps), out
         self.plan, self.rate = _plan(self.recipe), self.recipe.rate
