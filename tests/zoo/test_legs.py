@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tsfm_lens.errors import CheckpointError, InputError
@@ -159,11 +160,22 @@ def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
     assert later.stage(50_000).log_floor == BOLT_NANO.stage(59_999).log_floor
     assert later.stage(50_000).context == BOLT_NANO.stage(59_999).context
     assert len(later.restarts) == 1
-    third = Restart(at=60_000, learning_rate=1e-3, decay=20_000)
-    last = BOLT_NANO.model_copy(update={"restarts": (*BOLT_NANO.restarts, third), "steps": 80_000}).ending(70_000, 500)
-    assert last.restarts[0] == BOLT_NANO.restarts[0]
+    third = BOLT_NANO.restarts[1]
+    last = BOLT_NANO.ending(70_000, 500)
+    assert last.restarts == (BOLT_NANO.restarts[0], third.model_copy(update={"decay": 500}))
     assert last.rate(69_999) == pytest.approx(third.learning_rate)
     assert last.rate(70_499) == pytest.approx(0.01 * third.learning_rate)
+
+
+def test_stages_and_restarts_come_in_order() -> None:
+    made = BOLT_NANO.model_dump()
+    for part, words in (("stages", "stages start at .*expected 0 first"), ("restarts", "restarts at .*expected each")):
+        with pytest.raises(ValidationError, match=words):
+            TrainingRecipe(**made | {part: made[part][::-1]})
+    wider = [{"at": 5, "learning_rate": 1.0, "decay": 0, "config": {"d_ff": 512}}]
+    with pytest.raises(ValidationError, match="attention is factorised"):
+        TrainingRecipe(**made | {"restarts": wider, "attention_rank": {"rank": 2}})
+    assert TrainingRecipe(**made) == BOLT_NANO
 
 
 def test_a_second_leg_goes_on_from_a_checkpoint_of_the_first(

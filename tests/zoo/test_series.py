@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,13 +121,13 @@ def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class FirstChoice(np.random.Generator):
-    """Draws that take the first of every choice, and start at 0."""
+    """Draws that take the first of every choice, start at 0 and take the middle of every range."""
 
     def choice(self, a: Sequence[float], size: object) -> np.ndarray:  # type: ignore[override]
         return np.full(size, a[0])
 
-    def integers(self, low: np.ndarray) -> np.ndarray:  # type: ignore[override]
-        return np.zeros_like(low)
+    def integers(self, low: Any, high: int | None = None, size: Any = None) -> np.ndarray:  # type: ignore[override]
+        return np.zeros_like(low) if size is None else np.full(size, (high or low) // 2)
 
 
 def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
@@ -139,6 +140,47 @@ def test_a_week_has_five_days_of_one_shape_and_two_of_another() -> None:
         apart = np.abs(alike - alike.mean(axis=1, keepdims=True)).mean(axis=(1, 2))
         assert (apart < noise).all()
     assert (np.abs(work.mean(axis=1) - rest.mean(axis=1)).mean(axis=1) > 3 * noise).mean() > 0.9
+
+
+def test_holidays_are_spells_of_one_more_shape_of_day() -> None:
+    series = mixture.holidays(FirstChoice(np.random.PCG64(0)), 60, 20 * 168)
+    feasts = 0
+    for row in series:
+        # of the rows that stand for exponentials the logarithm is a sum again
+        days = next(part for part in (row, np.log(np.abs(row))) if _kinds(part.reshape(140, 24)) is not None)
+        kinds = _kinds(days.reshape(140, 24))
+        assert kinds is not None
+        weekly = kinds.reshape(20, 7)
+        usual = [np.bincount(column).argmax() for column in weekly.T]
+        odd = (weekly != usual).ravel()
+        if odd.any():
+            feasts += 1
+            assert len(set(kinds[odd])) == 1
+            # four spells of five days at most, of which some lie on each other
+            assert odd.sum() <= 20
+    assert feasts > 30
+
+
+def _kinds(days: np.ndarray) -> np.ndarray | None:
+    """Which of at most three shapes each day (day, hour) has; None if there are more."""
+    kinds = np.full(len(days), -1)
+    for kind in range(3):
+        left = np.flatnonzero(kinds < 0)
+        if len(left):
+            near = np.abs(days[left] - days[left[0]]).mean(axis=1) < 0.04
+            kinds[left[near]] = kind
+    return None if (kinds < 0).any() else kinds
+
+
+def test_a_shock_comes_at_once_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixture, "random_walk", lambda rng, count, length: np.zeros((count, length)))
+    series = mixture.shocks(FirstChoice(np.random.PCG64(0)), 200, 4_000)
+    # the least noise is a hundredth, and five of its deviations hold all of it
+    assert np.abs(series[:, :2_000]).max() < 0.06
+    assert np.abs(series[:, -500:]).max() < 0.06
+    struck = np.abs(series[:, 2_000]) > 0.06
+    assert struck.mean() > 0.8
+    assert (np.abs(series[struck, 2_000:2_100]).mean(axis=1) > np.abs(series[struck, 2_400:2_500]).mean(axis=1)).all()
 
 
 @pytest.mark.parametrize("name", list(mixture.FAMILIES))
@@ -241,6 +283,12 @@ def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
     firsts = np.isnan(rows).sum(1)
     assert set(firsts) == {LENGTH - 100, 0}
     assert rows[firsts == 0][:, 0].max() == 2_000 - LENGTH
+    np.savez(tmp_path / "longest.npz", **{"training/d": np.arange(100_000.0, dtype=np.float32)})
+    starts = real_rows(tmp_path / "longest.npz")[:, 0]
+    # 625 pieces would fit: four times the root of that, evenly spread from the first value to the last
+    assert len(starts) == 100
+    assert (starts[0], starts[-1]) == (0, 100_000 - LENGTH)
+    assert np.ptp(np.diff(starts)) <= 1
     corpus = build_corpus({"harmonics": 2}, seed=0, real=tmp_path / "real.npz")
     crops = SeriesSource(corpus, seed=0).choose({REAL: 1.0}, np.random.default_rng(0), 200, 96)
     first = np.isnan(corpus.values[crops.rows]).sum(-1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tsfm_lens.zoo.recipes import CHRONOS_NANO, COPY_MIX, AttentionRank, Stage, TrainingRecipe
+from tsfm_lens.zoo.mixes import COPY_MIX
+from tsfm_lens.zoo.recipes import CHRONOS_NANO, AttentionRank, Stage, TrainingRecipe
 
 __all__ = ["ATTENTION", "BASE", "DENSE", "SEEDS", "VOCABULARIES", "Arm", "arms"]
 

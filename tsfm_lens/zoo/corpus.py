@@ -89,7 +89,8 @@ def arrays_of(path: Path) -> Iterator[NpzFile]:
 def real_rows(path: Path) -> NDArray[np.float32]:
     """Rows (row, LENGTH) of the training series in `path`, as `tools/build_training_series.py` writes it.
 
-    Series of one source weigh as the square root of their length, so that no long record drowns the others.
+    Series of one source weigh as the square root of their length, so that no long record drowns the others; the rows
+    of a long one are spread over all of it.
 
     Raises:
         CheckpointError: there is no such file, or no training series in it.
@@ -98,12 +99,10 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     with arrays_of(path) as stored:
         for name in sorted(key for key in stored if key.startswith("training/")):
             series = stored[name]
-            if len(series) <= LENGTH:
-                pieces = [np.concatenate([np.full(LENGTH - len(series), np.nan, np.float32), series])]
-            else:
-                starts = np.linspace(0, len(series) - LENGTH, -(-len(series) // OVERLAP)).astype(int)
-                pieces = [series[start : start + LENGTH] for start in starts]
-            rows.extend(np.resize(np.stack(pieces), (int(np.ceil(4 * len(pieces) ** 0.5)), LENGTH)))
+            pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
+            series = np.concatenate([np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series])
+            starts = np.linspace(0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))).astype(int)
+            rows.extend(series[start : start + LENGTH] for start in starts)
     if not rows:
         raise CheckpointError(f"{path} holds no array training/…: make it with tools/build_training_series.py {path}")
     return np.stack(rows).astype(np.float32)

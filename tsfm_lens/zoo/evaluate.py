@@ -1,7 +1,7 @@
 """Skill of a checkpoint: `python -m tsfm_lens.zoo.evaluate FOLDER` prints it against the seasonal naive forecast.
 
-Recipes are chosen on validation sets (synthetic seasons of one seed, real series of a package that neither training
-nor test reads); the test sets (synthetic seasons of another seed, the bundled real series) are for the cards.
+Recipes are chosen on validation sets (synthetic seasons of one seed, two sets of real series of packages that neither
+training nor test reads); the test sets (synthetic seasons of another seed, the bundled real series) are for the cards.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from chronos import ChronosPipeline
 from rich.table import Table
 from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
+from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.corpus import arrays_of
 from tsfm_lens.zoo.export import as_pipeline, open_pipeline
@@ -24,6 +26,9 @@ from tsfm_lens.zoo.skill import Case, Skill, geometric_mean, interval, measure, 
 
 VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
 """Seeds [seed, step] of training are pairs; these stand alone, so no training row is drawn again."""
+
+REAL_SPLITS = ("validation", "records")
+"""Real series to tune on: page views, fuel and rates; and records of business and nature, by month and quarter."""
 
 FLOOR = 1e-9
 
@@ -77,12 +82,21 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
     return cases
 
 
-def validation_cases(path: Path) -> list[Case]:
-    """The real validation series of `tools/build_training_series.py`."""
+def validation_cases(path: Path, split: str = "validation") -> list[Case]:
+    """The real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`.
+
+    Raises:
+        UnknownNameError: there is no such split.
+        CheckpointError: the file has none of its series.
+    """
+    if split not in REAL_SPLITS:
+        raise unknown_name("split", split, REAL_SPLITS)
     with arrays_of(path) as stored:
-        names = sorted(key.removeprefix("validation/") for key in stored if key.startswith("validation/"))
+        names = sorted(key.removeprefix(f"{split}/") for key in stored if key.startswith(f"{split}/"))
+        if not names:
+            raise CheckpointError(f"{path} has no array {split}/…: make it again with tools/build_training_series.py")
         return [
-            Case(name, stored[f"validation/{name}"].astype(np.float64), int(stored[f"season/{name}"])) for name in names
+            Case(name, stored[f"{split}/{name}"].astype(np.float64), int(stored[f"season/{name}"])) for name in names
         ]
 
 
@@ -103,6 +117,7 @@ def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
     summaries: dict[str, object] = {
         "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
         "real": summary(measure(pipeline, validation_cases(real))),
+        "records": summary(measure(pipeline, validation_cases(real, "records"))),
     }
     if type(model).__name__ == "Chronos2Model":
         summaries["covariates"] = covariate_gain(model, seed=VALIDATION_SEED)
@@ -141,6 +156,9 @@ def main(
     ],
     horizon: Annotated[int, typer.Option(min=1, help="forecast steps per window")] = 24,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="paths that a sampling model draws; by default those of its configuration")
+    ] = None,
     real: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="validation series of tools/build_training_series.py"),
@@ -149,12 +167,16 @@ def main(
     """Print MASE and CRPS against naive forecasts, series by series and as geometric means."""
     torch.set_num_threads(threads)
     pipeline = open_pipeline(folder)
+    if samples is not None and not isinstance(pipeline, ChronosPipeline):
+        raise InputError(
+            f"--samples {samples}: {type(pipeline).__name__} gives quantiles and draws no samples; leave it"
+        )
     sets = {"test: synthetic seasons": synthetic_cases(), "test: bundled real series": real_cases()}
     if real is not None:
         sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
-        sets["validation: real series"] = validation_cases(real)
+        sets |= {f"validation: real series ({split})": validation_cases(real, split) for split in REAL_SPLITS}
     for title, cases in sets.items():
-        console().print(skill_table(title, measure(pipeline, cases, horizon=horizon)))
+        console().print(skill_table(title, measure(pipeline, cases, horizon=horizon, samples=samples)))
     if type(pipeline).__name__ == "Chronos2Pipeline":
         gain = covariate_gain(pipeline.model)
         console().print(f"MASE with known covariates / without: {gain['ratio']:.3f}, 95 % {gain['interval']}")

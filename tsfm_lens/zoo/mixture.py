@@ -196,6 +196,41 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
     return np.where(rng.random((count, 1)) < 0.5, together, np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together))
 
 
+def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Weeks with spells of one to ten days that are like days off, or quieter or busier than any other day."""
+    steps = rng.choice([24, 24, 24, 12, 8, 1, 1], count)
+    work, rest, feast = (_smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1) for _ in range(3))
+    alike, apart = rng.uniform(0, 1, (2, count, 1))
+    rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
+    feast = apart * rest + (1 - apart) * feast + rng.normal(-0.5, 1.0, (count, 1)) * (rng.random((count, 1)) < 0.5)
+    start = rng.integers(7 * steps)
+    day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
+    days = np.arange(int(day.max()) + 1)[None]
+    resting = days % 7 >= rng.choice([5, 5, 6], (count, 1))
+    feasting = np.zeros((count, days.size), dtype=bool)
+    for _ in range(4):
+        first = (rng.random((count, 1)) * (day[:, -1:] + 8)).astype(np.int64) - 4
+        feasting |= (days >= first) & (days < first + rng.integers(1, 11, (count, 1))) & (rng.random((count, 1)) < 0.6)
+    kind = np.take_along_axis(np.where(feasting, 2, resting), day, axis=1)
+    shape = np.choose(kind, [tile(part, np.maximum(steps, 1), start, length) for part in (work, rest, feast)])
+    busy = rng.standard_normal((count, days.size)) * rng.choice([0.0, 0.1, 0.3], (count, 1))
+    noise = rng.standard_normal((count, length)) * rng.choice([0.02, 0.1, 0.3], (count, 1))
+    together = shape + np.take_along_axis(busy, day, axis=1) + noise
+    return np.where(rng.random((count, 1)) < 0.5, together, np.exp(rng.uniform(0.3, 1.0, (count, 1)) * together))
+
+
+def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Slow cycles with sudden jumps that fade, on half of them a season: unemployment, prices, claims."""
+    t = np.arange(length)[None]
+    slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
+    for _ in range(3):
+        at, fade = rng.integers(length, size=(count, 1)), np.exp(rng.uniform(np.log(2), np.log(120), (count, 1)))
+        jump = rng.normal(0, 2.5, (count, 1)) * (rng.random((count, 1)) < 0.6)
+        slow = slow + jump * np.where(t >= at, np.exp(-np.maximum(t - at, 0) / fade), 0.0)
+    season = rng.choice([0.0, 0.0, 0.1, 0.3], (count, 1)) * _any_season(rng, count, length)
+    return slow + season + rng.standard_normal((count, length)) * rng.choice([0.01, 0.05, 0.15], (count, 1))
+
+
 def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
     """Counts: Poisson around a season, from mostly zero to dozens."""
     rate = np.exp(rng.uniform(np.log(0.3), np.log(60.0), (count, 1)) + 0.6 * _any_season(rng, count, length))
@@ -222,6 +257,8 @@ FAMILIES: Mapping[str, Generator] = {
     "seasonal_walk": seasonal_walk,
     "double_season": double_season,
     "day_types": day_types,
+    "holidays": holidays,
+    "shocks": shocks,
     "intermittent": intermittent,
     "autoregressive": autoregressive,
     "random_walk": random_walk,

@@ -5,55 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tsfm_lens.errors import unknown_name
-
-COPY_MIX: dict[str, float] = {"motif_rough": 4, "motif_smooth": 3, "harmonics": 3, "seasonal": 2, "kernelsynth": 2}
-"""Mostly repetition: the mixture in which copying forms quickest."""
-
-HOME_MIX: dict[str, float] = {
-    "motif_rough": 3,
-    "motif_smooth": 2,
-    "harmonics": 1.5,
-    "seasonal": 4,
-    "seasonal_walk": 2,
-    "double_season": 1.5,
-    "intermittent": 0.5,
-    "autoregressive": 1,
-    "random_walk": 1,
-    "trend": 1,
-    "level_shift": 0.5,
-    "white_noise": 0.5,
-    "chaotic": 0.5,
-}
-"""The generators of `mixture.py` alone."""
-
-WIDE_MIX: dict[str, float] = {name: 0.5 * weight for name, weight in HOME_MIX.items()} | {
-    "kernelsynth": 8,
-    "real": 8,
-    "tsmixup": 6,
-}
-"""Gaussian processes, real series, mixtures of both, and every generator."""
-
-
-SEASON_MIX: dict[str, float] = WIDE_MIX | {
-    "motif_rough": 3,
-    "motif_smooth": 3,
-    "harmonics": 3,
-    "seasonal": 10,
-    "double_season": 3,
-    "kernelsynth": 4,
-    "real": 6,
-    "tsmixup": 3,
-}
-"""As `WIDE_MIX`, with seasons and repeated motifs weighing as much as all the rest."""
-
-WEEK_MIX: dict[str, float] = SEASON_MIX | {"day_types": 5}
-"""As `SEASON_MIX`, with weeks of working days and days off."""
+from tsfm_lens.zoo.mixes import COPY_MIX, CORPUS, EVENT_MIX, SEASON_MIX, WEEK_MIX, WIDE_CORPUS, WIDE_MIX
 
 FAR_SHARE = 0.25
 """Share of the rows with a level of their own that stand far from 0 for their spread."""
+
+SHORT_SHARE = 0.2
+"""Share of the rows whose context is cut short."""
 
 
 class Stage(BaseModel):
@@ -64,8 +25,8 @@ class Stage(BaseModel):
     share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself;
     a share `rollout` of the rows are led by the model's own forecast alone.
     For patch models a `log_floor` above 0 lets each row count by the logarithm of its loss plus this floor.
-    Of the rows that are given a level, the share `far` stands far from 0 for its spread. For models with covariates
-    `rows` counts groups of three series, and `far` changes nothing, for these groups are given their levels later.
+    Of the rows that are given a level, the share `far` stands far from 0 for its spread; a share `short` has a short
+    context. For models with covariates `rows` counts groups of three series, and these two shares change nothing.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,6 +43,7 @@ class Stage(BaseModel):
     rollout: float = Field(default=0.0, ge=0, le=1)
     log_floor: float = Field(default=0.0, ge=0)
     far: float = Field(default=FAR_SHARE, ge=0, le=1)
+    short: float = Field(default=SHORT_SHARE, ge=0, le=1)
 
 
 class Restart(BaseModel):
@@ -156,6 +118,17 @@ class TrainingRecipe(BaseModel):
     restarts: tuple[Restart, ...] = ()
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _in_order(self) -> TrainingRecipe:
+        starts, begun = [stage.start for stage in self.stages], [restart.at for restart in self.restarts]
+        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+            raise ValueError(f"stages start at {starts}; expected 0 first, then each after the one before")
+        if begun != sorted(set(begun)):
+            raise ValueError(f"restarts at {begun}; expected each after the one before")
+        if self.attention_rank is not None and any(restart.config for restart in self.restarts):
+            raise ValueError("a restart widens a model whose attention is factorised; only full matrices are widened")
+        return self
+
     def stage(self, step: int) -> Stage:
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]
@@ -201,9 +174,6 @@ class TrainingRecipe(BaseModel):
 
 
 QUANTILES = [round(0.1 * i, 1) for i in range(1, 10)]
-
-CORPUS: dict[str, int] = dict.fromkeys([*HOME_MIX, "day_types", "kernelsynth"], 2_000) | {"chaotic": 500}
-"""Rows of each family."""
 
 
 def _t5(d_model: int, d_kv: int, vocab_size: int) -> dict[str, Any]:
@@ -303,7 +273,7 @@ BOLT_NANO = TrainingRecipe(
         "chronos_pipeline_class": "ChronosBoltPipeline",
         "reg_token_id": 1,
         "chronos_config": {
-            "context_length": 256,
+            "context_length": 512,
             "prediction_length": 32,
             "input_patch_size": 4,
             "input_patch_stride": 4,
@@ -317,12 +287,18 @@ BOLT_NANO = TrainingRecipe(
         Stage(start=1_600, context=128, horizon=32, rows=96, mix=WIDE_MIX),
         Stage(start=6_000, context=256, horizon=32, rows=64, mix=WIDE_MIX),
         Stage(start=40_000, context=256, horizon=32, rows=64, mix=SEASON_MIX, log_floor=0.03),
+        Stage(start=60_000, context=512, horizon=32, rows=32, mix=WEEK_MIX, log_floor=0.03),
+        Stage(start=80_000, context=512, horizon=32, rows=64, mix=EVENT_MIX, log_floor=0.03, short=0.4),
     ),
-    steps=60_000,
+    steps=105_000,
     decay=4_000,
     learning_rate=3e-3,
-    restarts=(Restart(at=40_000, learning_rate=2e-3, decay=20_000),),
-    corpus=CORPUS,
+    restarts=(
+        Restart(at=40_000, learning_rate=2e-3, decay=20_000),
+        Restart(at=60_000, learning_rate=1e-3, decay=20_000),
+        Restart(at=80_000, learning_rate=1.5e-3, decay=25_000, optimizer="Muon"),
+    ),
+    corpus=WIDE_CORPUS,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),
 )
 

@@ -121,9 +121,18 @@ def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
 
 
 @torch.no_grad()
-def forecasts(pipeline: Pipeline, tasks: Sequence[Window], *, horizon: int, seed: int, covariates: bool) -> list[Array]:
+def forecasts(
+    pipeline: Pipeline,
+    tasks: Sequence[Window],
+    *,
+    horizon: int,
+    seed: int,
+    covariates: bool,
+    samples: int | None = None,
+) -> list[Array]:
     """Quantiles (step, level) of each task through the native pipeline, in batches."""
     torch.manual_seed(seed)
+    drawn = {} if samples is None else {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
     for start in range(0, len(tasks), BATCH):
         inputs: list[object] = []
@@ -139,7 +148,9 @@ def forecasts(pipeline: Pipeline, tasks: Sequence[Window], *, horizon: int, seed
                 )
             else:
                 inputs.append(torch.tensor(task.context, dtype=torch.float32))
-        quantiles, _ = pipeline.predict_quantiles(inputs, prediction_length=horizon, quantile_levels=list(LEVELS))
+        quantiles, _ = pipeline.predict_quantiles(
+            inputs, prediction_length=horizon, quantile_levels=list(LEVELS), **drawn
+        )
         # Chronos-2 gives a list with a leading axis of variates
         quantiles_of_tasks.extend(
             part.squeeze(0).double().cpu().numpy() if part.ndim == 3 else part.double().cpu().numpy()
@@ -149,7 +160,13 @@ def forecasts(pipeline: Pipeline, tasks: Sequence[Window], *, horizon: int, seed
 
 
 def measure(
-    pipeline: Pipeline, cases: Sequence[Case], *, horizon: int = 24, seed: int = 0, covariates: bool = True
+    pipeline: Pipeline,
+    cases: Sequence[Case],
+    *,
+    horizon: int = 24,
+    seed: int = 0,
+    covariates: bool = True,
+    samples: int | None = None,
 ) -> list[Skill]:
     """Skill on each case that is long enough for one window.
 
@@ -159,10 +176,12 @@ def measure(
         horizon: forecast steps per window.
         seed: of sampling models.
         covariates: whether the model is shown those of the cases.
+        samples: paths that a sampling model draws, instead of those of its configuration. Quantiles of few paths are
+            themselves noisy, which adds to both errors.
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
     errors: dict[str, list[tuple[float, ...]]] = {}
-    predicted = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates)
+    predicted = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates, samples=samples)
     for task, quantiles in zip(tasks, predicted, strict=True):
         season = task.case.season
         scale = seasonal_error(task.context, season)

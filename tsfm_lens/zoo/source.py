@@ -11,11 +11,8 @@ from torch import Tensor
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.zoo.corpus import LENGTH, Corpus
-from tsfm_lens.zoo.recipes import FAR_SHARE
+from tsfm_lens.zoo.recipes import FAR_SHARE, SHORT_SHARE
 from tsfm_lens.zoo.tsmixup import MAX_SERIES, draw_weights, tsmixup
-
-SHARE_SHORT = 0.2
-"""Share of rows whose context is cut short, so that a model also meets new series."""
 
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one corpus."""
@@ -70,12 +67,20 @@ class SeriesSource:
         return Crops(rows, starts, strides)
 
     def batch(
-        self, step: int, *, mix: Mapping[str, float], rows: int, context: int, horizon: int, far: float = FAR_SHARE
+        self,
+        step: int,
+        *,
+        mix: Mapping[str, float],
+        rows: int,
+        context: int,
+        horizon: int,
+        far: float = FAR_SHARE,
+        short: float = SHORT_SHARE,
     ) -> tuple[Tensor, Tensor]:
         """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
 
         Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
-        temperatures in kelvin or prices do.
+        temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
@@ -89,7 +94,7 @@ class SeriesSource:
         level = level * (rng.random(rows) < 0.6)
         sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
         unit = np.exp(rng.normal(0, 2.0, rows))
-        keep = np.where(rng.random(rows) < SHARE_SHORT, rng.integers(context // 8, context, rows), context)
+        keep = np.where(rng.random(rows) < short, rng.integers(context // 8, context, rows), context)
 
         place = torch.from_numpy(crops.starts[..., None] + crops.strides[..., None] * np.arange(length)).to(self.device)
         series = self.values[torch.from_numpy(crops.rows).to(self.device)[..., None], place]

@@ -152,7 +152,9 @@ class RecipeTask:
             if self.recipe.kind == "group":
                 groups = covariate_batch(self.source, step, mix=stage.mix, groups=stage.rows, **sizes)
                 return group_loss(self.model, groups, stage)
-            past, future = self.source.batch(step, mix=stage.mix, rows=stage.rows, far=stage.far, **sizes)
+            past, future = self.source.batch(
+                step, mix=stage.mix, rows=stage.rows, far=stage.far, short=stage.short, **sizes
+            )
             if self.recipe.kind == "token":
                 return token_loss(self.model, past, future, stage, seed=step)
             return patch_loss(self.model, past, future, stage)
