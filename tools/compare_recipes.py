@@ -18,24 +18,26 @@ from tsfm_lens.console import console
 from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.corpus import load_corpus
 from tsfm_lens.zoo.evaluate import validation
-from tsfm_lens.zoo.recipes import COPY_MIX, HOME_MIX, WIDE_MIX, Recipe, Stage
+from tsfm_lens.zoo.mixes import COPY_MIX, HOME_MIX, WIDE_MIX
+from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
 from tsfm_lens.zoo.recipes import recipe as find_recipe
 from tsfm_lens.zoo.train import Trainer
 
-Change = Callable[[Recipe], Recipe]
+Change = Callable[[TrainingRecipe], TrainingRecipe]
 
 
-def short(recipe: Recipe, steps: int) -> Recipe:
+def short(recipe: TrainingRecipe, steps: int) -> TrainingRecipe:
     """The recipe's curriculum in `steps` steps: copying first, then everything at one size."""
     start = recipe.stages[0].model_copy(update={"rows": min(recipe.stages[0].rows, 96)})
     last = recipe.stages[1 if recipe.kind == "token" else 2].model_copy(update={"start": steps // 4})
-    return recipe.model_copy(update={"steps": steps, "decay": steps // 4, "stages": (start, last)})
+    changes = {"steps": steps, "decay": steps // 4, "stages": (start, last), "restarts": ()}
+    return recipe.model_copy(update=changes)
 
 
 def mixed(mix: Mapping[str, float]) -> Change:
     """Another mixture after the first stage."""
 
-    def change(recipe: Recipe) -> Recipe:
+    def change(recipe: TrainingRecipe) -> TrainingRecipe:
         first, *later = recipe.stages
         stages: tuple[Stage, ...] = (first, *(stage.model_copy(update={"mix": dict(mix)}) for stage in later))
         return recipe.model_copy(update={"stages": stages})
@@ -51,14 +53,14 @@ def without(*families: str) -> Change:
 def smoothed(factor: float) -> Change:
     """Labels smoothed by another width in bins."""
 
-    def change(recipe: Recipe) -> Recipe:
+    def change(recipe: TrainingRecipe) -> TrainingRecipe:
         stages = tuple(stage.model_copy(update={"smoothing": factor * stage.smoothing}) for stage in recipe.stages)
         return recipe.model_copy(update={"stages": stages})
 
     return change
 
 
-def coarse(recipe: Recipe) -> Recipe:
+def coarse(recipe: TrainingRecipe) -> TrainingRecipe:
     """A quarter of the bins."""
     chronos = recipe.config["chronos_config"] | {"n_tokens": 512, "top_k": 512}
     stages = tuple(stage.model_copy(update={"smoothing": stage.smoothing / 4}) for stage in recipe.stages)
@@ -66,7 +68,7 @@ def coarse(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"config": config, "finest": recipe.finest / 4, "stages": stages})
 
 
-def unplanted(recipe: Recipe) -> Recipe:
+def unplanted(recipe: TrainingRecipe) -> TrainingRecipe:
     """No bias towards neighbours before training."""
     return recipe.model_copy(update={"encoder_bias": (), "decoder_bias": ()})
 
