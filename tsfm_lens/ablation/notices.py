@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -22,9 +23,10 @@ R = TypeVar("R")
 def said_once(lens: Lens) -> Iterator[None]:
     """Let each warning, and each line that the model's libraries log, through once while the block runs.
 
-    Filters of the caller's hold as before, and nothing is left of this one.
+    Filters of the caller's hold as before, and nothing is left of this one. Lines of other threads pass.
     """
     said: set[Hashable] = set()
+    here = threading.get_ident()
 
     def fresh(*words: Hashable) -> bool:
         known = words in said
@@ -32,7 +34,7 @@ def said_once(lens: Lens) -> Iterator[None]:
         return not known
 
     def first_time(record: logging.LogRecord) -> bool:
-        return fresh(record.name, record.levelno, record.getMessage())
+        return record.thread != here or fresh(record.name, record.levelno, record.getMessage())
 
     with ExitStack() as stack:
         for logger in _loggers(lens):
