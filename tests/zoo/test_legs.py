@@ -208,3 +208,19 @@ def test_what_no_second_leg_starts_from_is_refused(
         with pytest.raises(InputError, match="--start begins the last leg"):
             main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
     assert not (tmp_path / "never").exists()
+
+
+def test_a_command_that_cannot_go_on_says_so_before_it_draws_its_series(
+    token_recipe: TrainingRecipe, tmp_path: Path
+) -> None:
+    export(build_model(token_recipe), tmp_path / "token")
+    np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
+    where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}
+    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
+        main("bolt-nano", **where, start=tmp_path / "token")
+    with pytest.raises(InputError, match="trained in one leg"):
+        main("chronos2-nano", **where, start=tmp_path / "token")
+    for going_on in ({"resume": True}, {"end_within": 5}):
+        with pytest.raises(CheckpointError, match=r"no state\.pt in"):
+            main("bolt-nano", **where, **going_on)
+    assert not (tmp_path / "runs").exists()

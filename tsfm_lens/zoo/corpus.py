@@ -14,6 +14,7 @@ import torch
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, unknown_name
 from tsfm_lens.zoo.chaos import chaotic
 from tsfm_lens.zoo.kernelsynth import kernelsynth
@@ -149,6 +150,7 @@ def load_corpus(
     )
     path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
+        console(stderr=True).print(f"drawing the series to train on, once, into {path}: minutes")
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         build_corpus(sizes, seed=seed, real=real, device=chosen).save(path)
     return Corpus.read(path)

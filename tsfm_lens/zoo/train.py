@@ -120,6 +120,11 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
     return model
 
 
+def _identity(recipe: TrainingRecipe) -> str:
+    """The recipe, without what is as it is by default, so that a new option changes no old recipe."""
+    return recipe.model_dump_json(exclude_defaults=True)
+
+
 class RecipeTask:
     """A recipe as the training loop takes it.
 
@@ -141,8 +146,8 @@ class RecipeTask:
 
     @property
     def identity(self) -> str:
-        """The recipe, without what is as it is by default, so that a new option changes no old recipe."""
-        return self.recipe.model_dump_json(exclude_defaults=True)
+        """The recipe, as it is told from others."""
+        return _identity(self.recipe)
 
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
         """Loss of the batch of a step; by another stage than the step's own if one is given."""
@@ -260,20 +265,11 @@ class Trainer(Training):
             InputError: the recipe has none.
             CheckpointError: the folder holds no checkpoint of this recipe.
         """
-        begun = self.recipe.restarts_within()
-        if not begun:
-            raise InputError(f"{self.recipe.name} is trained in one leg of {self.recipe.steps} steps, from its first")
-        self.task.model = build_model(self.recipe, begun[-1].at - 1).to(self.device)
-        weights = native_model(open_pipeline(checkpoint)).state_dict()
-        shapes = {name: part.shape for name, part in self.model.state_dict().items()}
-        if {name: part.shape for name, part in weights.items()} != shapes:
-            raise CheckpointError(
-                f"{checkpoint} has other weights than {self.recipe.name} at step {begun[-1].at}; give one of that"
-            )
-        self.model.load_state_dict(weights)
-        self.step = begun[-1].at
+        self.task.model = _before_last_leg(self.recipe, checkpoint).to(self.device)
+        leg = self.recipe.restarts_within()[-1]
+        self.step = leg.at
         self._after()
-        self._begin(begun[-1])
+        self._begin(leg)
 
     def end_within(self, steps: int, out: Path) -> None:
         """Turn this run into its own last leg of `steps` steps, kept in the folder `out`."""
@@ -282,6 +278,22 @@ class Trainer(Training):
         out.mkdir(parents=True, exist_ok=True)
         self.task.recipe, self.out = self.recipe.ending(self.step, steps), out
         self.plan, self.rate = _plan(self.recipe), self.recipe.rate
+
+
+def _before_last_leg(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedModel:
+    """The model of a native checkpoint that the recipe's last leg can start from."""
+    begun = recipe.restarts_within()
+    if not begun:
+        raise InputError(f"{recipe.name} is trained in one leg of {recipe.steps} steps, from its first")
+    model = build_model(recipe, begun[-1].at - 1)
+    weights = native_model(open_pipeline(checkpoint)).state_dict()
+    shapes = {name: part.shape for name, part in model.state_dict().items()}
+    if {name: part.shape for name, part in weights.items()} != shapes:
+        raise CheckpointError(
+            f"{checkpoint} has other weights than {recipe.name} at step {begun[-1].at}; give one of that"
+        )
+    model.load_state_dict(weights)
+    return model
 
 
 def main(
@@ -310,6 +322,11 @@ def main(
     torch.set_num_threads(threads)
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)
+    # what is wrong is told now: the series take minutes to draw
+    if start is not None:
+        _before_last_leg(recipe, start)
+    elif resume or end_within:
+        read_state(out, _identity(recipe), torch.device("cpu"))
     corpus = load_corpus(recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real)
     trainer = Trainer(recipe, out, corpus)
     if resume or end_within:
