@@ -67,3 +67,9 @@ def token_recipe() -> TrainingRecipe:
 def patch_recipe() -> TrainingRecipe:
     """The tiny patch recipe."""
     return tiny_patch()
+
+
+@pytest.fixture
+def group_recipe() -> TrainingRecipe:
+    """The tiny recipe with covariates."""
+    return tiny_group()

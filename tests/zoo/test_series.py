@@ -183,6 +183,28 @@ def test_a_shock_comes_at_once_and_fades(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (np.abs(series[struck, 2_000:2_100]).mean(axis=1) > np.abs(series[struck, 2_400:2_500]).mean(axis=1)).all()
 
 
+def steps_of_walks(kind: int) -> np.ndarray:
+    """Steps (row, time) of walks of one kind that neither drift, revert nor have a season."""
+    choices = FirstChoice(np.random.PCG64(0))
+    choices.integers = lambda low, **_: np.full((400, 1), kind)  # type: ignore[method-assign]
+    return np.diff(mixture.walks(choices, 400, 4_000), axis=1)
+
+
+def test_walks_take_the_steps_that_their_kind_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixture, "_any_season", lambda rng, count, length: np.zeros((count, length)))
+    gaussian, heavy, rare, slow = (steps_of_walks(kind) for kind in range(4))
+    for steps in (gaussian, heavy, slow):
+        # in seven rows of ten no step is rounded to nothing
+        assert ((np.abs(steps) < 1e-9).mean(axis=1) < 0.01).mean() > 0.6
+    assert ((np.abs(rare) < 1e-9).mean(axis=1) > 0.4).all()
+    memory = [np.median([np.corrcoef(row[1:], row[:-1])[0, 1] for row in steps]) for steps in (gaussian, slow)]
+    # the memory of the slow ones is drawn from 0.2 to 0.9
+    assert abs(memory[0]) < 0.02
+    assert 0.45 < memory[1] < 0.65
+    tails = [np.median((steps**4).mean(1) / (steps**2).mean(1) ** 2) for steps in (gaussian, heavy)]
+    assert tails[0] < 4 < tails[1]
+
+
 @pytest.mark.parametrize("name", list(mixture.FAMILIES))
 def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
     family = mixture.FAMILIES[name]
@@ -239,6 +261,16 @@ def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
     # 5 standard errors of a share of 0.2 among 400 rows
     assert abs(missing[:, 0].mean() - 0.2) < 5 * 0.02
     assert np.isfinite(future.numpy()).all()
+
+
+def test_short_contexts_have_every_length_from_16_steps_on(source: SeriesSource) -> None:
+    past = source.batch(0, mix={"harmonics": 1.0}, rows=2_000, context=256, horizon=8, short=1.0)[0]
+    lengths = (~past.isnan()).sum(1).double()
+    assert lengths.min() >= 16
+    doublings = (lengths / 16).log2()
+    # a quarter of the rows for each doubling, within five standard errors and the rounding of lengths
+    shares = [((doublings >= low) & (doublings < low + 1)).double().mean().item() for low in range(4)]
+    np.testing.assert_allclose(shares, 0.25, atol=5 * (0.25 * 0.75 / 2_000) ** 0.5 + 1 / 32)
 
 
 def test_a_stated_share_of_the_rows_with_a_level_stands_far_from_zero(source: SeriesSource) -> None:

@@ -1,4 +1,4 @@
-"""Widen a token model without a change of what it computes, so that training goes on where it stood."""
+"""Widen a model without a change of what it computes, so that training goes on where it stood."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -21,19 +22,19 @@ NEW_SHARE = 0.5
 """Standard deviation of new weights, of that of the old ones of their matrix."""
 
 
-def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> T5ForConditionalGeneration:
-    """A wider model that gives the same logits, up to the epsilon of its norms and their rounding.
+def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
+    """A wider model that gives the same logits or quantiles, up to the epsilon of its norms and their rounding.
 
     New directions of the residual stream and new features of heads and feed-forward layers are read by random weights
     and written by none, so they are 0 at first and have gradients from the first step on. Gains of norms make up for
-    the root mean square over more entries; that of the last norm needs none, for T5 scales the logits of a shared
-    embedding by the width. A finer table of relative positions begins with the coarser one's values.
+    the root mean square over more entries; that of a token model's last norm needs none, for T5 scales the logits of a
+    shared embedding by the width. A finer table of relative positions begins with the coarser one's values.
 
     Source:
         Net2Net (Chen et al. 2016) widens by copies; zeros at the writers keep the model as well and break no symmetry.
 
     Args:
-        model: a T5 that shares its embedding with its logits.
+        model: a T5 that shares its embedding with its logits, or a Chronos-Bolt.
         changes: new values of "d_model", "d_kv", "d_ff", "relative_attention_num_buckets" and
             "relative_attention_max_distance", each at least the old one.
         seed: of the new weights.
@@ -46,8 +47,8 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
             of two old ones.
         UnknownNameError: an entry that cannot change.
     """
-    if not isinstance(model, T5ForConditionalGeneration):
-        raise InputError(f"only token models are widened, not {type(model).__name__}")
+    if not isinstance(model, T5ForConditionalGeneration | ChronosBoltModelForForecasting):
+        raise InputError(f"only Chronos and Chronos-Bolt are widened, not {type(model).__name__}")
     for name, value in changes.items():
         if name not in (*WIDTHS, *BUCKETS):
             raise unknown_name("entry that can grow", name, [*WIDTHS, *BUCKETS])
@@ -56,23 +57,29 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
     config = T5Config(**copy.deepcopy(model.config.to_dict()) | dict(changes))
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
-        wider = T5ForConditionalGeneration(config).to(model.dtype)
+        wider = type(model)(config).to(model.dtype)
     old, weights = model.state_dict(), wider.state_dict()
     for name in old:
         if "relative_attention_bias" in name:
             weights[name] = _finer_table(old[name], model.config, config, bidirectional=name.startswith("encoder"))
         else:
-            weights[name] = _wider(name, old[name].cpu(), weights[name].shape, model.config, generator)
+            scaled = isinstance(model, T5ForConditionalGeneration) and name == "decoder.final_layer_norm.weight"
+            shape = weights[name].shape
+            weights[name] = _wider(name, old[name].cpu(), shape, model.config, generator, same_gain=scaled)
     wider.load_state_dict(weights)
     return wider.to(model.device).train(model.training)
 
 
-def _wider(name: str, old: Tensor, shape: torch.Size, config: T5Config, generator: torch.Generator) -> Tensor:
+def _wider(
+    name: str, old: Tensor, shape: torch.Size, config: T5Config, generator: torch.Generator, *, same_gain: bool
+) -> Tensor:
     """The weight `old` in the corner of one of `shape`."""
     kind, heads = name.split(".")[-2], config.num_heads
+    if name.endswith("bias"):
+        return torch.cat([old, old.new_zeros(shape[0] - len(old))])
     random = NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
     if old.ndim == 1:
-        gain = 1.0 if name == "decoder.final_layer_norm.weight" else (len(old) / shape[0]) ** 0.5
+        gain = 1.0 if same_gain else (len(old) / shape[0]) ** 0.5
         return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
     if kind in ("q", "k", "v"):
         new = random.view(heads, -1, shape[1])
@@ -81,7 +88,7 @@ def _wider(name: str, old: Tensor, shape: torch.Size, config: T5Config, generato
             # a new feature of the scores is 0 until its key is learnt
             new[:, config.d_kv :] = 0.0
         return new.reshape(shape)
-    new = random if kind == "wi" else torch.zeros(shape, dtype=old.dtype)
+    new = random if kind in ("wi", "hidden_layer") else torch.zeros(shape, dtype=old.dtype)
     if kind == "o":
         new = new.view(shape[0], heads, -1)
         new[: config.d_model, :, : config.d_kv] = old.view(-1, heads, config.d_kv)

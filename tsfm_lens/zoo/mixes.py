@@ -47,8 +47,11 @@ WEEK_MIX: dict[str, float] = SEASON_MIX | {"day_types": 5}
 EVENT_MIX: dict[str, float] = WEEK_MIX | {"holidays": 4, "shocks": 2, "real": 12, "tsmixup": 4}
 """As `WEEK_MIX`, with holidays, shocks that fade, and real series weighing twice as much."""
 
+WALK_MIX: dict[str, float] = EVENT_MIX | {"walks": 6, "seasonal_walk": 2, "holidays": 8, "shocks": 4, "level_shift": 1}
+"""As `EVENT_MIX`, with walks of every kind, and twice as many holidays, shocks and shifts."""
+
 CORPUS: dict[str, int] = dict.fromkeys([*HOME_MIX, "day_types", "kernelsynth"], 2_000) | {"chaotic": 500}
 """Rows of each family."""
 
-WIDE_CORPUS: dict[str, int] = dict.fromkeys([*CORPUS, "holidays", "shocks"], 12_000) | {"chaotic": 3_000}
+WIDE_CORPUS: dict[str, int] = dict.fromkeys([*CORPUS, "holidays", "shocks", "walks"], 12_000) | {"chaotic": 3_000}
 """Rows of each family for the longest training."""

@@ -231,6 +231,26 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
     return slow + season + rng.standard_normal((count, length)) * rng.choice([0.01, 0.05, 0.15], (count, 1))
 
 
+def walks(rng: np.random.Generator, count: int, length: int) -> Array:
+    """Sums of shocks that are Gaussian, heavy-tailed, rare or have momentum; some revert, are noted roughly or vary."""
+    kind = rng.integers(4, size=(count, 1))
+    normal = rng.standard_normal((count, length))
+    rare = normal * (rng.random((count, length)) < np.exp(rng.uniform(np.log(0.02), np.log(0.5), (count, 1))))
+    slow = np.stack([lfilter([1.0], [1.0, -a], e) for a, e in zip(rng.uniform(0.2, 0.9, count), normal, strict=True)])
+    shocks = np.choose(kind, [normal, np.clip(rng.standard_t(3, (count, length)), -12, 12), rare, slow])
+    # calm and stormy times, on a third of the rows
+    storm = np.cumsum(rng.standard_normal((count, length)), axis=1) * (rng.random((count, 1)) < 0.33) * 0.08
+    shocks = shocks * np.exp(np.clip(storm, -1.5, 1.5))
+    shocks = shocks + shocks.std(axis=1, keepdims=True) * rng.choice([0.0, 0.0, 0.1, -0.1, 0.4], (count, 1))
+    memory = rng.choice([1.0, 1.0, 1.0, 0.98, 0.93], count)
+    walk = np.stack([lfilter([1.0], [1.0, -a], e) for a, e in zip(memory, shocks, strict=True)])
+    step = np.abs(np.diff(walk, axis=1)).mean(axis=1, keepdims=True) + 1e-9
+    walk = walk + step * rng.choice([0.0, 0.0, 0.5, 1.5, 4.0], (count, 1)) * _any_season(rng, count, length)
+    unit_of_record = step * rng.choice([0.5, 1.0, 3.0], (count, 1))
+    rough = np.round(walk / unit_of_record) * unit_of_record
+    return unit(np.where(rng.random((count, 1)) < 0.3, rough, walk))
+
+
 def intermittent(rng: np.random.Generator, count: int, length: int) -> Array:
     """Counts: Poisson around a season, from mostly zero to dozens."""
     rate = np.exp(rng.uniform(np.log(0.3), np.log(60.0), (count, 1)) + 0.6 * _any_season(rng, count, length))
@@ -259,6 +279,7 @@ FAMILIES: Mapping[str, Generator] = {
     "day_types": day_types,
     "holidays": holidays,
     "shocks": shocks,
+    "walks": walks,
     "intermittent": intermittent,
     "autoregressive": autoregressive,
     "random_walk": random_walk,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.zoo.mixes import COPY_MIX, CORPUS, EVENT_MIX, SEASON_MIX, WEEK_MIX, WIDE_CORPUS, WIDE_MIX
+from tsfm_lens.zoo.mixes import COPY_MIX, CORPUS, EVENT_MIX, SEASON_MIX, WALK_MIX, WEEK_MIX, WIDE_CORPUS, WIDE_MIX
 
 FAR_SHARE = 0.25
 """Share of the rows with a level of their own that stand far from 0 for their spread."""
@@ -264,6 +264,17 @@ CHRONOS_NANO = TrainingRecipe(
     decoder_bias=NEIGHBOURS,
 )
 
+BOLT_WIDENED: dict[str, Any] = {
+    "d_model": 128,
+    "d_kv": 32,
+    "d_ff": 512,
+    "relative_attention_num_buckets": 256,
+    "relative_attention_max_distance": 256,
+}
+"""A third wider, and a bucket for each distance up to 63 patches instead of 7."""
+
+BOLT_LAST: dict[str, Any] = {"context": 512, "horizon": 32, "rows": 64, "log_floor": 0.03}
+
 BOLT_NANO = TrainingRecipe(
     name="bolt-nano",
     kind="patch",
@@ -288,15 +299,17 @@ BOLT_NANO = TrainingRecipe(
         Stage(start=6_000, context=256, horizon=32, rows=64, mix=WIDE_MIX),
         Stage(start=40_000, context=256, horizon=32, rows=64, mix=SEASON_MIX, log_floor=0.03),
         Stage(start=60_000, context=512, horizon=32, rows=32, mix=WEEK_MIX, log_floor=0.03),
-        Stage(start=80_000, context=512, horizon=32, rows=64, mix=EVENT_MIX, log_floor=0.03, short=0.4),
+        Stage(start=80_000, mix=EVENT_MIX, short=0.4, **BOLT_LAST),
+        Stage(start=105_000, mix=WALK_MIX, short=0.5, **BOLT_LAST),
     ),
-    steps=105_000,
+    steps=135_000,
     decay=4_000,
     learning_rate=3e-3,
     restarts=(
         Restart(at=40_000, learning_rate=2e-3, decay=20_000),
         Restart(at=60_000, learning_rate=1e-3, decay=20_000),
         Restart(at=80_000, learning_rate=1.5e-3, decay=25_000, optimizer="Muon"),
+        Restart(at=105_000, learning_rate=1.5e-3, decay=30_000, optimizer="Muon", config=BOLT_WIDENED),
     ),
     corpus=WIDE_CORPUS,
     encoder_bias=((1, 0, 4.0), (17, 1, 4.0), (18, 2, 4.0)),

@@ -17,6 +17,9 @@ from tsfm_lens.zoo.tsmixup import MAX_SERIES, draw_weights, tsmixup
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one corpus."""
 
+SHORTEST = 16
+"""Steps of the shortest context that is trained on."""
+
 NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
 
@@ -80,7 +83,8 @@ class SeriesSource:
         """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
 
         Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
-        temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have.
+        temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have, to any
+        length down to 16 steps, each doubling as often as the next.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
@@ -94,7 +98,8 @@ class SeriesSource:
         level = level * (rng.random(rows) < 0.6)
         sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
         unit = np.exp(rng.normal(0, 2.0, rows))
-        keep = np.where(rng.random(rows) < short, rng.integers(context // 8, context, rows), context)
+        cut = np.exp(rng.uniform(np.log(min(SHORTEST, context)), np.log(context), rows))
+        keep = np.where(rng.random(rows) < short, np.rint(cut).astype(np.int64), context)
 
         place = torch.from_numpy(crops.starts[..., None] + crops.strides[..., None] * np.arange(length)).to(self.device)
         series = self.values[torch.from_numpy(crops.rows).to(self.device)[..., None], place]
