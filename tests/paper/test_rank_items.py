@@ -150,7 +150,8 @@ def test_ranks_are_those_of_the_native_matrices() -> None:
     found = reproduce("S0-F4", lens, **FEW)
     for level, own in ranks.items():
         assert_close(ours(found, f"bolt-nano: mean {level:g}-rank of W_Q"), float(np.mean(own)), depth=20)
-        assert_close(ours(found, f"bolt-nano: mean {level:g}-rank of W_Q over d"), float(np.mean(own)) / 96, depth=20)
+        share = float(np.mean(own)) / lens.cfg.d_model
+        assert_close(ours(found, f"bolt-nano: mean {level:g}-rank of W_Q over d"), share, depth=20)
     layers = reproduce("S0-FOR", lens, **FEW)
     assert [ours(layers, f"bolt-nano: 0.01-rank of W_Q, layer {layer}") for layer in range(3)] == first
     assert ours(layers, "bolt-nano: 0.01-rank of the input of layer 0, the zero signal") == 1
@@ -159,7 +160,7 @@ def test_ranks_are_those_of_the_native_matrices() -> None:
 def test_a_language_model_decides_the_contrast() -> None:
     both = [nano("bolt-nano"), nano("chronos-nano"), text()]
     spectra = reproduce("S0-F2", both, **FEW)
-    # a series of noise uses 14 of 96 directions of bolt-nano, ids all of the T5; chronos-nano has as many as it can
+    # a series of noise uses 17 of 128 directions of bolt-nano, ids all of the T5; chronos-nano has as many as it can
     parts = [str(part) for part in spectra["quantity"].values if str(part).startswith(said.FASTER)]
     outcome = {part: verdict(spectra, part) for part in parts}
     assert sum(each == "holds" for each in outcome.values()) == 1

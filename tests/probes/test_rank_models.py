@@ -64,14 +64,17 @@ def test_bins_have_their_values_and_special_tokens_are_left_out() -> None:
 
 def test_random_embeddings_have_the_directions_of_their_patches() -> None:
     lens = load("bolt-nano")
-    runs = [lens.run(bundled("co2"), 8), load("chronos-nano").run(bundled("co2"), 8)]
+    other = load("chronos-nano")
+    runs = [lens.run(bundled("co2"), 8), other.run(bundled("co2"), 8)]
     found = spectra_by_patch(runs, patches=(1, 8), epsilon=[0.1, 0.01], seed=3)
     assert found["embedding"].values.tolist() == ["bolt-nano", "chronos-nano", "random, patch 1", "random, patch 8"]
     assert found["patch"].values.tolist() == [4, 1, 1, 8]
-    assert found["width"].values.tolist() == [96, 96, 96, 96]
+    width = lens.cfg.d_model
+    # random ones are as wide as the first model
+    assert found["width"].values.tolist() == [width, other.cfg.d_model, width, width]
     # a network of single steps that is linear on either side of zero
     assert found["epsilon_rank"].sel(embedding="random, patch 1").values.tolist() == [2, 2]
-    tokens = ResidualMlpEmbedding.random(96, 8, seed=3).embed(np.random.default_rng(3).normal(size=(8, 192)))
+    tokens = ResidualMlpEmbedding.random(width, 8, seed=3).embed(np.random.default_rng(3).normal(size=(8, 2 * width)))
     assert_close(
         found["singular_value"].sel(embedding="random, patch 8").dropna("mode").values,
         np.linalg.svd(tokens, compute_uv=False),
@@ -93,7 +96,7 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
     lenses = [load("bolt-nano"), load("chronos-nano")]
     found = ranks_by_model(iter(lenses), epsilon=[0.1, 0.01])
     assert found["model"].values.tolist() == ["bolt-nano", "chronos-nano"]
-    assert found["width"].values.tolist() == [96, 96]
+    assert found["width"].values.tolist() == [lens.cfg.d_model for lens in lenses]
     assert found["heads"].values.tolist() == [4, 4]
     assert found["architecture"].values.tolist() == ["chronos-bolt", "chronos"]
     for lens in lenses:
