@@ -229,9 +229,10 @@ def test_heads_that_find_the_season_follow_it_and_copying_needs_them() -> None:
         assert found == pytest.approx(int(share) / 100, abs=last_digit(2))
         assert found > 0.8
     yesterday = {}
-    for name, length in (("bolt-nano", SHOWN), ("chronos-nano", 128)):
-        values, _ = fridays(length)
-        median = tsfm_lens.load(name).forecast(values, 24, seed=0).median
+    for name in ("bolt-nano", "chronos-nano"):
+        lens = tsfm_lens.load(name)
+        values, _ = fridays(lens.adapter.context_length)
+        median = lens.forecast(values, 24, seed=0).median
         yesterday[name] = np.median(np.abs(median - values[:, -24:]).mean(1) / values.std(1))
     found = numbers(
         text, r"Fridays are ([\d.]+) standard deviations from the day before, those of bolt-nano ([\d.]+)\."

@@ -19,6 +19,7 @@ from tsfm_lens.zoo.evaluate import (
     synthetic_cases,
     validation_cases,
 )
+from tsfm_lens.zoo.export import open_pipeline
 from tsfm_lens.zoo.skill import (
     LEVELS,
     Case,
@@ -123,6 +124,21 @@ def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
 def test_a_model_that_draws_no_samples_is_told_apart() -> None:
     with pytest.raises(InputError, match="ChronosBoltPipeline gives quantiles"):
         main(checkpoint_path("bolt-nano"), samples=60)
+
+
+def test_another_draw_of_the_synthetic_seasons_is_measured_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint_path("bolt-nano")
+    main(folder, seed=7)
+    said = capsys.readouterr().out
+    assert "synthetic seasons of seed 7" in said
+    assert "bundled" not in said
+    first = measure(open_pipeline(folder), synthetic_cases(seed=7)[:1])[0]
+    assert f"{first.model:.3f}" in said
+    assert f"{measure(open_pipeline(folder), synthetic_cases()[:1])[0].model:.3f}" not in said
+    with pytest.raises(InputError, match="ask for different series"):
+        main(folder, seed=7, real=tmp_path / "real.npz")
 
 
 def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:

@@ -163,6 +163,9 @@ def main(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="validation series of tools/build_training_series.py"),
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="measure synthetic seasons of this seed alone, another draw of the test's")
+    ] = None,
 ) -> None:
     """Print MASE and CRPS against naive forecasts, series by series and as geometric means."""
     torch.set_num_threads(threads)
@@ -171,13 +174,17 @@ def main(
         raise InputError(
             f"--samples {samples}: {type(pipeline).__name__} gives quantiles and draws no samples; leave it"
         )
+    if seed is not None and real is not None:
+        raise InputError(f"--seed {seed} and --real {real} ask for different series; give one of them")
     sets = {"test: synthetic seasons": synthetic_cases(), "test: bundled real series": real_cases()}
     if real is not None:
         sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
         sets |= {f"validation: real series ({split})": validation_cases(real, split) for split in REAL_SPLITS}
+    if seed is not None:
+        sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
     for title, cases in sets.items():
         console().print(skill_table(title, measure(pipeline, cases, horizon=horizon, samples=samples)))
-    if type(pipeline).__name__ == "Chronos2Pipeline":
+    if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
         gain = covariate_gain(pipeline.model)
         console().print(f"MASE with known covariates / without: {gain['ratio']:.3f}, 95 % {gain['interval']}")
 
