@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def german(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, ...], german: Path) -> None:
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
-    flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--delimiter", "--decimal")
+    flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--unit", "--delimiter", "--decimal")
     assert [flag for flag in (*flags, "--known", "--past", "--encoding", "--header") if flag not in help_text] == []
     assert len(OPTIONS) == len(flags) + 4
     found = run(*command, "--data", str(german))
@@ -72,6 +73,8 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     assert rows[0]["timestamp"] == "2021-01-31"
     (tmp_path / "again.csv").write_text(found.stdout)
     assert read_series(tmp_path / "again.csv", targets=["mean"]).ids == ("Nord", "=x")
+    found = run(*command, "--decimal", ",", "--id-column", "Läden", "--horizon", "2", "--unit", "kWh", "--json")
+    assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")
     assert "--freq D says how to read a file, and there is none" in words(found)
 

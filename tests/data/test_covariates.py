@@ -71,6 +71,18 @@ def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path
                 np.testing.assert_allclose(ours, theirs, rtol=np.finfo(float).eps)
 
 
+def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "sites.csv", index=False)
+    for batch in (
+        data.read_series(tmp_path / "sites.csv", units="kWh", **OPTIONS),
+        as_series(tmp_path / "sites.csv", units="kWh", **OPTIONS),
+        as_series(frame, units="kWh", **OPTIONS),
+    ):
+        assert batch.units == ("kWh", "", "", "", "") * 2
+    with pytest.raises(InputError, match="units"):
+        data.read_series(tmp_path / "sites.csv", units=5, **OPTIONS)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_gap_in_a_known_future_is_named_as_the_user_counts(
     frame: pd.DataFrame, dropped: bool, tmp_path: Path

@@ -51,6 +51,10 @@ OPTIONS: dict[str, Any] = {
             "--freq", metavar="ALIAS", rich_help_panel=PANEL, help="h, D, W, MS, …; else from the timestamps."
         ),
     ],
+    "units": Annotated[
+        str | None,
+        typer.Option("--unit", metavar="TEXT", rich_help_panel=PANEL, help="Of the series' values, such as kWh."),
+    ],
     "delimiter": Annotated[
         str | None,
         typer.Option("--delimiter", metavar="SIGN", rich_help_panel=PANEL, help="What parts columns; tab and space."),

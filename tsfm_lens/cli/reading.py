@@ -28,6 +28,7 @@ class Reading:
     known: list[str] | None = None
     past: list[str] | None = None
     freq: str | None = None
+    units: str | None = None
     delimiter: str | None = None
     decimal: str | None = None
     encoding: str | None = None

@@ -10,6 +10,7 @@ _FLAGS = {
     **{name: f"--{name.replace('_', '-')}" for name in OPTIONS},
     "targets": "--target",
     "variates": "--variate",
+    "units": "--unit",
     "num_samples": "--samples",
     "components": "--component",
     "quantiles": "--quantile",

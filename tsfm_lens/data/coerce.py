@@ -14,6 +14,7 @@ from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
 from tsfm_lens.data.entries import from_entries, is_entry
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.labels import in_units, texts
 from tsfm_lens.errors import InputError
 
 TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
@@ -50,7 +51,7 @@ def as_series(
         ids: one name per item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
         start: timestamp of the first value (of all series).
-        units: unit of all series, or one per series (a variate is one).
+        units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
         targets: columns of a frame to read; each becomes a series of its own.
         variates: columns of a frame to read together, as the variates of each of its items.
@@ -70,19 +71,19 @@ def as_series(
         >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
         (3, 2)
     """
-    names = () if ids is None else _texts(ids, "ids")
+    names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
     columns: dict[str, Any] = {
-        "targets": None if targets is None else _texts(targets, "targets"),
-        "variates": None if variates is None else _texts(variates, "variates"),
+        "targets": None if targets is None else texts(targets, "targets"),
+        "variates": None if variates is None else texts(variates, "variates"),
         "id_column": id_column,
         "time_column": time_column,
         "delimiter": delimiter,
         "decimal": decimal,
         "encoding": encoding,
         "header": header,
-        "known": None if known is None else _texts(known, "known"),
-        "past": None if past is None else _texts(past, "past"),
+        "known": None if known is None else texts(known, "known"),
+        "past": None if past is None else texts(past, "past"),
     }
     if future is not None:
         data = continued(data, future)
@@ -92,13 +93,11 @@ def as_series(
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (_timestamp(start),) * len(batch)
-    if units:
-        changes["units"] = (units,) * len(batch) if isinstance(units, str) else _texts(units, "units")
     if seasonality is not None:
         if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
             raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps from 1 on")
         changes |= {"seasonality": int(seasonality), "seasonalities": ()}
-    batch = replace(batch, **changes) if changes else batch
+    batch = in_units(replace(batch, **changes) if changes else batch, units)
     for name, length in zip(batch.ids, batch.lengths, strict=True):
         if length < min_length:
             raise InputError(f"series {name!r} has {length} steps, expected at least {min_length}")
@@ -233,19 +232,6 @@ def _from_pandas(series: pd.Series, freq: str | None) -> SeriesBatch:
     # an index of ids and timestamps, of timestamps, or of text that is looked at like a column
     batch = from_frame(series.rename("target").to_frame(), freq=freq, targets=["target"])
     return replace(batch, ids=(name,), groups=()) if batch.ids == ("target",) else batch
-
-
-def _texts(values: Any, what: str) -> tuple[str, ...]:
-    """Names as text; one name is one, not its letters.
-
-    Raises:
-        InputError: they are no names.
-    """
-    if isinstance(values, str):
-        return (values,)
-    if not isinstance(values, Iterable):
-        raise InputError(f"{what}={values!r} is no text and no list of texts")
-    return tuple(map(str, values))
 
 
 def _timestamp(value: Any) -> pd.Timestamp:

@@ -16,6 +16,7 @@ from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.formulas import restored
 from tsfm_lens.data.frame_covariates import column_names
 from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.labels import in_units
 from tsfm_lens.data.layout import key_and_time, value_columns
 from tsfm_lens.data.numerals import MISSING, Numerals, numeric_columns
 from tsfm_lens.data.paths import regular_file
@@ -29,6 +30,7 @@ def read_series(
     path: str | Path,
     *,
     freq: str | None = None,
+    units: str | Sequence[str] = "",
     targets: Sequence[str] | None = None,
     variates: Sequence[str] | None = None,
     id_column: str | None = None,
@@ -49,6 +51,7 @@ def read_series(
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
         freq: pandas frequency alias; inferred from timestamps if None.
+        units: unit of all series but covariates, or one per series.
         targets: columns to read, each a series of its own.
         variates: columns to read together, as the variates of one group.
         id_column: whose values tell the series apart; found by its name if None.
@@ -82,14 +85,15 @@ def read_series(
     }
     try:
         if file.suffix.lower() in (".parquet", ".pq"):
-            return from_frame(_parquet(file), freq=freq, **columns)
-        table = read_table(file, delimiter=delimiter, encoding=encoding, header=header)
-        batch = from_frame(_frame(table, decimal, **columns), freq=freq, **columns)
+            batch = from_frame(_parquet(file), freq=freq, **columns)
+        else:
+            table = read_table(file, delimiter=delimiter, encoding=encoding, header=header)
+            batch = from_frame(_frame(table, decimal, **columns), freq=freq, **columns).noted(table.notes)
     except (InputError, UnknownNameError) as error:
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    return batch.noted(table.notes)
+    return in_units(batch, units)
 
 
 def columns_of(path: str | Path) -> list[str]:
