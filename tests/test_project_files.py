@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 import tsfm_lens
+from benchmarks.probes import untimed
 
 ROOT = Path(__file__).parent.parent
 MAKE_TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -59,6 +60,10 @@ def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
         script = [word for word in words if word.endswith(".py")]
         assert all((ROOT / word).exists() for word in script)
         assert script or words[0].replace(".venv/bin", "$(BIN)") in made
+
+
+def test_the_table_of_costs_knows_every_probe() -> None:
+    assert untimed() == []
 
 
 def test_the_changelog_has_this_version_and_the_next() -> None:

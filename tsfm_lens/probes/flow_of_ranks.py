@@ -93,7 +93,8 @@ def flow_of_ranks(
     growths = [AttentionGrowth(lens, column, layer) for layer in range(column.n_layers)]
     around = [point for growth in growths for point in growth.points]
     series: list[str] = []
-    ranks: list[np.ndarray] = []
+    # one array for all: small ones that stay between the groups' large ones keep the heap from using those again
+    ranks = np.full((len(levels), len(points), len(run.batch)), np.nan)
     for group in item_groups(run.in_one_pass(), batch_size):
         shown = group.encoded.shown(column.name)
         # the run itself keeps the streams for other probes, a part of it does not
@@ -107,9 +108,11 @@ def flow_of_ranks(
         for growth in growths:
             growth.add(held, shown)
         for row, name in enumerate(group.encoded.rows):
+            if name in own:
+                tokens = [stream[row][shown[row]] for stream in streams]
+                ranks[..., len(series)] = np.stack([epsilon_rank(_values(rows), levels) for rows in tokens], axis=-1)
             series.append(name)
-            ranks.append(_ranks([stream[row][shown[row]] for stream in streams], levels, known=name in own))
-    data = _of_streams(spectra, levels, np.stack(ranks, axis=-1), series)
+    data = _of_streams(spectra, levels, ranks[..., : len(series)], series)
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
     data = data.assign(as_variables(growths, data.sizes["mode"]))
     data = judge(data, "rank_rise", floor=0.0, signed=True, groups="epsilon")
@@ -118,13 +121,6 @@ def flow_of_ranks(
     title, source = "Flow of ranks", "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)"
     data.attrs |= run.describe("flow_of_ranks", title, source, **facts)
     return data
-
-
-def _ranks(streams: list[Tensor], levels: list[float], *, known: bool) -> np.ndarray:
-    """(epsilon, stream), ranks of the tokens of one series; NaN where they are not asked for."""
-    if not known:
-        return np.full((len(levels), len(streams)), np.nan)
-    return np.stack([epsilon_rank(_values(rows), levels) for rows in streams], axis=-1).astype(float)
 
 
 def _values(rows: Tensor) -> np.ndarray:
