@@ -22,6 +22,7 @@ from tsfm_lens.zoo.evaluate import (
 from tsfm_lens.zoo.export import open_pipeline
 from tsfm_lens.zoo.skill import (
     LEVELS,
+    PATHS,
     Case,
     geometric_mean,
     interval,
@@ -46,9 +47,12 @@ class LastSeason:
 class Sampler:
     """A pipeline whose quantiles are the number of samples that it was asked for, 20 by itself."""
 
+    largest = 0
+
     def predict_quantiles(
         self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float], num_samples: int = 20
     ) -> tuple[torch.Tensor, None]:
+        self.largest = max(self.largest, len(inputs))
         shape = (len(inputs), prediction_length, len(quantile_levels))
         return torch.full(shape, float(num_samples)), None
 
@@ -119,6 +123,15 @@ def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
     errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
     # the series is 50 on average and moves by 2 at each step
     assert errors == pytest.approx([15.0, 0.5, 15.0])
+
+
+def test_many_paths_are_drawn_in_parts_that_fit_in_memory() -> None:
+    sampler = Sampler()
+    cases = [Case(str(row), np.resize([49.0, 51.0], 200), 1) for row in range(3)]
+    for samples, most in ((20, 15), (PATHS // 4, 4), (2 * PATHS, 1)):
+        sampler.largest = 0
+        assert len(measure(sampler, cases, horizon=8, samples=samples)) == 3
+        assert sampler.largest == most
 
 
 def test_a_model_that_draws_no_samples_is_told_apart() -> None:

@@ -104,8 +104,8 @@ def rank_effects(
         InputError: as in :func:`factorised`.
 
     Example:
-        >>> effects = compress.rank_effects(run, {"decoder_blocks.0.cross_attn.v": [1, 8]})
-        >>> effects["decoder_blocks.0.cross_attn.v"][1] > effects["decoder_blocks.0.cross_attn.v"][8]
+        >>> effects = compress.rank_effects(run, {"encoder_blocks.0.self_attn.v": [1, 48]})
+        >>> effects["encoder_blocks.0.self_attn.v"][1] > effects["encoder_blocks.0.self_attn.v"][48]
         True
     """
     known = matrices(run.lens)

@@ -206,6 +206,13 @@ CHRONOS_LONG: dict[str, Any] = CHRONOS_LATER | {"mix": WEEK_MIX, "context": 256,
 
 CHRONOS_LAST: dict[str, Any] = CHRONOS_LATER | {"mix": WEEK_MIX, "rows": 64}
 
+CHRONOS_SLOW: dict[str, Any] = CHRONOS_LATER | {
+    "mix": WALK_MIX | {"motif_rough": 4, "day_types": 6},
+    "context": 256,
+    "rows": 64,
+    "short": 0.4,
+}
+
 CHRONOS_WIDENED: dict[str, Any] = {
     "d_model": 96,
     "d_kv": 24,
@@ -213,7 +220,7 @@ CHRONOS_WIDENED: dict[str, Any] = {
     "relative_attention_num_buckets": 256,
     "relative_attention_max_distance": 256,
 }
-"""The width of bolt-nano, and a bucket for each distance up to 63 instead of 7."""
+"""Half as wide again, and a bucket for each distance up to 63 instead of 7."""
 
 CHRONOS_NANO = TrainingRecipe(
     name="chronos-nano",
@@ -232,7 +239,7 @@ CHRONOS_NANO = TrainingRecipe(
             "model_type": "seq2seq",
             "context_length": 128,
             "prediction_length": 24,
-            "num_samples": 20,
+            "num_samples": 100,
             "temperature": 0.8,
             "top_k": 50,
             "top_p": 1.0,
@@ -247,8 +254,9 @@ CHRONOS_NANO = TrainingRecipe(
         Stage(start=34_400, rollout=0.75, **CHRONOS_LATER),
         Stage(start=54_000, rollout=0.75, **CHRONOS_LONG),
         Stage(start=68_000, rollout=0.75, **CHRONOS_LAST),
+        Stage(start=85_600, rollout=0.75, **CHRONOS_SLOW),
     ),
-    steps=85_600,
+    steps=113_900,
     decay=4_000,
     learning_rate=3e-3,
     restarts=(
@@ -257,8 +265,12 @@ CHRONOS_NANO = TrainingRecipe(
         Restart(
             at=68_000, learning_rate=1.5e-3, decay=17_600, optimizer="Muon", from_mean=True, config=CHRONOS_WIDENED
         ),
+        Restart(at=85_600, learning_rate=1.2e-3, decay=16_500, optimizer="Muon"),
+        Restart(at=102_100, learning_rate=3e-4, decay=600, optimizer="Muon", from_mean=True),
+        Restart(at=102_700, learning_rate=1.2e-3, decay=10_600, optimizer="Muon"),
+        Restart(at=113_300, learning_rate=3e-4, decay=600, optimizer="Muon", from_mean=True),
     ),
-    corpus=CORPUS,
+    corpus=WIDE_CORPUS,
     finest=24.0,
     encoder_bias=NEIGHBOURS,
     decoder_bias=NEIGHBOURS,

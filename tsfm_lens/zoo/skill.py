@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 LEVELS = tuple(round(0.1 * level, 1) for level in range(1, 10))
 WINDOWS = 5
 BATCH = 256
+PATHS = 5_120
+"""Sample paths at a time; those of chronos-nano take about 0.4 MB each."""
 SHORTEST = 32
 REPLICATES = 2000
 
@@ -134,9 +136,12 @@ def forecasts(
     torch.manual_seed(seed)
     drawn = {} if samples is None else {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
-    for start in range(0, len(tasks), BATCH):
+    settings = getattr(getattr(pipeline, "model", None), "config", None)
+    paths: int = samples or getattr(settings, "num_samples", None) or 1
+    batch = max(1, min(BATCH, PATHS // paths))
+    for start in range(0, len(tasks), batch):
         inputs: list[object] = []
-        for task in tasks[start : start + BATCH]:
+        for task in tasks[start : start + batch]:
             if covariates and task.covariates is not None:
                 rows = {str(row): values for row, values in enumerate(task.covariates)}
                 inputs.append(
