@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.training.command import run_command
+from tsfm_lens.training.command import HELP, run_command
 from tsfm_lens.zoo.corpus import arrays_of
 
 
@@ -58,6 +58,20 @@ def test_the_zoos_commands_say_what_is_wrong(
     assert found == code, said
     assert words in said
     assert "Traceback" not in said
+
+
+def test_h_is_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(series: int) -> None:
+        """Do something to so many series."""
+
+    monkeypatch.setattr(sys, "argv", ["command", "-h"])
+    app = typer.Typer(context_settings=HELP)
+    app.command()(command)
+    for one in (command, app):
+        with pytest.raises(SystemExit) as end:
+            run_command(one)
+        assert end.value.code == 0
+        assert "Do something to so many series." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def axes_after(
         part = [way for way in known if all(value.stride(a) == s for a, s in zip(way, kept.stride(), strict=True))]
         known = part or known
     if len(known) != 1 and getattr(reducer, "by_row", False):
-        known = [way for way in ways if _follows(way, value.shape, reducer)] or known
+        grown = _grown(value.shape, reducer)
+        known = [way for way in ways if grown is not None and _follows(way, grown)] or known
     if not known:
         return unknown
     told = [{way[index] for way in known} for index in range(kept.ndim)]
@@ -43,17 +44,21 @@ def axes_after(
     )
 
 
-def _follows(way: tuple[int, ...], shape: torch.Size, reducer: Callable[[Tensor], Tensor]) -> bool:
-    """Whether the axes of a reducer's result grow with those of its argument in this way."""
+def _grown(shape: torch.Size, reducer: Callable[[Tensor], Tensor]) -> list[set[int]] | None:
+    """Which axes of a reducer's result grow with each of its argument's; None if that cannot be told."""
     try:
         before = reducer(torch.empty(shape, device="meta")).shape
+        grown = []
         for axis in range(len(shape)):
             longer = [size + (index == axis) for index, size in enumerate(shape)]
             after = reducer(torch.empty(longer, device="meta")).shape
-            changed = {index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]}
-            if changed - ({way.index(axis)} if axis in way else set()):
-                return False
+            grown.append({index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]})
     except (RuntimeError, NotImplementedError, ValueError):
-        # what has no sizes on torch's meta device cannot be told
-        return False
-    return True
+        # what has no sizes on torch's meta device
+        return None
+    return grown
+
+
+def _follows(way: tuple[int, ...], grown: list[set[int]]) -> bool:
+    """Whether no axis of the result grows with another axis of the argument than this way has it."""
+    return all(each <= {way.index(axis)} if axis in way else not each for axis, each in enumerate(grown))

@@ -22,9 +22,9 @@ from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import WIDTH_ARMS, WIDTHS, in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
 from tsfm_lens.lab.transfer import transfer_arms, transfer_results
-from tsfm_lens.training.command import run_command
+from tsfm_lens.training.command import HELP, run_command
 
-app = typer.Typer(no_args_is_help=True, help=__doc__)
+app = typer.Typer(no_args_is_help=True, help=__doc__, context_settings=HELP)
 Out = Annotated[Path, typer.Option(help="folder of the runs")]
 Seeds = Annotated[int, typer.Option(min=1, help="seeds of each arm")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads")]

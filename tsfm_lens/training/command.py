@@ -10,7 +10,10 @@ import typer
 from tsfm_lens.console import console
 from tsfm_lens.errors import LensError
 
-__all__ = ["run_command"]
+__all__ = ["HELP", "run_command"]
+
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Settings of every command: -h is help too."""
 
 
 def run_command(command: Callable[..., Any]) -> None:
@@ -21,7 +24,10 @@ def run_command(command: Callable[..., Any]) -> None:
             argument is wrong.
     """
     try:
-        command() if isinstance(command, typer.Typer) else typer.run(command)
+        if not isinstance(command, typer.Typer):
+            function, command = command, typer.Typer(add_completion=False)
+            command.command(context_settings=HELP)(function)
+        command()
     except LensError as error:
         words = str(error)
     except OSError as error:

@@ -9,6 +9,7 @@ import typer
 
 from tsfm_lens.console import console
 from tsfm_lens.errors import LensError
+from tsfm_lens.training.command import HELP
 from tsfm_lens.zoo.planted import plant
 
 
@@ -32,7 +33,7 @@ def main(
 
 
 app = typer.Typer(add_completion=False)
-app.command()(main)
+app.command(context_settings=HELP)(main)
 
 if __name__ == "__main__":
     app()
