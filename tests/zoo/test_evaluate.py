@@ -10,7 +10,7 @@ import torch
 
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
-from tsfm_lens.zoo import checkpoint_path
+from tsfm_lens.zoo import checkpoint_path, evaluate
 from tsfm_lens.zoo.evaluate import (
     TEST_SEED,
     VALIDATION_SEED,
@@ -152,6 +152,29 @@ def test_another_draw_of_the_synthetic_seasons_is_measured_alone(
     assert f"{measure(open_pipeline(folder), synthetic_cases()[:1])[0].model:.3f}" not in said
     with pytest.raises(InputError, match="ask for different series"):
         main(folder, seed=7, real=tmp_path / "real.npz")
+
+
+def test_who_tunes_does_not_see_the_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+
+    def gain(model: object, *, seed: int) -> dict[str, object]:
+        seeds.append(seed)
+        return {"ratio": 0.5, "interval": (0.44449, 0.6)}
+
+    monkeypatch.setattr(evaluate, "covariate_gain", gain)
+    monkeypatch.setattr(evaluate, "measure", lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]))
+    values = np.random.default_rng(0).normal(size=200)
+    real = tmp_path / "real.npz"
+    np.savez(real, **{f"{split}/a": values for split in ("validation", "records")}, **{"season/a": np.array(4)})
+    for given in (None, real):
+        main(checkpoint_path("chronos2-nano"), real=given)
+    assert seeds == [TEST_SEED, VALIDATION_SEED]
+    first, second = capsys.readouterr().out.split("test: MASE with known covariates / without: 0.500 (0.444 to 0.600)")
+    assert "validation" not in first
+    assert "test" not in second
+    assert "validation: MASE with known covariates" in second
 
 
 def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:

@@ -185,8 +185,11 @@ def main(
     for title, cases in sets.items():
         console().print(skill_table(title, measure(pipeline, cases, horizon=horizon, samples=samples)))
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
-        gain = covariate_gain(pipeline.model)
-        console().print(f"MASE with known covariates / without: {gain['ratio']:.3f}, 95 % {gain['interval']}")
+        drawn = TEST_SEED if real is None else VALIDATION_SEED
+        gain = covariate_gain(pipeline.model, seed=drawn)
+        low, high = gain["interval"]
+        which = "test" if real is None else "validation"
+        console().print(f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":
