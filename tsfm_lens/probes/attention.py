@@ -24,6 +24,10 @@ SHARP_BELOW = 0.38
 def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
     """Attention of every head on one series, each token placed at the time steps that it covers.
 
+    It shows where heads look, not what the forecast comes from: in planted Chronos-Bolt models, where a register token
+    carries what was found, the mean over heads points at the right tokens no better than chance.
+    :func:`tsfm_lens.probes.activation_patching` of tokens finds them.
+
     Args:
         run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.

@@ -46,6 +46,10 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     Shares are signed means: a part that adds to one series what it takes from another, as a head that copies does, has
     a share near 0 and does not stand out. :func:`tsfm_lens.probes.stream_shares` goes by size.
 
+    No decomposition of a token model is right everywhere. In planted Chronos models ``logit`` takes a head that lifts
+    the logits of all values alike for a part, and ``expected_value``, which sharp logits saturate, ranks parts near
+    chance in most mechanisms; with noise in the weights the second ranks better than the first.
+
     The parts are measured from the readout of an empty residual stream (``baseline``) to that of the full
     one. Methods for token models:
 

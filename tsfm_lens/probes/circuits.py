@@ -55,6 +55,9 @@ def minimal_circuit(
     Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model), where d is the root mean square
     difference of the behaviour and everything outside the set is ablated: 1 for the whole model, 0 for none of it.
 
+    With a ``corrupted`` run, a component that does the same on both series is never missed, and is left out however
+    much the forecast needs it: in planted Chronos models a head that marks the last period.
+
     Args:
         clean: the run in which the behaviour shows.
         corrupted: a run, made alike, of series of equal lengths without what the circuit is for: components outside get

@@ -48,6 +48,9 @@ def path_patching(
     base run's write, and what each receiver would then compute is kept. Then only the receiver is set to that, and all
     behind it is free. (Wang et al. hold attention only and let MLPs compute anew, so their paths include those.)
 
+    What a sender does alike on both series passes no difference on, so that no path out of it is found, however much
+    the forecast needs it: in planted Chronos models those of a head that marks the last period.
+
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.patching.activation_patching`.
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.

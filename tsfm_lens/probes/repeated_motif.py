@@ -78,6 +78,9 @@ def repeated_motif(
     that a forecast is read from looks for what came, a whole number of motifs earlier, in place of the steps that it
     forecasts. Where one token forecasts many patches (Chronos-Bolt), it looks for all of these, up to one motif.
 
+    Attention is not effect: in planted Chronos models an idle head that looks where the copying head looks is named,
+    too. The copy score of :func:`tsfm_lens.probes.repeated_tokens` does not name it.
+
     Args:
         lens: the model.
         motif: length in tokens, or the shortest and the longest; half of the longest that fits (at most 8) to that

@@ -19,6 +19,9 @@ __all__ = ["stream_shares"]
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     """The writers of the stream that is read out, in order of writing, with the size of their direct attribution.
 
+    It inherits the limits of the decomposition, see :func:`tsfm_lens.probes.attribute`: of planted Chronos models, by
+    their logits, a head that lifts the logits of all values alike has a share as large as a true part's.
+
     Args:
         run: the forecast to explain.
         decomposition: of attribution; the first that the model allows if None. Of several quantiles the median.

@@ -40,6 +40,11 @@ def ablation_effects(
     In single forwards a token model's decoder follows the run's path whatever is ablated, and expected values are
     compared; in rollouts every ablated model goes its own way, under the same draws.
 
+    Mean ablation does not miss a part that writes the same whatever the series, such as a head that marks positions. To
+    stand out of rounding is not to matter: in planted patch models most decoys do, loud ones too, zeroed or at their
+    mean, though true parts rank before them. A part whose loss a backup makes up for ranks low, as far as it is made up
+    for; ``self_repair`` of :func:`tsfm_lens.probes.causal_effects` names it.
+
     Args:
         run: the forecast to explain; with a truth for the errors.
         components: names or globs; if None every head, MLP and whole layer of the stack that is read out.
