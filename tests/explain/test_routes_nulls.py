@@ -13,8 +13,9 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import NULLS, held_against, input_effects, route_effects, untrained_twin
 from tsfm_lens.explain.nulls import _of_others, _shuffled, null_runs
-from tsfm_lens.models import Run
+from tsfm_lens.models import Run, load
 from tsfm_lens.probes import ablation_effects
+from tsfm_lens.zoo import checkpoint_names, checkpoint_path
 from tsfm_lens.zoo.planted import Card, plant
 
 
@@ -112,6 +113,21 @@ def test_twins_have_other_weights_of_the_same_sizes(bolt_run: Run) -> None:
     assert any("bias" in name and not torch.equal(weight, moved[name]) for name, weight in matrix.items())
     for name, weight in matrix.items():
         assert torch.equal(weight.flatten().sort().values, moved[name].flatten().sort().values)
+
+
+@pytest.mark.parametrize("name", checkpoint_names())
+def test_a_twin_is_the_same_by_whatever_name_its_files_are_opened(name: str) -> None:
+    """Its weights are the trained ones in another order."""
+    by_name, by_path = (untrained_twin(load(source, check=False), 1) for source in (name, str(checkpoint_path(name))))
+    first, second = (each.adapter.model.state_dict() for each in (by_name, by_path))
+    assert all(torch.equal(first[key], weight) for key, weight in second.items())
+    assert by_name.model_id == f"{name} (weights in random order, seed 1)"
+    own, other = (dict(each.adapter.model.named_parameters()) for each in (load(name, check=False), by_name))
+    moved = [key for key, weight in own.items() if not torch.equal(weight, other[key])]
+    assert moved
+    assert all(key in moved for key, weight in own.items() if weight.ndim > 1 and weight.std() > 0)
+    for key, weight in own.items():
+        assert torch.equal(weight.flatten().sort().values, other[key].flatten().sort().values)
 
 
 def test_shuffled_series_keep_values_gaps_and_agreement() -> None:

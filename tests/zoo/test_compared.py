@@ -16,7 +16,7 @@ from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.arms import ATTENTION, DENSE, SEEDS, VOCABULARIES, Arm, arms
 from tsfm_lens.zoo.compared import attention_record, held_out
 from tsfm_lens.zoo.corpus import Corpus
-from tsfm_lens.zoo.history import untrained
+from tsfm_lens.zoo.history import initial_model
 from tsfm_lens.zoo.lowrank import records, trained
 from tsfm_lens.zoo.recipes import AttentionRank, TrainingRecipe
 from tsfm_lens.zoo.train import Trainer
@@ -57,7 +57,7 @@ def test_what_is_measured_is_what_counts_and_svds_say(
 ) -> None:
     attention, vocabulary, spectra = (found[name] for name in ("attention", "vocabulary", "spectra"))
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
-    held = [sizes(untrained(arm.recipe)) for arm in few[:2]]
+    held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]
     assert attention["parameters"].values.tolist() == [each["all"] for each in held]
     # one head has 16 x 4 numbers a matrix, its factors of rank 2 have 2 x (16 + 4)
     assert float(attention["stored_ratio"][1]) == 2 * 20 / 64
@@ -67,7 +67,7 @@ def test_what_is_measured_is_what_counts_and_svds_say(
     assert_close(float(attention["mase_rise"][1, 0]), rise, depth=100, dtype=np.float32)
     assert not attention["mase_rise"][0].any()
     assert attention.sizes["series"] == len(held_out(few[0]))
-    begun = untrained(few[0].recipe).adapter.model.encoder.block[0].layer[0].SelfAttention.q.weight
+    begun = initial_model(few[0].recipe).adapter.model.encoder.block[0].layer[0].SelfAttention.q.weight
     expected = torch.linalg.svdvals(begun.detach().double())
     assert_close(spectra["singular_value"].values[0, 0, 0], expected, depth=16, dtype=np.float32)
     # nothing has been added before the first step, and the first layer sees two directions

@@ -17,7 +17,7 @@ from tsfm_lens.training.state import HISTORY
 from tsfm_lens.zoo.corpus import Corpus
 from tsfm_lens.zoo.export import export
 from tsfm_lens.zoo.grow import widened
-from tsfm_lens.zoo.history import TrainingHistory, untrained
+from tsfm_lens.zoo.history import TrainingHistory, initial_model
 from tsfm_lens.zoo.recipes import BOLT_NANO, BOLT_WIDENED, CHRONOS_NANO, CHRONOS_WIDENED, Restart, TrainingRecipe
 from tsfm_lens.zoo.train import Trainer, build_model
 
@@ -154,7 +154,7 @@ def test_a_run_widens_its_model_where_the_recipe_says(
             assert torch.equal(weight, resumed.model.state_dict()[name]), (until, name)
     history = TrainingHistory(tmp_path / "whole")
     assert [history[step].adapter.model.config.d_model for step in (4, 5, 8)] == [16, 24, 24]
-    assert untrained(plan).adapter.model.config.d_model == 24
+    assert initial_model(plan).adapter.model.config.d_model == 24
 
 
 def test_a_wider_leg_starts_from_a_checkpoint_of_the_narrow_one(

@@ -17,7 +17,7 @@ from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training import read_log
 from tsfm_lens.training.state import LOG
 from tsfm_lens.zoo.corpus import Corpus
-from tsfm_lens.zoo.history import TrainingHistory, main, untrained
+from tsfm_lens.zoo.history import TrainingHistory, initial_model, main
 from tsfm_lens.zoo.recipes import TrainingRecipe
 from tsfm_lens.zoo.train import Trainer
 
@@ -36,13 +36,19 @@ def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corp
     again.run(until=3, quiet=True)
     kept = trained[3].adapter.model.state_dict()
     assert all(np.array_equal(kept[name], weight) for name, weight in again.model.state_dict().items())
-    before = untrained(trained.recipe).adapter.model.state_dict()
+    before = initial_model(trained.recipe).adapter.model.state_dict()
     assert all(np.array_equal(before[name], weight) for name, weight in trained[0].adapter.model.state_dict().items())
 
 
-def test_an_untrained_twin_has_other_weights_under_another_seed(token_recipe: TrainingRecipe) -> None:
-    first, second = (untrained(token_recipe, seed=seed).adapter.model.state_dict() for seed in (0, 1))
+def test_initial_weights_are_others_under_another_seed(token_recipe: TrainingRecipe) -> None:
+    first, second = (initial_model(token_recipe, seed=seed).adapter.model.state_dict() for seed in (0, 1))
     assert not np.array_equal(first["shared.weight"], second["shared.weight"])
+
+
+def test_models_of_a_training_say_what_they_are(trained: TrainingHistory) -> None:
+    name = trained.recipe.name
+    assert trained[3].model_id == f"{name} (step 3)"
+    assert initial_model(trained.recipe, seed=4).model_id == f"{name} (initial weights, seed 4)"
 
 
 def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
@@ -121,7 +127,7 @@ def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> 
 def test_checkpoints_of_two_shapes_are_refused(token_recipe: TrainingRecipe) -> None:
     wide = token_recipe.model_copy(update={"config": token_recipe.config | {"num_heads": 4}})
     with pytest.raises(InputError, match="step 5 has"):
-        probes.training_history({0: untrained(token_recipe), 5: untrained(wide)}, n_sequences=2, **SMALL)
+        probes.training_history({0: initial_model(token_recipe), 5: initial_model(wide)}, n_sequences=2, **SMALL)
 
 
 def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_a_planted_induction_head_is_named_and_no_other(induction: Planted) -> N
     # of two cross-attention heads at work, one copies
     assert row["claim_precision"] == 1
     assert row["claim_recall"] == 0.5
-    twin = score(untrained(induction), induction.card, methods=["induction: repeated tokens, copy"]).methods
+    lens = untrained(induction)
+    assert lens.model_id.endswith("(weights drawn anew, seed 0)")
+    twin = score(lens, induction.card, methods=["induction: repeated tokens, copy"]).methods
     assert (twin["claimed"] == 0).all()
 
 

@@ -35,31 +35,28 @@ _DRAWS = 3
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
-    """The same architecture without what was learned.
+    """The same architecture without what was learned: the entries of each matrix and bias in random order.
 
-    An embedded checkpoint as its recipe begins to train it; any other model with the entries of each matrix and bias in
-    random order, which keeps their sizes.
+    Of what training did, only the sizes of the entries are left, and the gains of norms. That needs nothing but the
+    weights, so that it is the same for every architecture, and for the same files whatever name they were opened by. It
+    is not the model before its training: an embedded checkpoint's is :func:`tsfm_lens.zoo.history.initial_model`.
 
     Args:
         lens: the model; it stays as it is.
-        seed: of the weights.
+        seed: of the order.
+
+    Returns:
+        The twin, on the same device; its ``model_id`` says what it is.
 
     Source:
         Adebayo et al. 2018, arXiv:1810.03292, model parameter randomisation.
 
     Example:
-        >>> explain.untrained_twin(lens).model_id == lens.model_id
-        False
+        >>> explain.untrained_twin(lens).model_id
+        'chronos-nano (weights in random order, seed 0)'
     """
-    from tsfm_lens.zoo import checkpoint_names
-
-    if lens.model_id in checkpoint_names():
-        from tsfm_lens.zoo.history import untrained
-        from tsfm_lens.zoo.recipes import recipe
-
-        return untrained(recipe(lens.model_id), seed=seed)
     twin = copy.deepcopy(lens)
-    twin.model_id = f"{lens.model_id}, weights in random order"
+    twin.model_id = f"{lens.model_id} (weights in random order, seed {seed})"
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in twin.adapter.model.named_parameters():

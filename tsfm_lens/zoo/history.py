@@ -26,22 +26,30 @@ from tsfm_lens.zoo.export import as_pipeline
 from tsfm_lens.zoo.recipes import TrainingRecipe
 from tsfm_lens.zoo.train import build_model
 
-__all__ = ["TrainingHistory", "untrained"]
+__all__ = ["TrainingHistory", "initial_model"]
 
 
-def _opened(model: PreTrainedModel) -> Lens:
-    return load(as_pipeline(model.eval()), check=False)
+def _opened(model: PreTrainedModel, name: str) -> Lens:
+    lens = load(as_pipeline(model.eval()), check=False)
+    lens.model_id = name
+    return lens
 
 
-def untrained(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
-    """The model of a recipe before its first step, with the widths that it ends with: the null of every probe.
+def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
+    """The model of a recipe before its first step, with the widths that it ends with: what training begins from.
+
+    The null of any model, also one without a recipe, is :func:`tsfm_lens.explain.untrained_twin`.
 
     Args:
         recipe: such as ``recipes.recipe("bolt-nano")``.
         seed: of the weights; the recipe's own if None.
+
+    Example:
+        >>> initial_model(recipes.recipe("bolt-nano"), seed=1).model_id
+        'bolt-nano (initial weights, seed 1)'
     """
     seeded = recipe if seed is None else recipe.model_copy(update={"seed": seed})
-    return _opened(build_model(seeded, recipe.steps))
+    return _opened(build_model(seeded, recipe.steps), f"{recipe.name} (initial weights, seed {seeded.seed})")
 
 
 class TrainingHistory(Mapping[int, Lens]):
@@ -85,7 +93,7 @@ class TrainingHistory(Mapping[int, Lens]):
         missing, unknown = model.load_state_dict(load_file(self._files[step]), strict=False)
         if unknown or set(missing) - set(model._tied_weights_keys or ()):
             raise CheckpointError(f"{self._files[step]} is no checkpoint of {self.recipe.name}")
-        return _opened(model)
+        return _opened(model, f"{self.recipe.name} (step {step})")
 
 
 def main(

@@ -13,11 +13,17 @@ def untrained(planted: Planted, seed: int = 0) -> Lens:
     """A twin of the planted model whose every weight is drawn anew.
 
     Weights are so large that every head and MLP moves the forecast: what an ablation finds in it is there, and is
-    no mechanism.
+    no mechanism. The tables of planted models are of these twins, and not of
+    :func:`tsfm_lens.explain.untrained_twin`, whose weights would be the planted ones in random order.
+
+    Args:
+        planted: what was planted; it stays as it is.
+        seed: of the weights.
     """
     lens = load(copy.deepcopy(planted.model))
     width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
     dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
     spread_weights(lens.adapter.model, {".q.weight": dot_product, ".k.weight": dot_product}, seed=seed)
+    lens.model_id = f"{lens.model_id} (weights drawn anew, seed {seed})"
     return lens
