@@ -58,6 +58,10 @@ def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> 
     np.testing.assert_array_equal(data["prefix_matching"].sel(training_step=8), alone["prefix_matching"])
     np.testing.assert_array_equal(data["copy_score_low"].sel(training_step=8), alone["copy_score_low"])
     assert float(data["copying"].sel(training_step=8)) == float(alone["copy_accuracy"])
+    # a share of what an even spread has, and no longer nats
+    assert alone["entropy"].attrs["units"] == "nats"
+    assert "units" not in data["entropy_share"].attrs
+    assert 0 < float(data["entropy_share"].min()) <= float(data["entropy_share"].max()) <= 1
     assert dict(zip(data["loss_step"].values.tolist(), data["loss"].values, strict=True)) == trained.losses
 
 

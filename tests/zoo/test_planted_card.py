@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.testing import assert_close
@@ -70,6 +71,37 @@ def test_a_card_without_a_field_is_refused_by_the_field(tmp_path: Path, field: s
         read_card(tmp_path)
 
 
+def test_a_card_is_of_its_weights_and_neither_may_change(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    save_file({"a": np.arange(4.0), "b": np.ones(2)}, weights)
+    write_card(CARD, tmp_path)
+    assert read_card(tmp_path) == CARD
+    # the order of the file is not what counts
+    save_file({"b": np.ones(2), "a": np.arange(4.0)}, weights)
+    assert read_card(tmp_path) == CARD
+    whole = json.loads((tmp_path / "mechanism.json").read_text())
+    for change in ({"horizon": 24}, {"edges": []}, {"seal": None}, {"rule": {"kind": "seasonal copy", "period": 6}}):
+        (tmp_path / "mechanism.json").write_text(json.dumps({**whole, **change}))
+        with pytest.raises(CheckpointError, match="not the card of the weights"):
+            read_card(tmp_path)
+    write_card(CARD, tmp_path)
+    for tensors in ({"a": np.arange(4.0), "b": np.array([1.0, 2.0])}, {"a": np.arange(4.0)}):
+        save_file(tensors, weights)
+        with pytest.raises(CheckpointError, match="not the card of the weights"):
+            read_card(tmp_path)
+    weights.write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        read_card(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[1, 2]", None])
+def test_what_is_no_card_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "mechanism.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"mechanism\.json"):
+        read_card(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -77,6 +109,9 @@ def test_a_card_without_a_field_is_refused_by_the_field(tmp_path: Path, field: s
         ({"parts": [{"component": HEAD, "role": "decoy", "does": "nothing"}], "edges": []}, "mechanism"),
         ({"colour": "green"}, "colour"),
         ({"error": -1}, "error"),
+        ({"context": [64, 15]}, "context"),
+        ({"edges": [[HEAD, BACKUP]]}, "output"),
+        ({"parts": 2 * [{"component": HEAD, "role": "mechanism", "does": "copies"}], "edges": []}, "two parts"),
     ],
 )
 def test_a_card_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:

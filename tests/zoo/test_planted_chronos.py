@@ -19,6 +19,7 @@ from tsfm_lens.testing import quick_check
 from tsfm_lens.testing.suite import check_lens
 from tsfm_lens.zoo.planted import (
     Attends,
+    Card,
     Gate,
     LinearTrend,
     LocalMean,
@@ -27,6 +28,7 @@ from tsfm_lens.zoo.planted import (
     mechanisms,
     open_planted,
     plant,
+    write_card,
 )
 from tsfm_lens.zoo.planted.__main__ import app
 from tsfm_lens.zoo.planted.chronos import BIN, NAME
@@ -205,8 +207,14 @@ def test_the_command_answers_a_wrong_name_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_card_of_another_model_is_refused(tmp_path: Path) -> None:
-    built("seasonal-copy").save(tmp_path)
-    text = (tmp_path / "mechanism.json").read_text()
-    (tmp_path / "mechanism.json").write_text(text.replace("decoder.1.cross_attn", "decoder.7.cross_attn"))
+    planted = built("seasonal-copy")
+    planted.save(tmp_path)
+    text = planted.card.model_dump_json().replace("decoder.1.cross_attn", "decoder.7.cross_attn")
+    write_card(Card.model_validate_json(text), tmp_path)
     with pytest.raises(CheckpointError, match=r"decoder\.7\.cross_attn"):
+        open_planted(tmp_path)
+    # one of the same components, of other weights
+    planted.save(tmp_path)
+    plant("seasonal-copy", NAME, seed=3, weight_noise=0.01).model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="not the card of the weights"):
         open_planted(tmp_path)

@@ -97,7 +97,7 @@ def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
     keys = found.attrs["motif"] * found.attrs["repeats"] + 1
     kept = _with_interval(found, "prefix_matching") | _with_interval(found, "copy_score")
     kept |= {"prefix_floor": xr.DataArray(1.0 / keys), "copying": found["copy_accuracy"]}
-    return _as_record(found, kept, found["entropy"] / np.log(keys))
+    return _as_record(found, kept, (found["entropy"] / np.log(keys)).drop_attrs())
 
 
 def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:

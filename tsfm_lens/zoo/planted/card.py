@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError, safe_open
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.zoo.planted.rules import Rule
@@ -14,6 +17,8 @@ __all__ = ["CARD", "Attends", "Card", "Part", "read_card", "write_card"]
 
 CARD = "mechanism.json"
 """File of the card, in the folder of the checkpoint."""
+SEAL = "seal"
+"""Its entry that only these fields and these weights have."""
 
 Role = Literal["mechanism", "backup", "decoy"]
 Query = Literal[
@@ -108,6 +113,12 @@ class Card(BaseModel):
             raise ValueError(f"{', '.join(sorted(named - known))}: named on the card, but no part of it")
         if not any(part.role == "mechanism" for part in self.parts):
             raise ValueError("no part with the role 'mechanism'")
+        if len(known) < len(self.parts):
+            raise ValueError("a component is named as two parts")
+        if self.edges and "output" not in {receiver for _, receiver in self.edges}:
+            raise ValueError("no edge leads to 'output'")
+        if not 0 < self.context[0] <= self.context[1]:
+            raise ValueError(f"context {self.context}: expected at least 1 value, and no fewer at most than at least")
         return self
 
     def components(self, role: Role) -> tuple[str, ...]:
@@ -119,25 +130,53 @@ class Card(BaseModel):
         return tuple(part.component for part in self.parts if part.stands_in_for == component)
 
 
-def write_card(card: Card, folder: Path) -> None:
-    """Write the card into the folder of its checkpoint; the old one is replaced only once the new one is whole."""
-    part = folder / f"{CARD}.part"
-    part.write_text(card.model_dump_json(indent=2))
-    part.replace(folder / CARD)
+def write_card(card: Card, folder: str | Path) -> None:
+    """Write the card beside the weights, sealed with both; the old one is replaced only once the new one is whole."""
+    path = Path(folder) / CARD
+    content = card.model_dump(mode="json")
+    part = path.with_name(f"{CARD}.part")
+    part.write_text(json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2))
+    part.replace(path)
 
 
 def read_card(folder: str | Path) -> Card:
     """Read the card of a planted model.
 
     Raises:
-        CheckpointError: there is none, or it is not whole; the message says what is wrong.
+        CheckpointError: there is none, it is not whole, or it is not of the weights beside it; the message says what is
+            wrong.
     """
     path = Path(folder) / CARD
-    if not path.exists():
+    if not path.is_file():
         raise CheckpointError(f"no {CARD} in {folder}: the folder holds no planted model")
     try:
-        return Card.model_validate_json(path.read_text())
+        content = json.loads(path.read_text())
+        seal = content.pop(SEAL, None) if isinstance(content, dict) else None
+        card = Card.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the card"
         raise CheckpointError(f"{path}: {place}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is no JSON text: {error}") from error
+    if seal != _seal(card.model_dump(mode="json"), path.parent):
+        raise CheckpointError(
+            f"{path} is not the card of the weights beside it: one of the two was changed after they were saved. Plant "
+            f"{card.mechanism} in {card.architecture} again (seed {card.seed}), or write the card by write_card"
+        )
+    return card
+
+
+def _seal(content: dict[str, Any], folder: Path) -> str:
+    """Digest of a card's fields, and of every tensor that lies beside it."""
+    whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                for name in sorted(tensors.keys()):
+                    values = tensors.get_tensor(name)
+                    whole.update(f"{name} {values.dtype} {values.shape}".encode())
+                    whole.update(values.tobytes())
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} holds no weights: {error}") from error
+    return whole.hexdigest()

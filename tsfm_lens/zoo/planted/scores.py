@@ -27,6 +27,7 @@ from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 from tsfm_lens.zoo.planted.scores_marks import Labels, claim_marks, marks, ranks
 from tsfm_lens.zoo.planted.scores_methods import METHODS, PARTS, Found, Method
+from tsfm_lens.zoo.planted.scores_noise import as_noisy_as_it_bears, forecast_error
 from tsfm_lens.zoo.planted.scores_page import PLANTED, UNTRAINED, write_page
 from tsfm_lens.zoo.planted.scores_series import Bench, bench
 from tsfm_lens.zoo.planted.scores_twins import untrained
@@ -40,14 +41,16 @@ class Condition:
 
     Attributes:
         name: as the table calls it.
-        rotate, weight_noise: see :func:`tsfm_lens.zoo.planted.plant`.
+        rotate: see :func:`tsfm_lens.zoo.planted.plant`.
+        weight_noises: levels of noise on the weights, of which each model gets the first that it bears; see
+            :func:`tsfm_lens.zoo.planted.scores_noise.as_noisy_as_it_bears`. Those that bear none are left out.
         noise: of observed values, in standard deviations of their series.
         twin: whether the methods look at an untrained twin instead.
     """
 
     name: str
     rotate: bool = True
-    weight_noise: float = 0.0
+    weight_noises: tuple[float, ...] = ()
     noise: float = 0.0
     twin: bool = False
 
@@ -55,7 +58,7 @@ class Condition:
 CONDITIONS = (
     Condition(PLANTED),
     Condition("noisy-series", noise=0.05),
-    Condition("noisy-weights", weight_noise=0.01),
+    Condition("noisy-weights", weight_noises=(0.01, 0.003, 0.001, 0.0003)),
     Condition(UNTRAINED, twin=True),
 )
 
@@ -208,43 +211,49 @@ def campaign(
         told: called with a line about each model.
 
     Returns:
-        The tables of :func:`score` with "mechanism", "architecture", "condition", "seed", and "error": how far the
-        model's forecast is from its rule on these series, in mean absolute values of the context.
+        The tables of :func:`score` with "mechanism", "architecture", "condition", "seed", "weight_noise", and
+        "error": how far the model's forecast is from its rule on these series, in mean absolute values of the context.
     """
     names = None if methods is None else list(methods)
     parts: list[Scores] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
-        planted_once = lru_cache(maxsize=2)(partial(planter, mechanism, architecture))
         for seed, condition in product(range(seeds), conditions):
-            planted = planted_once(seed=seed, rotate=condition.rotate, weight_noise=condition.weight_noise)
+            at = partial(_planted, planter, mechanism, architecture, seed, condition.rotate)
+            planted = at(0.0)
             if isinstance(planted.card.rule, CovariateTimes):
                 break
+            if condition.weight_noises:
+                borne = as_noisy_as_it_bears(at, condition.weight_noises, series=series, seed=seed)
+                if borne is None:
+                    told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: left out, bears no such noise")
+                    continue
+                planted = borne
             lens = untrained(planted, seed) if condition.twin else planted.lens()
             drawn: dict[str, Any] = {"series": series, "noise": condition.noise, "seed": seed}
             found = score(lens, planted.card, **drawn, methods=names)
             about: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "condition": condition.name}
-            about |= {"seed": seed, "error": forecast_error(lens, planted.card, **drawn)}
+            about |= {"seed": seed, "weight_noise": planted.card.weight_noise}
+            about |= {"error": forecast_error(bench(lens, planted.card, **drawn))}
             # noise changes little in decoys, and twins have none
             decoys = found.decoys if condition.name == PLANTED else found.decoys.iloc[:0]
             parts.append(Scores(found.methods.assign(**about), decoys.assign(**about)))
             told(f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(found.methods)} methods")
     if not parts:
-        raise InputError("no model to score: none of the mechanisms can be shown without covariates")
+        raise InputError("no model to score: none can be shown without covariates, and bears the noise asked for")
     return _joined(parts)
+
+
+@lru_cache(maxsize=2)
+def _planted(
+    planter: Callable[..., Planted], mechanism: str, architecture: str, seed: int, rotate: bool, weight_noise: float
+) -> Planted:
+    return planter(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
     tables = ([getattr(part, name) for part in parts] for name in ("methods", "decoys"))
     # an empty table has no types, and would take those of the others
     return Scores(*(pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True) for of in tables))
-
-
-def forecast_error(lens: Lens, card: Card, *, series: int, noise: float, seed: int) -> float:
-    """Largest distance of the library's median forecast from the rule, in mean absolute values of the context."""
-    run = bench(lens, card, series=series, noise=noise, seed=seed).clean
-    assert run.truth is not None
-    scales = np.array([np.abs(values).mean() for values in run.batch.values])
-    return float((np.abs(run.forecast.median - run.truth).max(-1) / scales).max())
 
 
 def main(

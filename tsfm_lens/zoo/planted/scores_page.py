@@ -81,13 +81,24 @@ def tables(found: Scores) -> str:
 def _about(rows: pd.DataFrame) -> str:
     """What was measured: parametrisations by condition, and how well the planted models do what their cards say."""
     conditions = _conditions(rows)
-    table = [["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]]
+    heads = ["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]
+    table = [[*heads, "noise on the weights", "largest error then"]]
     for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
         counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
-        error = group.loc[group["condition"] == PLANTED, "error"].max()
-        table.append([str(mechanism), str(architecture), *counts, f"{error:.1e}"])
+        noisy = group[group["weight_noise"] > 0]
+        errors = [f"{each['error'].max():.1e}" if len(each) else "" for each in (_planted(group), noisy)]
+        levels = sorted(noisy["weight_noise"].unique())
+        table.append([str(mechanism), str(architecture), *counts, errors[0], _range(levels), errors[1]])
     words = "Parametrisations by condition; errors are in mean absolute values of the context."
     return f"## Models\n\n{words}\n\n{_markdown(table)}"
+
+
+def _range(values: list[float]) -> str:
+    return "–".join(dict.fromkeys(f"{100 * each:g} %" for each in (*values[:1], *values[-1:])))
+
+
+def _planted(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["condition"] == PLANTED]
 
 
 def _summary(rows: pd.DataFrame) -> str:
@@ -96,7 +107,7 @@ def _summary(rows: pd.DataFrame) -> str:
     heads += ["claims right", "claims complete", "untrained: AUROC", "untrained: claimed"]
     table = [heads]
     for name, group in _methods(rows):
-        own, twin = group[group["condition"] == PLANTED], group[group["condition"] == UNTRAINED]
+        own, twin = _planted(group), group[group["condition"] == UNTRAINED]
         line = [name, _share(own["scope"]), _interval(own["auroc"]), _interval(own["precision"])]
         line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
         line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
@@ -106,7 +117,7 @@ def _summary(rows: pd.DataFrame) -> str:
 
 def _by(rows: pd.DataFrame, column: str) -> str:
     """AUROC of planted models by method and by the values of a column."""
-    planted = rows[rows["condition"] == PLANTED]
+    planted = _planted(rows)
     values = sorted(planted[column].unique())
     table = [["method", *map(str, values)]]
     for name, group in _methods(planted):
@@ -135,7 +146,7 @@ def _by_condition(rows: pd.DataFrame) -> str:
 
 def _decoys(decoys: pd.DataFrame) -> str:
     """Share of decoys that a method ranks among the true ones, or claims."""
-    planted = decoys[decoys["condition"] == PLANTED]
+    planted = _planted(decoys)
     planted = planted.assign(decoy=planted["decoy"].map(_kind))
     kinds = [kind for kind in DECOYS.values() if kind in set(planted["decoy"])]
     table = [["method", *kinds]]
