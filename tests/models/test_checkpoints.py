@@ -94,6 +94,18 @@ def test_what_does_not_fit_is_named(nano: Path, edit: Edit, said: str) -> None:
         load(rewritten(nano, edit))
 
 
+def test_tied_weights_are_counted_once(nano: Path) -> None:
+    whole = sum(weight.numel() for weight in load(nano, check=False).model.parameters())
+    missing: list[int] = []
+
+    def without_biases(tensors: dict[str, torch.Tensor]) -> None:
+        missing.append(tensors.pop("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight").numel())
+
+    with pytest.raises(CheckpointError) as caught:
+        load(rewritten(nano, without_biases))
+    assert f"describes {whole:,} numbers, the files hold {whole - missing[0]:,}." in str(caught.value)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_library_declares_what_it_loads(name: str, opened: Callable[[str], Lens]) -> None:
     """Tensors that share memory, and they alone, count as one."""

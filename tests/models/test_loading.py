@@ -166,6 +166,19 @@ def test_unknown_architectures_are_refused(folder: Path, name: str, tmp_path: Pa
         load(tmp_path)
 
 
+def test_a_folder_without_a_configuration_is_told_so(folder: Path, name: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").unlink(missing_ok=True)
+    if name == "timesfm-2.5":
+        # told by its tensors
+        assert load(tmp_path).wiring.architecture == name
+        return
+    with pytest.raises(
+        CheckpointError, match=r"has no config\.json, which says of which architecture model\.safetensors"
+    ):
+        load(tmp_path)
+
+
 def test_unknown_objects_are_refused() -> None:
     with pytest.raises(WiringError, match="no wiring knows an object of type Linear"):
         load(torch.nn.Linear(2, 2))

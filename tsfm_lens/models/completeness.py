@@ -146,9 +146,11 @@ def refuse_misfit(
             for kind, names_of_kind in kinds.items()
             if names_of_kind
         )
+        # names of one tensor count once
+        numbers = {tied: math.prod(expected.shapes[name]) for name, tied in expected.tied.items()}
         raise CheckpointError(
             f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
-            f"describes: {complaint}. The configuration describes {sum(map(math.prod, expected.shapes.values())):,} "
+            f"describes: {complaint}. The configuration describes {sum(numbers.values()):,} "
             f"numbers, the files hold {checkpoint.numbers:,}. Is the download complete, and are the files of one model?"
         )
     held: list[Tensor] = [*blank.parameters(), *blank.buffers()]

@@ -112,7 +112,16 @@ def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.d
 
 
 def _opened(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
-    entry = architecture_of(files.config, model_id, files.names)
+    try:
+        entry = architecture_of(files.config, model_id, files.names)
+    except WiringError:
+        if checkpoint.CONFIG in files.files:
+            raise
+        weights = ", ".join(sorted(name for name in files.files if name.endswith(".safetensors"))[:3])
+        raise CheckpointError(
+            f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture {weights} is; copy that of the "
+            "model into the folder"
+        ) from None
     entry.check(files.config, model_id)
     refuse_unknown(files.generation, model_id, GENERATION, inside=checkpoint.GENERATION)
     completeness.refuse_size(files)

@@ -85,7 +85,8 @@ class T5Adapter(PatchAdapter):
         if bool(wrong.any()):
             raise InputError(
                 f"T5 is a language model: a series is its token ids, integers from 0 to {size - 1}; got "
-                f"{float(values[wrong][0]):g}. Tokenise text with its own tokenizer first."
+                f"{float(values[wrong][0]):g}. Tokenise text with its own tokenizer first; if this is a Chronos "
+                "checkpoint, its config.json lacks chronos_config."
             )
         return values.long()
 
