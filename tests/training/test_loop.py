@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -148,6 +148,65 @@ def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
         training().resume()
     (tmp_path / STATE).write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="no state of a training run"):
+        training(tmp_path).resume()
+
+
+def changed(state: dict, part: str, value: object) -> dict:
+    return {name: held for name, held in state.items() if name != part} | ({} if value is None else {part: value})
+
+
+DAMAGES = {
+    "no optimizer": (lambda s: changed(s, "optimizer", None), "it holds no optimizer"),
+    "an empty state": (lambda s: {}, "it holds no model and no optimizer and no step"),
+    "no mapping": (lambda s: [1], "it is no state of a training run, but a list"),
+    "no weight": (
+        lambda s: changed(s, "model", {k: s["model"][k] for k in list(s["model"])[1:]}),
+        "model lacks 0.weight",
+    ),
+    "no weights": (lambda s: changed(s, "model", {}), "model lacks 0.weight and 3 more"),
+    "a weight too many": (
+        lambda s: changed(s, "model", {**s["model"], "x": torch.ones(1)}),
+        "model holds, and the model has not, x",
+    ),
+    "a shape": (
+        lambda s: changed(s, "model", {**s["model"], "0.bias": torch.ones(2)}),
+        r"0.bias of model is \[2\], expected \[6\]",
+    ),
+    "no best weight": (lambda s: changed(s, "best_weights", {}), "best_weights lacks 0.weight"),
+    "another optimizer": (lambda s: changed(s, "optimizer", {"rho": 1}), "its optimizer is not one of AdamW"),
+    "an identity": (lambda s: changed(s, "identity", "no JSON"), 'its identity is "no JSON", expected JSON'),
+    "no identity": (lambda s: changed(s, "identity", 3), "identity is of type int, expected str"),
+    "a step": (lambda s: changed(s, "step", -4), "it is of step -4"),
+    "random numbers": (lambda s: changed(s, "random", torch.ones(3)), "random is no state of random numbers"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_named_with_what_is_wrong(
+    damage: Callable[[dict], object], said: str, tmp_path: Path
+) -> None:
+    training(tmp_path).run(until=3, quiet=True)
+    torch.save(damage(torch.load(tmp_path / STATE, weights_only=True)), tmp_path / STATE)
+    run = training(tmp_path)
+    before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=rf"state\.pt is damaged: {said}.*; put a whole copy of it there, or"):
+        run.resume()
+    if "optimizer" not in said and "random" not in said:
+        assert all(torch.equal(weight, before[name]) for name, weight in run.model.state_dict().items())
+
+
+def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -> None:
+    training(tmp_path).run(until=3, quiet=True)
+    whole = (tmp_path / STATE).read_bytes()
+    for share in (0.0, 0.01, 0.3, 0.6, 0.9, 0.999):
+        (tmp_path / STATE).write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(CheckpointError, match=r"state\.pt is damaged: it is cut short") as caught:
+            training(tmp_path).resume()
+        assert "Errno" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    (tmp_path / STATE).unlink()
+    (tmp_path / STATE).mkdir()
+    with pytest.raises(CheckpointError, match=r"state\.pt cannot be read: Is a directory"):
         training(tmp_path).resume()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 import xarray as xr
 from typer.testing import CliRunner
@@ -145,6 +146,16 @@ def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corp
     with xr.open_dataset(tmp_path / "history.nc", engine="scipy") as data:
         assert (data.attrs["kind"], data.attrs["model"]) == ("training_history", "bolt-nano")
     assert [path.name for path in tmp_path.glob("history.nc*")] == ["history.nc"]
+
+
+def test_the_run_of_another_task_has_no_history_here(
+    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    Trainer(patch_recipe, tmp_path, corpus).run(until=1, quiet=True)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.save({**state, "identity": '{"seed": 0}'}, tmp_path / "state.pt")
+    with pytest.raises(CheckpointError, match=r"state\.pt is of another run"):
+        TrainingHistory(tmp_path)
 
 
 def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

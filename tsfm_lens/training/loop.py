@@ -21,7 +21,7 @@ from torch import Tensor
 from tsfm_lens.console import progress as progress_display
 from tsfm_lens.errors import InputError
 from tsfm_lens.training.log import append, cut
-from tsfm_lens.training.state import LOG, read_state, write_snapshot, write_state
+from tsfm_lens.training.state import LOG, put_back, read_state, write_snapshot, write_state
 from tsfm_lens.training.task import Plan, Task
 
 __all__ = ["Training"]
@@ -90,18 +90,16 @@ class Training:
         """Go back to the last saved state.
 
         Raises:
-            CheckpointError: there is none, or it is of other settings.
+            CheckpointError: there is none, it is damaged, or it is of other settings.
             InputError: the run has no folder.
         """
         if self.out is None:
             raise InputError("a run without a folder cannot be resumed; give out=…")
         state = read_state(self.out, self.task.identity, self.device)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        put_back(self.out, state, self.model, self.optimizer)
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self._best_weights = state["best"], state["best_weights"]
         self._patient_no_more = state["ended"]
-        torch.set_rng_state(state["random"].cpu())
         cut(self.out / LOG, self.step)
 
     def run(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError
 
@@ -16,12 +17,30 @@ STATE = "state.pt"
 LOG = "log.jsonl"
 HISTORY = "history"
 
+_PARTS: dict[str, tuple[type, ...]] = {
+    "model": (dict,),
+    "optimizer": (dict,),
+    "step": (int,),
+    "seconds": (int, float),
+    "identity": (str,),
+    "random": (Tensor,),
+    "best": (tuple, list, type(None)),
+    "best_weights": (dict, type(None)),
+    "ended": (bool,),
+}
+"""What a state holds, and of which types."""
+
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a state; the old one is replaced only once the new one is whole."""
     part = folder / f"{STATE}.part"
     torch.save(state, part)
     part.replace(folder / STATE)
+
+
+def run_files(folder: Path) -> list[str]:
+    """Names of what a run has left in a folder; empty where there is none."""
+    return [name for name in (STATE, LOG, HISTORY) if (folder / name).exists()]
 
 
 def identity_of(folder: Path) -> str:
@@ -42,25 +61,86 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     """The last state of a run.
 
     Raises:
-        CheckpointError: there is none, it cannot be read, or it is of another task; the message names what differs.
+        CheckpointError: there is none, it cannot be read, is not whole, or is of another task; the message names what
+            differs.
     """
     path = folder / STATE
     if not path.exists():
         raise CheckpointError(f"no {STATE} in {folder}; start without --resume, or give the folder of a run")
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        was = state["identity"]
+        state: Any = torch.load(path, map_location=device, weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
-        raise CheckpointError(f"{path} is no state of a training run: {error}") from error
-    if was != identity:
-        other = f"other settings{_difference(was, identity)}"
+        if isinstance(error, OSError) and error.filename:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        raise _damaged(path, "it is cut short, or no state of a training run") from error
+    _refuse_parts(path, state)
+    if state["identity"] != identity:
+        other = f"other settings{_difference(path, state['identity'], identity)}"
         raise CheckpointError(f"{path} was trained by {other}; go on with those, or give another folder")
-    return state
+    whole: dict[str, Any] = state
+    return whole
 
 
-def _difference(was: str, now: str) -> str:
+def _damaged(path: Path, how: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {how}; put a whole copy of it there, or begin again in another folder")
+
+
+def _refuse_parts(path: Path, state: object) -> None:
+    if not isinstance(state, dict):
+        raise _damaged(path, f"it is no state of a training run, but a {type(state).__name__}")
+    missing = [name for name in _PARTS if name not in state]
+    if missing:
+        raise _damaged(path, f"it holds no {' and no '.join(missing)}")
+    for name, types in _PARTS.items():
+        if not isinstance(state[name], types):
+            raise _damaged(path, f"{name} is of type {type(state[name]).__name__}, expected {types[0].__name__}")
+    if state["step"] < 0:
+        raise _damaged(path, f"it is of step {state['step']}, expected 0 or more")
+
+
+def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give a model, its optimiser and torch's random numbers what the state of a folder holds.
+
+    Raises:
+        CheckpointError: the state is not of such a model; the message names the first weight that is not.
+    """
+    path = folder / STATE
+    for part in ("model", "best_weights"):
+        if state[part] is not None:
+            _refuse_weights(path, part, state[part], model)
+    model.load_state_dict(state["model"])
+    try:
+        optimizer.load_state_dict(state["optimizer"])
+    except Exception as error:
+        raise _damaged(path, f"its optimizer is not one of {type(optimizer).__name__} for this model") from error
+    try:
+        torch.set_rng_state(state["random"].cpu())
+    except (RuntimeError, TypeError) as error:
+        raise _damaged(path, "random is no state of random numbers") from error
+
+
+def _refuse_weights(path: Path, part: str, held: Mapping[str, Any], model: nn.Module) -> None:
+    expected = model.state_dict()
+    missing = [name for name in expected if name not in held]
+    unknown = [str(name) for name in held if name not in expected]
+    for names, words in ((missing, "lacks"), (unknown, "holds, and the model has not,")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise _damaged(path, f"{part} {words} {names[0]}{more}")
+    for name, weight in expected.items():
+        shape = list(held[name].shape) if isinstance(held[name], Tensor) else type(held[name]).__name__
+        if shape != list(weight.shape):
+            raise _damaged(path, f"{name} of {part} is {shape}, expected {list(weight.shape)}")
+
+
+def _difference(path: Path, was: str, now: str) -> str:
     """The settings that differ, in words; "" where the two are not of one kind."""
-    before, after = json.loads(was), json.loads(now)
+    try:
+        before, after = json.loads(was), json.loads(now)
+    except ValueError as error:
+        raise _damaged(path, f"its identity is {_short(was)}, expected JSON of the run's settings") from error
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return ""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]

@@ -13,6 +13,7 @@ from typing import Annotated
 import torch
 import typer
 import xarray as xr
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -64,7 +65,7 @@ class TrainingHistory(Mapping[int, Lens]):
             their logarithm are another measure and left out.
 
     Raises:
-        CheckpointError: the folder has no run, or no checkpoints.
+        CheckpointError: the folder has no run of a recipe, or no checkpoints.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -72,7 +73,10 @@ class TrainingHistory(Mapping[int, Lens]):
         state, log = self.folder / STATE, self.folder / LOG
         if not state.exists() or not log.exists():
             raise CheckpointError(f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.zoo.train`")
-        self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
+        try:
+            self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
+        except ValidationError as error:
+            raise CheckpointError(f"{state} is of another run than one of a recipe of `tsfm_lens.zoo.train`") from error
         self._files = snapshot_files(self.folder)
         if not self._files:
             raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
