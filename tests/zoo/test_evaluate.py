@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.models import load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import checkpoint_path, evaluate
 from tsfm_lens.zoo.evaluate import (
@@ -26,6 +31,7 @@ from tsfm_lens.zoo.skill import (
     Case,
     geometric_mean,
     interval,
+    longest_horizon,
     measure,
     naive_quantiles,
     quantile_loss,
@@ -186,6 +192,89 @@ def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
         validation_cases(path, "records")
     with pytest.raises(UnknownNameError, match="records"):
         validation_cases(path, "record")
+
+
+def test_series_and_seasons_that_are_none_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "real.npz"
+    for values, season, said in (
+        (np.full(9, np.nan), np.array(3), "array validation/a has 9 steps and no value"),
+        (np.arange(9.0), np.array(0), "array season/a is 0, expected a number of steps from 1 on"),
+        (np.arange(9.0), np.array([3]), r"array season/a is \[3\]"),
+        (np.arange(9.0), None, "array season/a is not there"),
+    ):
+        np.savez(path, **{"validation/a": values}, **({} if season is None else {"season/a": season}))
+        with pytest.raises(CheckpointError, match=said):
+            validation_cases(path)
+
+
+class Damaged(LastSeason):
+    """A pipeline that gives NaN for one series."""
+
+    def predict_quantiles(
+        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
+    ) -> tuple[torch.Tensor, None]:
+        quantiles, _ = super().predict_quantiles(
+            inputs, prediction_length=prediction_length, quantile_levels=quantile_levels
+        )
+        quantiles[-1, 0, 2] = torch.nan
+        return quantiles, None
+
+
+def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    cases = [Case("one", rng.normal(size=60), 4), Case("two", rng.normal(size=60), 4)]
+    with pytest.raises(InputError, match="forecast of 'two' has 1 of 108 quantiles that are not finite"):
+        measure(Damaged(), cases, horizon=12)
+    # a context without a value has no forecast, and no error to measure it by
+    unseen = Case("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
+    assert measure(Damaged(), [unseen], horizon=12) == []
+
+
+def edited(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
+def test_what_is_measured_is_a_whole_checkpoint(name: str, tmp_path: Path) -> None:
+    matrix = next(key for key in load_file(checkpoint_path(name) / "model.safetensors") if key.endswith(".q.weight"))
+    edits: dict[str, tuple[Callable[[Path], object], str]] = {
+        "nan": (lambda folder: edited(folder, lambda held: held[matrix].fill_(torch.nan)), "not finite"),
+        "missing": (lambda folder: edited(folder, lambda held: held.pop(matrix)), "1 missing"),
+        "bare": (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+    }
+    for kind, (edit, said) in edits.items():
+        folder = shutil.copytree(checkpoint_path(name), tmp_path / kind)
+        edit(folder)
+        with pytest.raises(CheckpointError, match=said):
+            main(folder)
+
+
+def test_a_folder_is_opened_though_an_embedded_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoint_path("chronos2-nano"), tmp_path / "bolt-nano")
+    monkeypatch.chdir(tmp_path)
+    assert type(open_pipeline(Path("bolt-nano"))).__name__ == "Chronos2Pipeline"
+
+
+def test_a_language_model_is_no_pipeline(tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint_path("chronos-nano"), tmp_path / "t5")
+    config = json.loads((folder / "config.json").read_text())
+    del config["chronos_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"holds a T5ForConditionalGeneration, .* is chronos_config missing"):
+        open_pipeline(folder)
+    with pytest.raises(InputError, match=r"if this is a Chronos checkpoint, its config\.json lacks chronos_config"):
+        load(folder, check=False).forecast([[1.5, 2.0]], 2)
+
+
+def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
+    longest = longest_horizon(Case("a", np.zeros(100), 24))
+    assert [len(list(windows(Case("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
+    with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
+        main(checkpoint_path("bolt-nano"), horizon=100_000)
 
 
 def test_short_cases_are_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,36 @@ def arrays_of(path: Path) -> Iterator[NpzFile]:
         yield stored
 
 
+def series_of(stored: NpzFile, name: str, path: Path) -> NDArray[np.number]:
+    """A series (time,) among the arrays of the file `path`; NaN is a gap.
+
+    Raises:
+        CheckpointError: the array cannot be read, has another number of axes, holds no numbers, none that is known, or
+            an infinite one.
+    """
+    made = f"make it again with tools/build_training_series.py {path}"
+    try:
+        values = stored[name]
+    except (ValueError, EOFError, OSError, BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{path}: array {name} cannot be read, expected a series of numbers; {made}") from error
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise CheckpointError(
+            f"{path}: array {name} is of shape {list(values.shape)} and type {values.dtype}, expected numbers along "
+            f"one axis, time; {made}"
+        )
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    if np.isnan(single).all():
+        raise CheckpointError(f"{path}: array {name} has {len(values)} steps and no value in them; {made}")
+    if np.isinf(single).any():
+        first = int(np.isinf(single).argmax())
+        raise CheckpointError(
+            f"{path}: array {name} is {values[first]} at step {first}, expected a number of float32, or NaN for a gap; "
+            f"{made}"
+        )
+    return values
+
+
 def real_rows(path: Path) -> NDArray[np.float32]:
     """Rows (row, LENGTH) of the training series in `path`, as `tools/build_training_series.py` writes it.
 
@@ -94,19 +125,19 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     of a long one are spread over all of it.
 
     Raises:
-        CheckpointError: there is no such file, or no training series in it.
+        CheckpointError: there is no such file, no training series in it, or one that is none.
     """
     rows: list[NDArray[np.float32]] = []
     with arrays_of(path) as stored:
         for name in sorted(key for key in stored if key.startswith("training/")):
-            series = stored[name]
+            series = series_of(stored, name, path)
             pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
             series = np.concatenate([np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series])
             starts = np.linspace(0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))).astype(int)
-            rows.extend(series[start : start + LENGTH] for start in starts)
+            rows.extend(series[start : start + LENGTH].astype(np.float32) for start in starts)
     if not rows:
         raise CheckpointError(f"{path} holds no array training/…: make it with tools/build_training_series.py {path}")
-    return np.stack(rows).astype(np.float32)
+    return np.stack(rows)
 
 
 def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDArray[np.float32]:
@@ -132,7 +163,10 @@ def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDA
 def build_corpus(sizes: Mapping[str, int], *, seed: int, real: Path | None = None, device: str = "cpu") -> Corpus:
     """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
     # looked at first: a wrong file is told before anything is drawn
-    held = None if real is None else real_rows(real)
+    return _drawn(sizes, seed, None if real is None else real_rows(real), device)
+
+
+def _drawn(sizes: Mapping[str, int], seed: int, held: NDArray[np.float32] | None, device: str) -> Corpus:
     parts = {name: draw_family(name, count, seed=seed, device=device) for name, count in sorted(sizes.items())}
     if held is not None:
         parts[REAL] = held
@@ -150,7 +184,10 @@ def load_corpus(
     )
     path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
+        # what is wrong is told before the user is asked to wait
+        held = None if real is None else real_rows(real)
+        cache.mkdir(parents=True, exist_ok=True)
         console(stderr=True).print(f"drawing the series to train on, once, into {path}: minutes")
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        build_corpus(sizes, seed=seed, real=real, device=chosen).save(path)
+        _drawn(sizes, seed, held, chosen).save(path)
     return Corpus.read(path)

@@ -13,16 +13,17 @@ import numpy as np
 import torch
 import typer
 from chronos import ChronosPipeline
+from numpy.lib.npyio import NpzFile
 from rich.table import Table
 from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.training.command import run_command
-from tsfm_lens.zoo.corpus import arrays_of
+from tsfm_lens.zoo.corpus import arrays_of, series_of
 from tsfm_lens.zoo.export import as_pipeline, open_pipeline
 from tsfm_lens.zoo.mixture import CALENDAR_PERIODS, Array
-from tsfm_lens.zoo.skill import Case, Skill, geometric_mean, interval, measure, summary
+from tsfm_lens.zoo.skill import Case, Skill, geometric_mean, interval, longest_horizon, measure, summary
 
 VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
 """Seeds [seed, step] of training are pairs; these stand alone, so no training row is drawn again."""
@@ -87,7 +88,7 @@ def validation_cases(path: Path, split: str = "validation") -> list[Case]:
 
     Raises:
         UnknownNameError: there is no such split.
-        CheckpointError: the file has none of its series.
+        CheckpointError: the file has none of its series, or one that is none or has no season.
     """
     if split not in REAL_SPLITS:
         raise unknown_name("split", split, REAL_SPLITS)
@@ -96,8 +97,24 @@ def validation_cases(path: Path, split: str = "validation") -> list[Case]:
         if not names:
             raise CheckpointError(f"{path} has no array {split}/…: make it again with tools/build_training_series.py")
         return [
-            Case(name, stored[f"{split}/{name}"].astype(np.float64), int(stored[f"season/{name}"])) for name in names
+            Case(
+                name,
+                series_of(stored, f"{split}/{name}", path).astype(np.float64),
+                _season(stored, f"season/{name}", path),
+            )
+            for name in names
         ]
+
+
+def _season(stored: NpzFile, name: str, path: Path) -> int:
+    value = stored.get(name)
+    if value is None or value.shape or value.dtype.kind not in "iu" or value < 1:
+        said = "is not there" if value is None else f"is {np.array2string(value, threshold=4)}"
+        raise CheckpointError(
+            f"{path}: array {name} {said}, expected a number of steps from 1 on; make it again with "
+            "tools/build_training_series.py"
+        )
+    return int(value)
 
 
 def real_cases() -> list[Case]:
@@ -182,6 +199,10 @@ def main(
         sets |= {f"validation: real series ({split})": validation_cases(real, split) for split in REAL_SPLITS}
     if seed is not None:
         sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
+    for title, cases in sets.items():
+        longest = max(map(longest_horizon, cases))
+        if horizon > longest:
+            raise InputError(f"--horizon {horizon}: no series of {title!r} is long enough; expected at most {longest}")
     for title, cases in sets.items():
         console().print(skill_table(title, measure(pipeline, cases, horizon=horizon, samples=samples)))
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":

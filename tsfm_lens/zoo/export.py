@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chronos import BaseChronosPipeline, Chronos2Pipeline, ChronosBoltPipeline, ChronosConfig, ChronosPipeline
+from chronos import Chronos2Pipeline, ChronosBoltPipeline, ChronosConfig, ChronosPipeline
 from chronos.chronos import ChronosModel
 from transformers import PreTrainedModel
 
@@ -35,8 +35,24 @@ def as_pipeline(model: PreTrainedModel) -> Pipeline:
 
 
 def open_pipeline(folder: Path) -> Pipeline:
-    """Open a folder by the native loader."""
-    return BaseChronosPipeline.from_pretrained(str(folder))
+    """Open a folder by the native loader, with the checks of :func:`tsfm_lens.load`.
+
+    Raises:
+        CheckpointError: it holds no complete checkpoint, or one that no pipeline of Chronos forecasts with.
+        WiringError: its configuration is not understood.
+    """
+    lens = load(_path(folder), check=False)
+    if not isinstance(lens.native, ChronosPipeline | ChronosBoltPipeline | Chronos2Pipeline):
+        raise CheckpointError(
+            f"{folder} holds a {type(lens.native).__name__}, expected Chronos, Chronos-Bolt or Chronos-2; is "
+            "chronos_config missing from its config.json?"
+        )
+    return lens.native
+
+
+def _path(folder: Path) -> Path:
+    # a relative one may be the name of an embedded checkpoint
+    return folder.absolute()
 
 
 def export(model: PreTrainedModel, folder: Path) -> None:
@@ -52,7 +68,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
         save_compressed(load(as_pipeline(model), check=False), folder, method="trained at low rank")
         return
     model.save_pretrained(folder)
-    loaded = load(folder, check=False).adapter.model.state_dict()
+    loaded = load(_path(folder), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():
         if name not in loaded or not torch.equal(weight, loaded[name]):
             raise CheckpointError(f"{folder}: the native loader does not give back {name!r} as it was trained")

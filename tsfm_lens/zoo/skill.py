@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tsfm_lens.data.naive import filled, last_season, seasonal_error
+from tsfm_lens.errors import InputError
 from tsfm_lens.zoo.export import Pipeline
 
 Array = NDArray[np.float64]
@@ -84,11 +85,20 @@ class Window:
     covariates: Array | None
 
 
+def longest_horizon(case: Case) -> int:
+    """Steps of the longest horizon of which a case has a window; below 1 where it has none."""
+    return len(case.values) - _least_context(case)
+
+
+def _least_context(case: Case) -> int:
+    return max(SHORTEST, 2 * case.season + 1)
+
+
 def windows(case: Case, horizon: int) -> Iterator[Window]:
     """Up to five windows, `horizon` apart, from the end of the series backwards."""
     for index in range(WINDOWS):
         end = len(case.values) - index * horizon
-        if end - horizon < max(SHORTEST, 2 * case.season + 1):
+        if end - horizon < _least_context(case):
             return
         covariates = None if case.covariates is None else case.covariates[:, :end]
         yield Window(case, case.values[: end - horizon], case.values[end - horizon : end], covariates)
@@ -173,7 +183,7 @@ def measure(
     covariates: bool = True,
     samples: int | None = None,
 ) -> list[Skill]:
-    """Skill on each case that is long enough for one window.
+    """Skill on each case that is long enough for one window and whose naive errors are not 0.
 
     Args:
         pipeline: the native pipeline.
@@ -183,11 +193,19 @@ def measure(
         covariates: whether the model is shown those of the cases.
         samples: paths that a sampling model draws, instead of those of its configuration. Quantiles of few paths are
             themselves noisy, which adds to both errors.
+
+    Raises:
+        InputError: a forecast of a context with values is not finite.
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
     errors: dict[str, list[tuple[float, ...]]] = {}
     predicted = forecasts(pipeline, tasks, horizon=horizon, seed=seed, covariates=covariates, samples=samples)
     for task, quantiles in zip(tasks, predicted, strict=True):
+        if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
+            raise InputError(
+                f"the forecast of {task.case.name!r} has {int((~np.isfinite(quantiles)).sum())} of {quantiles.size} "
+                f"quantiles that are not finite, after {len(task.context)} steps; is the checkpoint damaged?"
+            )
         season = task.case.season
         scale = seasonal_error(task.context, season)
         naive = naive_quantiles(task.context, season, horizon)
