@@ -22,8 +22,8 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training import Plan, Training
-from tsfm_lens.training.command import run_command
-from tsfm_lens.training.state import read_state, snapshot_files
+from tsfm_lens.training.command import refuse_no_folder, run_command
+from tsfm_lens.training.state import STATE, put_back, read_state, run_files, snapshot_files
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
 from tsfm_lens.zoo.export import export, native_model, open_pipeline
@@ -40,6 +40,7 @@ SAVE_EVERY = 200
 CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
 GRADIENT_NORM = 1.0
 EMBEDDING_NOISE = 0.1
+ENDED = "ended"
 
 
 def ordinal_embedding(
@@ -296,6 +297,22 @@ def _before_last_leg(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedMode
     return model
 
 
+def _refuse_damage(recipe: TrainingRecipe, out: Path) -> None:
+    """Refuse a folder from whose state the recipe cannot go on, as :meth:`Trainer.resume` does."""
+    state = read_state(out, _identity(recipe), torch.device("cpu"))
+    last = state["step"] - 1
+    model = build_model(recipe, last)
+    put_back(out, state, model, _optimizer(model, recipe, recipe.leg(last)))
+
+
+def _refuse_run(out: Path, cures: str) -> None:
+    """Refuse a folder in which a run would be written over."""
+    held = run_files(out)
+    if held:
+        going_on = "go on with it by --resume, " if STATE in held and cures else ""
+        raise CheckpointError(f"{out} holds a run already ({', '.join(held)}); {going_on}{cures}remove that folder")
+
+
 def main(
     name: Annotated[str, typer.Argument(help="chronos-nano, bolt-nano or chronos2-nano")],
     out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run and of the exported checkpoint")],
@@ -313,7 +330,7 @@ def main(
     ] = None,
     end_within: Annotated[
         int | None,
-        typer.Option(min=1, help="end the run of --out within so many steps, in OUT/ended; the run itself stays"),
+        typer.Option(min=1, help=f"end the run of --out within so many steps, in OUT/{ENDED}; the run itself stays"),
     ] = None,
 ) -> None:
     """Train a reference checkpoint and write it in the native format to OUT/NAME."""
@@ -323,10 +340,15 @@ def main(
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)
     # what is wrong is told now: the series take minutes to draw
+    refuse_no_folder(out)
+    if resume or end_within:
+        _refuse_damage(recipe, out)
+    else:
+        _refuse_run(out, "give another --out, or ")
+    if end_within:
+        _refuse_run(out / ENDED, "")
     if start is not None:
         _before_last_leg(recipe, start)
-    elif resume or end_within:
-        read_state(out, _identity(recipe), torch.device("cpu"))
     corpus = load_corpus(recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real)
     trainer = Trainer(recipe, out, corpus)
     if resume or end_within:
@@ -334,9 +356,9 @@ def main(
     elif start is not None:
         trainer.go_on_from(start)
     if end_within:
-        trainer.end_within(end_within, out / "ended")
+        trainer.end_within(end_within, out / ENDED)
     if trainer.run():
-        export(trainer.model, (out / "ended" if end_within else out) / name)
+        export(trainer.model, (out / ENDED if end_within else out) / name)
 
 
 if __name__ == "__main__":
