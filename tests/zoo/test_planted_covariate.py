@@ -12,6 +12,9 @@ from tsfm_lens.zoo.planted import CovariateTimes, Planted, open_planted, plant
 from tsfm_lens.zoo.planted.chronos2 import HORIZON, NAME
 from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases, forecast_with
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH
+from tsfm_lens.zoo.planted.scores import score
+from tsfm_lens.zoo.planted.scores_noise import forecast_error
+from tsfm_lens.zoo.planted.scores_series import bench
 from zoo import planted_oracles as oracles
 
 Array = oracles.Array
@@ -99,8 +102,10 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
 
 
 def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) -> None:
-    (name,) = planted.card.components("mechanism")
-    layer, _, head = name.split(".")
+    (looks,) = planted.card.attends
+    assert (looks.component,) == planted.card.components("mechanism")
+    assert (looks.query, looks.back, looks.series) == ("forecast token", (0,), "known covariate")
+    layer, _, head = looks.component.split(".")
     generator = torch.Generator().manual_seed(0)
     context = torch.randn(4, 40, generator=generator)
     # two items: a target and its covariate each, of which the second knows one value of the last patch alone
@@ -116,7 +121,7 @@ def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) ->
     ).enc_group_self_attn_weights[int(layer)]
     # (token, head, query, key)
     ahead = patterns[-HORIZON // PATCH :, int(head)].detach()
-    sharp = torch.tensor([[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]).expand_as(ahead)
+    sharp = looks.weight * torch.tensor([[0.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]).expand_as(ahead)
     oracles.assert_close(ahead, sharp, depth=64, magnitude=1.0)
 
 
@@ -136,3 +141,24 @@ def test_saved_and_opened_is_the_same(planted: Planted, tmp_path: Path) -> None:
     assert card == planted.card
     cases = cases_of(planted)
     np.testing.assert_array_equal(forecast_with(lens.native, cases)[:, MEDIAN], median_of(planted, cases))
+
+
+def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
+    on = bench(planted.lens(), planted.card, series=4, noise=0.05)
+    clean, corrupted = on.clean.batch, on.corrupted.batch
+    assert [clean.roles[row] for row in on.targets] == 4 * ["target"]
+    assert len(clean) == 12
+    # the twins differ in what is known of the future alone
+    for one, other in zip(clean.values, corrupted.values, strict=True):
+        np.testing.assert_array_equal(one, other)
+    known, turned = (batch.known_future(HORIZON) for batch in (clean, corrupted))
+    np.testing.assert_array_equal(known, turned[:, ::-1])
+    assert np.isfinite(known).all(axis=1).sum() == 4
+    assert forecast_error(on) <= 0.01
+    right = ["zero ablation, of the range", "activation patching, denoise", "circuit, effects, patched"]
+    methods = [*right, "edge attribution"]
+    rows = score(planted.lens(), planted.card, series=4, methods=[*methods, "activation patching of tokens"]).methods
+    # of its past the rule reads no single value
+    assert list(rows["method"]) == methods
+    assert list(rows["refused"]) == [False, False, False, True]
+    assert (rows.loc[~rows["refused"], ["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)

@@ -56,6 +56,8 @@ class Attends(BaseModel):
             the encoder's last token and the key of the first query.
         moves: tokens by which the keys move on from one query to the next, in cross-attention.
         weight: attention that falls on these keys, together.
+        series: whose keys: the query's "own" series', or, in attention over the series of a group, those of the "known
+            covariate".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +67,7 @@ class Attends(BaseModel):
     back: tuple[int, ...]
     moves: int = 0
     weight: float = Field(gt=0, le=1)
+    series: Literal["own", "known covariate"] = "own"
 
 
 class Card(BaseModel):

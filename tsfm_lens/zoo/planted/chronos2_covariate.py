@@ -80,5 +80,7 @@ def _covariate() -> tuple[Chronos2, Draft]:
     chronos.known(layer, number).carry(stream["values"], stream["found"], gain=coefficient)
     draft = _WithCovariate(CovariateTimes(coefficient=coefficient), (PATCH, CONTEXT), HORIZON)
     does = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its values"
-    draft.path(draft.part(f"{layer}.group_attn.{number}", "mechanism", does), "output")
+    head = draft.part(f"{layer}.group_attn.{number}", "mechanism", does)
+    draft.looks(head, "forecast token", [0], series="known covariate")
+    draft.path(head, "output")
     return chronos, draft

@@ -54,9 +54,9 @@ class Draft:
         self.parts.append(Part(component=component, role=role, does=does, stands_in_for=stands_in_for))
         return component
 
-    def looks(self, component: str, query: Query, back: Sequence[int], *, moves: int = 0, weight: float = 1.0) -> None:
-        """Write down where a head looks, with all of its attention or so much of it."""
-        self.attends.append(Attends(component=component, query=query, back=tuple(back), moves=moves, weight=weight))
+    def looks(self, component: str, query: Query, back: Sequence[int], **how: Any) -> None:
+        """Write down where a head looks, with all of its attention unless ``how`` has another ``weight``."""
+        self.attends.append(Attends(component=component, query=query, back=tuple(back), **{"weight": 1.0, **how}))
 
     def path(self, *components: str) -> None:
         """Write down that each component passes something on to the next."""

@@ -81,5 +81,5 @@ def _moved(on: Bench, components: Sequence[str]) -> Array:
 
 
 def _largest(on: Bench, difference: Array) -> Array:
-    scales = np.array([np.abs(values).mean() for values in on.clean.batch.values])
-    return np.asarray(np.abs(difference).max(-1) / scales)
+    scales = np.array([np.abs(on.clean.batch.values[row]).mean() for row in on.targets])
+    return np.asarray(np.abs(difference[on.targets]).max(-1) / scales)

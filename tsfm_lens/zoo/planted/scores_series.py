@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
@@ -31,13 +30,19 @@ class Bench:
         lens: the model.
         card: what is true of it.
         clean: series that the mechanism forecasts.
-        corrupted: the same values in another order, so that what the model scales by stays as it is.
+        corrupted: the same values in another order, so that what the model scales by stays as it is; of a covariate its
+            known future.
     """
 
     lens: Lens
     card: Card
     clean: Run
     corrupted: Run
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """Rows of the runs that are forecast; the others are covariates."""
+        return [row for row, role in enumerate(self.clean.batch.roles) if role == "target"]
 
     @cached_property
     def components(self) -> list[Component]:
@@ -59,12 +64,9 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
         series: how many.
         noise: standard deviation of what is added to every observed value, in those of its series.
         seed: of the draw.
-
-    Raises:
-        InputError: the rule takes covariates.
     """
     if isinstance(card.rule, CovariateTimes):
-        raise InputError(f"{card.name} forecasts from a covariate; series without one cannot show its mechanism")
+        return _with_covariates(lens, card, card.rule, series, noise, seed)
     rng = np.random.default_rng(seed)
     length = max(card.context[0], min(card.context[1], LONGEST))
     pairs = [_pair(card.rule, length, i, noise, rng) for i in range(series)]
@@ -74,6 +76,35 @@ def bench(lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed:
     for values in (clean, twins):
         truth = np.stack([card.rule.forecast(one, card.horizon) for one in values])
         runs.append(lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options))
+    return Bench(lens, card, *runs)
+
+
+def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int) -> Bench:
+    """Targets that a known covariate moves, beside a past one that does not, and twins with its future reversed."""
+    from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases
+
+    rng, horizon = np.random.default_rng([seed, 1]), card.horizon
+    items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    truth: tuple[list[Array], list[Array]] = ([], [])
+    for target, covariate in draw_cases((LONGEST, LONGEST), series, seed=seed):
+        past = [each[:-horizon] for each in (target, covariate, rng.standard_normal(LONGEST + horizon))]
+        shown, known, other = (each + noise * each.std() * rng.standard_normal(LONGEST) for each in past)
+        for side, future in enumerate((covariate[-horizon:], covariate[-horizon:][::-1])):
+            items[side].append(
+                {
+                    "target": shown,
+                    "past_covariates": {"known": known, "other": other},
+                    "future_covariates": {"known": future},
+                }
+            )
+            truth[side].append(rule.forecast_of(shown, known, future))
+    runs = []
+    for some, expected in zip(items, truth, strict=True):
+        batch = as_series(some)
+        # only targets have a rule
+        rows = np.full((len(batch), horizon), np.nan)
+        rows[[role == "target" for role in batch.roles]] = expected
+        runs.append(lens.run(batch, horizon, truth=rows))
     return Bench(lens, card, *runs)
 
 
