@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+from plotly.serializers import _py_to_js
 
 import tsfm_lens
 from tsfm_lens import explore
-from tsfm_lens.data import as_series
-from tsfm_lens.explore.brushing import Brush
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.explore.brushing import WITHOUT, Brush
 from tsfm_lens.models import Lens
 
 STEPS, H = 64, 8
@@ -65,3 +67,18 @@ def test_what_cannot_be_left_out_is_said_and_nothing_changes(view: Brush) -> Non
     view.mark(-STEPS - 5, 0)
     assert "expected steps from -64 to 0" in view.words.value
     np.testing.assert_array_equal(view.without, before)
+
+
+def test_the_browser_gets_dates(lens: Lens) -> None:
+    context, truth = bundled("electricity").tail(STEPS + H).split(H)
+    view = explore.brush(lens.run(context, H, truth=truth))
+    # the state that a browser asks for, which need not be what the figure holds
+    sent = _py_to_js(view.figure._widget_data, None)
+    assert len(sent) == len(view.figure.data)
+    times = {each["name"]: each["x"] for each in sent if "name" in each}
+    for name, steps in (("context", range(-STEPS, 0)), ("median forecast", range(H)), (WITHOUT, range(H))):
+        dates = pd.date_range(context.starts[0], periods=STEPS + H, freq=context.freqs[0])[STEPS + np.array(steps)]
+        assert pd.DatetimeIndex(times[name]).equals(dates), name
+        assert all(isinstance(each, str) for each in times[name])
+    # a number among them would be one of nanoseconds
+    assert all(isinstance(at, str) for each in sent for at in each["x"])

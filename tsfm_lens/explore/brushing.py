@@ -48,8 +48,10 @@ class Brush(widgets.VBox):
         # a date of numpy's is no corner that plotly draws
         self._past = [str(at) if isinstance(at, np.datetime64) else at for at in view.time.at(view.past)]
         drawn = forecast_fan(data, series=0, context_steps=self._length)
+        self._add_brush(drawn)
         self.figure = figure_widget(drawn)
-        self._add_brush()
+        self._points, self._line = self.figure.data[-2:]
+        self._points.on_selection(self._selected)
         names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
         wide = {"style": {"description_width": "initial"}}
         self.which = widgets.Dropdown(options=names, description="brush", **wide)
@@ -64,18 +66,15 @@ class Brush(widgets.VBox):
         super().__init__([widgets.HTML(heading), widgets.HBox([self.which, self.steps]), self.figure, self.words])
         self._describe()
 
-    def _add_brush(self) -> None:
+    def _add_brush(self, drawn: go.Figure) -> None:
         """Invisible points to select, and the line of the forecast without what is selected."""
-        forecast = next(trace for trace in self.figure.data if str(trace.name).startswith("median"))
+        forecast = next(trace for trace in drawn.data if str(trace.name).startswith("median"))
         values = self.run.batch.values[0][-self._length :]
         points = {"x": self._past, "y": values, "mode": "markers", "marker": {"opacity": 0, "size": 8}}
-        self.figure.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))
-        self._points = self.figure.data[-1]
         line = {"color": VERMILION, "width": 2, "dash": "dash"}
-        self.figure.add_trace(go.Scatter(x=forecast.x, y=self.median, mode="lines", line=line, name=WITHOUT))
-        self._line = self.figure.data[-1]
-        self.figure.update_layout(dragmode="select", selectdirection="h")
-        self._points.on_selection(self._selected)
+        drawn.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))
+        drawn.add_trace(go.Scatter(x=forecast.x, y=self.median, mode="lines", line=line, name=WITHOUT))
+        drawn.update_layout(dragmode="select", selectdirection="h")
 
     def _selected(self, _trace: Any, points: Any, _selector: Any) -> None:
         places = list(points.point_inds)

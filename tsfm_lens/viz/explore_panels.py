@@ -16,7 +16,7 @@ from tsfm_lens.viz.room import text_width
 from tsfm_lens.viz.select import array, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.sheet import Look, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SEQUENTIAL, VERMILION, mixed, plain
-from tsfm_lens.viz.timeline import Timeline
+from tsfm_lens.viz.timeline import Timeline, as_text
 
 TRACES = (
     "scores",
@@ -185,10 +185,10 @@ def _hover(words: str, time: Timeline, unit: str) -> str:
     return f"{value_hover(words, time, unit)}<extra></extra>"
 
 
-def on_axis(view: Scene, steps: np.ndarray) -> np.ndarray | list[str]:
+def on_axis(view: Scene, steps: np.ndarray) -> np.ndarray | list[str | None]:
     """Where steps stand on the axis; dates as text, since a widget sends datetime64 to the browser as bare integers."""
     where = view.time.at(steps)
-    return where if view.time.stamps is None else [str(each) for each in np.datetime_as_string(where, unit="ms")]
+    return where if view.time.stamps is None else as_text(where)
 
 
 def _tail(view: Scene) -> int:

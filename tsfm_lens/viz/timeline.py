@@ -67,6 +67,12 @@ class Timeline:
         return f"step {step} ({pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M})"
 
 
+def as_text(dates: np.ndarray) -> list[str | None]:
+    """Dates as plotly reads them in every place, to the millisecond; None for none."""
+    texts = np.datetime_as_string(dates, unit="ms")
+    return [None if missing else str(text) for text, missing in zip(texts, np.isnat(dates), strict=True)]
+
+
 def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
     """The timeline of one series of a labelled result.
 
