@@ -139,6 +139,7 @@ def test_attention_of_a_hand_built_pattern() -> None:
     np.testing.assert_allclose(found["attention"][0, 0], [0.25, 0.125, 0.125])
     assert float(found["attention_forecast"][0, 0]) == pytest.approx(0.25)
     assert float(found["attention_other"][0, 0]) == pytest.approx(0.25)
+    assert found["attention"].attrs["token_steps"] == 2
 
 
 def test_what_cannot_be_explored_is_refused() -> None:

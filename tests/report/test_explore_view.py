@@ -102,8 +102,27 @@ def test_the_menus_do_the_same_by_keyboard(page):
 
 def test_the_reading_names_the_planted_head(results):
     reading = " ".join(explore.read_explore(results["explore"]))
-    assert "moves most without layer 1, head 2: by 12" in reading
+    # other heads may move it more: a report names the kind and the head as other chapters do
+    told = "Of the heads of decoder cross-attention the forecast moves most without decoder.1.cross_attn.2: by 12 "
+    assert reading.startswith(told)
     assert "It also writes most" in reading
+
+
+def test_heads_of_which_none_leads_are_of_one_kind_as_well(results):
+    ds = results["explore"]
+    ds["mean_shift_leads"] = ds["mean_shift_leads"] & False
+    reading = " ".join(explore.read_explore(ds))
+    assert reading.startswith("Of the heads of decoder cross-attention none stands out")
+    assert "decoder.1.cross_attn.2 writes most: 12 " in reading
+
+
+@pytest.mark.parametrize(("steps", "per"), [(1, ""), (4, " per step")])
+def test_attention_spread_over_a_token_is_labelled_per_step(results, steps, per):
+    ds = results["explore"]
+    ds["attention"].attrs["token_steps"] = steps
+    band = next(find("explore").plates(ds)).figure.data[TRACES.index("attention")]
+    assert band.colorbar.title.text == f"attention (%{per})"
+    assert f"% of the head's attention{per}<" in band.hovertemplate
 
 
 def test_a_long_context_is_drawn_in_wider_stripes(results):
@@ -123,6 +142,7 @@ def test_a_long_context_is_drawn_in_wider_stripes(results):
             assert sum(z) == pytest.approx(75, rel=last_digit(3))
     assert len(fig.data[TRACES.index("attention")].x) == len(z) + 1
     assert "3 steps wide" in fig.layout.meta["subtitle"]
+    assert fig.data[TRACES.index("attention")].colorbar.title.text == "attention (% per 3 steps)"
 
 
 def test_the_states_of_a_large_model_are_a_fraction_of_the_page(results):

@@ -79,7 +79,9 @@ def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
         return f"No {noun} leads: the largest {what} {amount}, cannot be told apart."
     at = int(top[0])
     value, low, high = (scale * float(parts[part][at]) for part in ("estimate", "low", "high"))
-    moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else "moves the forecast"
+    # a rank correlation sees the order of the steps, and not how far they move
+    does = "changes the order of the steps" if metric == "spearman_distance" else "moves the forecast"
+    moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else does
     text = f"The {noun} whose removal {moves} most is {names(ds, 'component')[at]} ({'' if relative else word + ' '}"
     text += f"{(signed if relative else num)(value)}{unit}"
     if num(low) != num(high):

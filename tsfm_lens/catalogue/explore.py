@@ -13,6 +13,7 @@ from tsfm_lens.catalogue.attention import maps_of
 from tsfm_lens.catalogue.computing import on_first
 from tsfm_lens.catalogue.entry import Figure, Measurement, Plate
 from tsfm_lens.catalogue.words import num
+from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.explore import (
     Update,
     ablation_update,
@@ -24,9 +25,10 @@ from tsfm_lens.viz.explore import (
     scores,
     start,
 )
-from tsfm_lens.viz.explore_panels import TRACES, head_name
+from tsfm_lens.viz.explore_panels import TRACES, attention_words, head_name
 from tsfm_lens.viz.select import array, names, unit_of
 from tsfm_lens.viz.theme import percent
+from tsfm_lens.viz.timeline import timeline
 
 _CELLS = 1024  # of the attention drawn; longer contexts are drawn in cells of several steps
 
@@ -36,6 +38,7 @@ def _explore(ds: xr.Dataset) -> Iterator[Plate]:
     pool = _Pool(ds)
     band = fig.data[TRACES.index("attention")]
     band.x, band.z = pool.edges(list(band.x)), pool.sums(np.asarray(band.z))
+    band.update(attention_words(ds, timeline(ds, 0), pool.width))
     remarks = ["click a head in the map, or choose it", sampling_words(ds), pool.remark]
     subtitle = "; ".join(words for words in remarks if words)
     # what the page's script reads; plotly itself leaves it alone
@@ -118,20 +121,23 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 def read_explore(ds: xr.Dataset) -> list[str]:
     """Which head matters most, which writes most, and whether they are the same."""
-    unit = unit_of(ds, 0) or "data units"
+    unit, of_heads = unit_of(ds, 0) or "data units", f"Of the heads of {attention_kind(ds)}"
     shift, size = (array(ds, key, "layer", "head") for key in ("mean_shift", "write_size"))
+    names_of = ds["component"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
     share = array(ds, "write_share", "layer", "head")[loudest]
     leads = np.argwhere(array(ds, "mean_shift_leads", "layer", "head").astype(bool))
     if not len(leads):
-        out = [f"No head stands out: without any of them the forecast moves by up to {num(shift.max())} {unit}."]
-        return [*out, f"Most is written by {head_name(ds, *loudest)}: {num(size[loudest])} {unit} on average."]
+        out = [
+            f"{of_heads} none stands out: without any of them the forecast moves by up to {num(shift.max())} {unit}."
+        ]
+        return [*out, f"{names_of[loudest]} writes most: {num(size[loudest])} {unit} on average."]
     most = (int(leads[0][0]), int(leads[0][1]))
     out = [
-        f"The forecast moves most without {head_name(ds, *most)}: by {num(shift[most])} {unit} on "
+        f"{of_heads} the forecast moves most without {names_of[most]}: by {num(shift[most])} {unit} on "
         f"average, where the median head moves it by {num(float(np.median(shift)))} {unit}."
     ]
-    same = "It also writes most" if most == loudest else f"Most is written by {head_name(ds, *loudest)}"
+    same = "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
     out.append(f"{same}: {num(size[loudest])} {unit} on average, {percent(float(share))} of what all components write.")
     return out
 
@@ -142,9 +148,9 @@ MEASUREMENTS = (
         theme="Activations",
         about="one head in one view: what it reads and writes, its spectra, the forecast without it (`run.explore()`)",
         heading="One head at a time",
-        guide="A linked view of every attention head: what it looks at, what it writes to the forecast, the spectra "
-        "of its matrices, and the forecast without it. In a notebook, run.explore() opens it with any set of heads "
-        "ablated.",
+        guide="A linked view of the heads of one kind of attention, the last over time before the forecast is read "
+        "out: what each looks at, what it writes to the forecast, the spectra of its matrices, and the forecast "
+        "without it. In a notebook, run.explore() opens it with any set of heads ablated.",
         compute=on_first("head_states", each=lambda lens: {"explore": {}} if maps_of(lens) else {}),
         plates=_explore,
         figures=(Figure("explore_figure", "One head: what it reads, what it writes, and the forecast without it."),),

@@ -46,9 +46,9 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         ``stable_rank`` (product, …) and ``singular_value`` (product, …, mode); ``mean_shift`` and, from two steps on,
         ``spearman_distance`` as :func:`tsfm_lens.probes.ablation_effects` measures them, with what stands out
         (``mean_shift_stands_out``, ``mean_shift_leads``); ``ablated_forecast`` (…, series, quantile, step).
-        ``attention`` (layer, head, time) is the mean over forecast queries of the
-        weight on each context step, a token's weight spread evenly over its steps; ``attention_forecast`` and
-        ``attention_other`` are the weight on forecast tokens, and on special tokens and padding: with them it sums
+        ``attention`` (layer, head, time) is the mean over forecast queries of the weight on each context step, a
+        token's weight spread evenly over its steps, at most ``attrs["token_steps"]`` of them; ``attention_forecast``
+        and ``attention_other`` are the weight on forecast tokens, and on special tokens and padding: with them it sums
         to 1. ``quantile_forecast`` (series, quantile, step) is the plain forecast, as the ablated ones the library's
         own; coordinate ``component`` names the heads.
 
@@ -123,9 +123,9 @@ def attention_over_steps(maps: xr.Dataset) -> dict[str, xr.DataArray]:
         low, high = max(start[key], first) - first, min(stop[key], 0) - first
         spread[key, low:high] = 1 / (high - low)
     ahead = ordinary & (start >= 0)
-    heads = ("layer", "head")
+    heads, most = ("layer", "head"), int((spread > 0).sum(axis=1).max(initial=0))
     return {
-        "attention": xr.DataArray(weights @ spread, dims=(*heads, "time")),
+        "attention": xr.DataArray(weights @ spread, dims=(*heads, "time"), attrs={"token_steps": most}),
         "attention_forecast": xr.DataArray(weights[..., ahead].sum(axis=-1), dims=heads),
         "attention_other": xr.DataArray(weights[..., ~past & ~ahead].sum(axis=-1), dims=heads),
     }

@@ -133,12 +133,25 @@ def frame(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
             "y": [0, 1],
             "zmin": 0,
             "colorscale": _ATTENTION,
-            "colorbar": {**BAR, "y": -0.15, "title": {"text": "attention (%)", "side": "right"}},
-            "hovertemplate": f"{view.time.hover}<br>%{{z:.3g}} % of the head's attention<extra></extra>",
+            **attention_words(ds, view.time),
         },
         "series": _line(view, "past", view.context, INK, 1.2, "observed, given to the model", unit)
         | {"showlegend": False},
         **_forecast(ds, view),
+    }
+
+
+def attention_words(ds: xr.Dataset, time: Timeline, steps: int = 1) -> dict[str, Any]:
+    """Colour bar and hover box of the attention in cells of so many steps.
+
+    A token of several steps has more than any cell shows, so that these say how many steps theirs is of.
+    """
+    per = f" per {steps} steps" if steps > 1 else ""
+    if not per and ds["attention"].attrs.get("token_steps", 1) > 1:
+        per = " per step"
+    return {
+        "colorbar": {**BAR, "y": -0.15, "title": {"text": f"attention (%{per})", "side": "right"}},
+        "hovertemplate": f"{time.hover}<br>%{{z:.3g}} % of the head's attention{per}<extra></extra>",
     }
 
 
