@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from tsfm_lens.catalogue.explain_routes import read_proof
 from tsfm_lens.explain import verdict
+from tsfm_lens.explain.verdict import rules_of
 
 DRAWS = 39
 """So many that 5 % of them can be told."""
@@ -83,6 +85,18 @@ def test_few_draws_are_judged_by_what_they_can_show_at_best() -> None:
     few = curves(0.3, 0.2).isel(draw=slice(4))
     assert verdict(few)[0] == "holds"
     assert verdict(few.assign(p=few["p"] + 0.2))[0] == "fails"
+
+
+@pytest.mark.parametrize(
+    ("proof", "word"),
+    [(routes({}, NONE), "holds in part"), (routes({}), "holds"), (curves(0.3, 0.025, rival=0.4), "holds in part")],
+)
+def test_a_chapter_begins_with_the_verdict(proof: xr.Dataset, word: str) -> None:
+    """Its first sentence stands alone at a glance, where that of the first segment would pass for the whole."""
+    first, *rest = read_proof(proof)
+    said = verdict(proof)[1]
+    assert first == f"By the rules below the explanation {word}. {said[0]}"
+    assert tuple(rest) == (*said[1:], *rules_of(proof))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,8 @@ def read_proof(ds: xr.Dataset) -> list[str]:
     """The verdict, by the rules of :mod:`tsfm_lens.explain.verdict`."""
     found = import_module("tsfm_lens.explain.verdict")
     word, said = found.verdict(ds)
-    return [*said, f"By the rules that follow the explanation {word}.", *found.rules_of(ds)]
+    # the first is also said alone, at a glance: what was tried first is not all that was
+    return [f"By the rules below the explanation {word}. {said[0]}", *said[1:], *found.rules_of(ds)]
 
 
 def _drawn_routes(ds: xr.Dataset) -> Iterator[Plate]:
