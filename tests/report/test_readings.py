@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import planted
 from tsfm_lens.catalogue import (
     ablation,
     attention,
@@ -85,8 +86,8 @@ def test_gain_names_the_best_layer_and_admits_none(results):
 
 def test_ablation_ranks_heads_and_mlps(results):
     words = " ".join(ablation.read_ablation(results["ablation"], "spearman_distance"))
-    assert "moves the forecast most is decoder.1.cross_attn.1 (Spearman distance 0.8)" in words
-    assert "The MLP whose removal moves the forecast most is decoder.0.mlp (Spearman distance 0.3)" in words
+    assert "removal changes the order of the steps most is decoder.1.cross_attn.1 (Spearman distance 0.8)" in words
+    assert "The MLP whose removal changes the order of the steps most is decoder.0.mlp (Spearman distance 0.3)" in words
     assert "6 of 6 heads stand out of the noise" in words
     # 0.8 of 0.8 + 5 * 0.1
     assert "1 of 6 heads makes up half" in words
@@ -147,6 +148,56 @@ def test_attention_tells_sharp_diffuse_and_resting_heads(results):
     (resting,) = attention.read_attention_map(results["attention"], 1, 0)
     assert resting.startswith("Its queries give ")
     assert "of their attention to special tokens" in resting
+
+
+def looking_at(*keys: int | None) -> xr.Dataset:
+    """A head whose queries give half of their weight to one key, the rest evenly; None: all of it evenly."""
+    rows = np.full((len(keys), 25), 1 / 25)
+    for row, key in zip(rows, keys, strict=True):
+        if key is not None:
+            row[:] = [0.5 if place == key else 0.5 / 24 for place in range(25)]
+    places = planted.tokens("key", range(-24, 0), special="EOS") | planted.tokens("query", range(len(keys)))
+    return planted.attention(pattern=rows[None, None], places=places)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        # the lags 24 to 28 come once each: the key is what they share
+        ((0, 0, 0, 0, 0), "5 of its 5 queries look most at step -24 (2001-01-01 00:00), whatever the distance; "),
+        ((0, 0, 0, 9, 17), "3 of its 5 queries look most at step -24 "),
+        ((3, 4, 5, 0, 0), "Its queries look most often 21 steps back (the largest weight of 3 of 5 queries); "),
+        ((0, 5, 3, 9, 17), "no distance and no token has the largest weight of more than 1 of 5 queries; "),
+        ((0, 0, 3, 9, 17, 11, 6), "no distance and no token has the largest weight of more than 2 of 7 queries; "),
+        ((5,), "Of all steps its one query looks most at step -19 (2001-01-06 00:00), 19 steps back, with a weight"),
+        ((None, None), "None of its queries gives one token more of its attention than every other."),
+        # weights alike are no look at the first key
+        ((None, None, None, 23, 23), "2 of its 5 queries look most at step -1 "),
+    ],
+)
+def test_where_queries_look_is_told_by_what_most_of_them_share(keys, told):
+    (words,) = attention.read_attention_map(looking_at(*keys), 0, 0)
+    assert told in words
+    assert words.endswith(".")
+
+
+def test_the_steps_of_a_patch_are_told_with_the_date_of_the_first():
+    ends = tuple(range(-20, 4, 4))
+    places = planted.tokens("key", [end - 4 for end in ends], ends) | planted.tokens("query", [0])
+    pattern = np.eye(6)[None, None, 2:3]
+    (words,) = attention.read_attention_map(planted.attention(pattern=pattern, places=places), 0, 0)
+    assert "looks most at steps -16 to -13 (from 2001-01-09 00:00), 16 steps back, with a weight of 1." in words
+
+
+def test_the_largest_entropy_counts_the_keys_that_a_query_may_see():
+    causal = np.tril(np.ones((24, 24)))
+    # keys of padding that no query may see
+    causal = np.pad(causal, ((0, 0), (3, 0))) / causal.sum(axis=1, keepdims=True)
+    places = planted.tokens("key", range(-3, 24)) | planted.tokens("query", range(24))
+    words = attention.read_attention(planted.attention(pattern=causal[None, None], places=places))[0]
+    most = np.log(np.arange(1, 25)).mean()
+    assert f"({most:.3g} of at most {most:.3g} nats)" in words
+    assert most == pytest.approx(2.28, abs=0.01)
 
 
 @pytest.mark.parametrize("width", [2, 7])

@@ -17,12 +17,15 @@ from tsfm_lens.viz import attention_grid, attention_map, head_entropy_map, patch
 from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.theme import percent
-from tsfm_lens.viz.tokens import token_axis
+from tsfm_lens.viz.timeline import timeline
+from tsfm_lens.viz.tokens import TokenAxis, token_axis
 
 if TYPE_CHECKING:
     from tsfm_lens.models import Lens
 
 
+_OFTEN = 1 / 3  # share of the queries that look at one token, or one distance, above which they are said to
+_ALIKE = 1e-6  # relative difference of weights that is rounding
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
 
 
@@ -32,7 +35,7 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     entropy = head_entropy(pattern)
     words = [[f"layer {a}, head {b}" for b in names(ds, "head")] for a in names(ds, "layer")]
     low, high = extremes(entropy)
-    most = float(np.log(pattern.shape[-1]))
+    most = _most_nats(pattern[high // pattern.shape[1]])
     out = [
         f"On {single_series(ds)} the sharpest {is_head(ds, entropy, low, nats)} (entropy {nats(entropy.flat[low])}), "
         f"the most diffuse {is_head(ds, entropy, high, nats)} ({num(entropy.flat[high])} of at most {num(most)} nats)."
@@ -59,21 +62,67 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     if resting > _RESTING:
         # what is left for the steps says nothing of where a head looks
         return [f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."]
-    peak = part.argmax(axis=1)
-    back = queries.start[queries.timed] - keys.start[keys.timed][peak]
-    lags, counts = np.unique(back, return_counts=True)
-    common = int(lags[counts.argmax()])
-    direction = (
-        f"{_steps(common)} back" if common > 0 else (f"{_steps(-common)} ahead" if common else "at the same step")
-    )
-    return [
-        f"Its queries look most often {direction} (the largest weight of {int(counts.max())} of {len(back)} "
-        f"queries); the largest weight is {num(float(part.max(axis=1).mean()))} on average."
-    ]
+    top = part.max(axis=1, keepdims=True)
+    # a query whose largest weight several tokens share looks at none of them most
+    clear = (part >= (1 - _ALIKE) * top).sum(axis=1) == 1
+    if not clear.any():
+        return ["None of its queries gives one token more of its attention than every other."]
+    peak = keys.timed[part.argmax(axis=1)[clear]]
+    back = queries.start[queries.timed][clear] - keys.start[peak]
+    return [_looks(ds, keys, peak, back, len(part), float(top.mean()))]
 
 
-def _steps(count: int) -> str:
-    return f"{count} step{'s' * (count != 1)}"
+def _looks(ds: xr.Dataset, keys: TokenAxis, peak: np.ndarray, back: np.ndarray, queries: int, mean: float) -> str:
+    """Where queries look most: at one distance, at one token, or now here and now there.
+
+    Args:
+        peak, back: token and distance of the largest weight of each query that has one.
+        queries: how many there are; mean: of their largest weights.
+    """
+    if queries == 1:
+        where = f"{_place(ds, keys, int(peak[0]))}, {_lag(int(back[0]))}"
+        return f"Of all steps its one query looks most at {where}, with a weight of {num(mean)}."
+    (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
+    average = f"the largest weight is {num(mean)} on average."
+    often = max(at_lag, at_token)
+    if often == 1 or often < _OFTEN * queries:
+        return (
+            f"Where its queries look most differs: no distance and no token has the largest weight of more than "
+            f"{often} of {queries} queries; {average}"
+        )
+    if at_token > at_lag:
+        where = _place(ds, keys, token)
+        return f"{at_token} of its {queries} queries look most at {where}, whatever the distance; {average}"
+    return f"Its queries look most often {_lag(lag)} (the largest weight of {at_lag} of {queries} queries); {average}"
+
+
+def _commonest(values: np.ndarray) -> tuple[int, int]:
+    """The most frequent value, and how often it comes."""
+    found, counts = np.unique(values, return_counts=True)
+    return int(found[counts.argmax()]), int(counts.max())
+
+
+def _lag(back: int) -> str:
+    """A distance in words, from the query to the key."""
+    steps = f"{abs(back)} step{'s' * (abs(back) != 1)}"
+    return f"{steps} back" if back > 0 else f"{steps} ahead" if back else "at the same step"
+
+
+def _place(ds: xr.Dataset, keys: TokenAxis, token: int) -> str:
+    """The steps that a token covers in words, with the date of the first where known."""
+    words, time = keys.words(token), timeline(ds, 0)
+    if time.stamps is None:
+        return words
+    first, last = int(keys.start[token]), int(keys.stop[token]) - 1
+    return time.label(first) if first == last else f"{words} (from {time.date(first)})"
+
+
+def _most_nats(pattern: np.ndarray) -> float:
+    """The entropy of a head that looks evenly at all it may, mean over queries. ``pattern``: (head, query, key).
+
+    A query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0.
+    """
+    return float(np.log(np.maximum((pattern > 0).any(axis=0).sum(axis=-1), 1)).mean())
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:

@@ -64,7 +64,11 @@ class Timeline:
         """One step in words, with its date where known."""
         if self.stamps is None:
             return f"step {step}"
-        return f"step {step} ({pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M})"
+        return f"step {step} ({self.date(step)})"
+
+    def date(self, step: int) -> str:
+        """The date of one step, where these are known."""
+        return f"{pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M}"
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
