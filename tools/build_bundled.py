@@ -90,7 +90,7 @@ def _from_statsmodels() -> Iterator[tuple]:
         "nile",
         "Yearly flow of the Nile at Aswan",
         "hydrology",
-        "10^8 m³",
+        "10⁸ m³",
         1,
         f"Cobb (1978); {STATSMODELS}",
         "public domain",

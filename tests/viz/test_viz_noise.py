@@ -121,6 +121,11 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
     assert "hatched" in subtitle(fig)
     wide = effects.assign(self_repair_floor=("series", [FLOOR, 99.0]))
     assert not [shape for shape in viz.self_repair_bars(wide).layout.shapes if shape.type == "rect"]
+    # too narrow to be seen, and so not named
+    tiny = viz.self_repair_bars(effects.assign(self_repair_floor=("series", np.full(2, 1e-9))))
+    assert not [shape for shape in tiny.layout.shapes if shape.type == "rect"]
+    assert ", grey" in subtitle(fig)
+    assert ", grey" not in subtitle(tiny)
     plain = effects.drop_vars([name for name in effects if "_stands" in str(name)])
     (bars,) = [trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"][1:]
     assert bars.marker.pattern.shape is None

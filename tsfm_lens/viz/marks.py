@@ -258,9 +258,11 @@ class Panel:
             return
         if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
             return
-        self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
         self.sheet.noisy(noise)
-        self.sheet.banded = True
+        # a subtitle must not name what cannot be seen
+        if not noise.floor_is_tiny:
+            self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
+            self.sheet.banded = True
 
     def stripe(self, low: float, high: float, colour: str, *, across: bool = False) -> None:
         """A stripe behind the marks, from side to side (``across``: from foot to top)."""

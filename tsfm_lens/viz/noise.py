@@ -34,10 +34,15 @@ class Finding:
     unit: str = ""
 
     @property
+    def floor_is_tiny(self) -> bool:
+        """Whether the noise floor is too small, beside the largest effect, to be seen in a figure."""
+        largest = float(np.abs(self.estimate[np.isfinite(self.estimate)]).max(initial=0.0))
+        return self.floor < _SMALL * largest
+
+    @property
     def floor_words(self) -> str:
         """The noise floor as a subtitle says it."""
-        largest = float(np.abs(self.estimate[np.isfinite(self.estimate)]).max(initial=0.0))
-        if self.floor < _SMALL * largest:
+        if self.floor_is_tiny:
             return f"below {percent(_SMALL)} of the largest effect"
         several = "up to " * (self.lowest < 0.99 * self.floor)
         return f"{several}{number(self.floor)} {self.unit}".strip()
