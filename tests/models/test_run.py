@@ -307,3 +307,25 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
         xr.testing.assert_identical(one, other)
     # judgements of one result are not those of what is shared
     assert not [name for found in shared.derived["attribution"].values() for name in found if "stands_out" in name]
+
+
+def test_a_truth_of_nothing_is_none() -> None:
+    lens, series = lens_of("chronos-bolt"), np.sin(np.arange(60) / 3)
+    assert "truth" not in repr(lens.run(series, H, truth=np.full((1, H), np.nan)))
+    with pytest.raises(InputError, match="ends with 30 missing values"):
+        lens.run(np.r_[series, [np.nan] * 30], 24, holdout=True)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens = lens_of("chronos-bolt")
+    counted, run, file = Counted(lens, monkeypatch), lens.run(series_for(lens), H), tmp_path / "afile"
+    file.touch()
+    for write in (run.report, run.explain):
+        with pytest.raises(InputError, match="is a file; give a folder"):
+            write(file / "page")
+    assert counted.forecasts == counted.forwards == 0
+    (tmp_path / "page" / "index.html").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"index.html' is a folder"):
+        run.report(tmp_path / "page")

@@ -206,7 +206,9 @@ def _lens(ds: xr.Dataset) -> Iterator[Plate]:
 
 
 def _gain(ds: xr.Dataset) -> Iterator[Plate]:
-    yield Plate(layer_gain(ds), gain_table(ds), read_gain(ds))
+    # where every layer's forecast is exact there is no gain to show
+    if np.isfinite(ds["gain"].values).any():
+        yield Plate(layer_gain(ds), gain_table(ds), read_gain(ds))
 
 
 def _lens_logits(ds: xr.Dataset) -> Iterator[Plate]:
@@ -235,7 +237,8 @@ def read_lens_logits(ds: xr.Dataset) -> list[str]:
 
 def _reference(work: Work) -> dict[str, str]:
     """Without a truth the gain is measured against the model's own forecast."""
-    return {"reference": "model" if work.run.truth is None else "truth"}
+    truth = work.run.truth
+    return {"reference": "model" if truth is None or not np.isfinite(truth).any() else "truth"}
 
 
 MEASUREMENTS = (

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.ends import noted_ends
 from tsfm_lens.data.formulas import restored
 from tsfm_lens.data.frame_covariates import column_names
 from tsfm_lens.data.frames import from_frame
@@ -93,7 +94,7 @@ def read_series(
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    return in_units(batch, units)
+    return in_units(noted_ends(batch), units)
 
 
 def columns_of(path: str | Path) -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tsfm_lens.data import as_series
+from tsfm_lens.data.ends import held_out
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.adapter import default_horizon
@@ -36,7 +39,7 @@ def make_run(
         series: the context, anything that :func:`tsfm_lens.data.as_series` takes.
         horizon: forecast steps; the model's own prediction length if None, less where the end of a short series is held
             out.
-        truth: (series, step) what came after the context, NaN where unknown.
+        truth: (series, step) what came after the context, NaN where unknown; NaN throughout is no truth.
         holdout: take the last ``horizon`` steps of every series as the truth. Of what is left, as of series without a
             truth, at most the model's context length is the context.
         along: (series, step) values that a token model's decoder is forced along in single forwards; the median path
@@ -48,7 +51,7 @@ def make_run(
         seed: of every draw.
 
     Raises:
-        InputError: a wrong argument, or a series too short to hold its end out.
+        InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
     """
     batch = as_series(series)
     adapter = lens.adapter
@@ -67,11 +70,13 @@ def make_run(
             # as much context as truth at least
             shortest = min(batch.lengths)
             steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
-        batch, truth = batch.split(steps)
+        batch, truth = held_out(batch, steps)
     batch = batch.tail(adapter.context_length)
     known = None if truth is None else to_floats(truth, "the truth")
     if known is not None and known.shape != (len(batch), steps):
         raise InputError(f"truth has shape {known.shape}, expected (series, step) = {(len(batch), steps)}")
+    if known is not None and not np.isfinite(known[batch.is_target]).any():
+        known = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
     settings = (num_samples, seed, rolls, None, whole, horizon is not None, hooks_in_force(lens))
     run = Run(lens, batch, steps, known, *settings)

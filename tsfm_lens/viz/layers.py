@@ -186,6 +186,6 @@ def _limit_gain(made: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
 
 def few_ticks(made: Sheet, labels: list[str], most: int = 16) -> None:
     """Number the layers on the axis, at most ``most`` of them; hover keeps the words."""
-    keep = list(range(0, len(labels), -(-len(labels) // most)))
+    keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
     words = ["embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ") for i in keep]
     made.x(tickvals=keep, ticktext=words, linecolor=PALE)
