@@ -24,6 +24,7 @@ __all__ = [
     "analyse",
     "as_plain",
     "bundled_in",
+    "check_place",
     "checked_chapters",
     "defined_for",
     "hook_shapes",
@@ -185,18 +186,36 @@ def report(
         The file.
 
     Raises:
-        InputError: no chapter can be computed; see :func:`analyse`.
+        InputError: no chapter can be computed, see :func:`analyse`; or the folder cannot be written, which is said
+            before anything is computed.
         UnknownNameError: no measurement has this kind.
 
     Example:
         >>> pipeline.report(run, folder, chapters=("forecast",)).name
         'index.html'
     """
+    check_place(out)
     missing = {} if left_out is None else left_out
     results = analyse(run, chapters=chapters, options=options, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
     return write_page(run, results, out, heading, sources, progress, missing)
+
+
+def check_place(out: str | Path) -> None:
+    """Refuse a folder to which :func:`report` could not write, before anything is computed; nothing is made.
+
+    Raises:
+        InputError: the message names the path.
+
+    Example:
+        >>> pipeline.check_place(folder / "report")
+        >>> (folder / "report").exists()
+        False
+    """
+    from tsfm_lens.report.build import page_at
+
+    page_at(out)
 
 
 def write_page(

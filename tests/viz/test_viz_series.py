@@ -250,3 +250,21 @@ def test_fitted_range_holds_the_core_and_reports_a_cut():
         fitted_range(np.array([2.0]), np.array([np.nan]))[0][0] < 2 < fitted_range(np.array([2.0]), np.array([]))[0][1]
     )
     assert [columns_for(n) for n in (1, 4, 5, 7, 9, 13)] == [1, 4, 3, 4, 3, 5]
+
+
+def test_a_gain_of_nothing_has_a_figure_and_no_chapter(gain):
+    from tsfm_lens.catalogue import find
+
+    empty = gain.assign(gain=gain["gain"] * np.nan)
+    assert viz.layer_gain(empty).layout.meta["title"]
+    assert not list(find("layer_gain").plates(empty))
+
+
+def test_a_figure_that_cannot_be_written_is_refused_by_its_path(gain, tmp_path):
+    (tmp_path / "afile").touch()
+    with pytest.raises(InputError, match="afile is a file; give a folder"):
+        viz.save(viz.layer_gain(gain), tmp_path / "afile" / "gain.html")
+    (tmp_path / "gain.html").mkdir()
+    with pytest.raises(InputError, match=r"gain.html' cannot be written: Is a directory"):
+        viz.save(viz.layer_gain(gain), tmp_path / "gain.html")
+    assert {file.name for file in tmp_path.iterdir()} == {"afile", "gain.html"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,13 +12,26 @@ if TYPE_CHECKING:
 
 
 def check_steps(series: SeriesBatch, horizon: int | None, holdout: bool | None) -> None:
-    """Refuse a horizon that leaves a series no context.
+    """Refuse a horizon that leaves a series no context, or no series a truth.
 
     Raises:
-        InputError: the message names the series and its length.
+        InputError: the message names the series and its length, or the missing values at its end.
     """
     if holdout and horizon is not None:
-        series.split(horizon)
+        from tsfm_lens.data.ends import held_out
+
+        held_out(series, horizon)
+
+
+def check_out(folder: Path) -> None:
+    """Refuse a folder that results could not be written to.
+
+    Raises:
+        InputError: it is a file, lies in one, or does not let files be made.
+    """
+    from tsfm_lens.viz.saving import refuse_unwritable
+
+    refuse_unwritable(folder)
 
 
 def check_sampling(model: str, samples: int | None) -> Architecture | None:

@@ -63,11 +63,12 @@ def explain(
     from tsfm_lens.explain import CHAPTERS
     from tsfm_lens.explain import explain as write_explanation
     from tsfm_lens.explain.page import refuse_unknown
-    from tsfm_lens.pipeline import defined_for
+    from tsfm_lens.pipeline import check_place, defined_for
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
     refuse_unknown(method or None, reference)
     check_kinds(model, kinds, samples)
+    check_place(out)
     series = read_data(data, reading)
     ends = _ends_early(series) if holdout is None else holdout
     if ends and holdout is None:

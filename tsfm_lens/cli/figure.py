@@ -20,7 +20,7 @@ from tsfm_lens.cli.common import (
     open_lens,
     progress_display,
 )
-from tsfm_lens.cli.early import check_sampling, check_steps
+from tsfm_lens.cli.early import check_out, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 COLUMNS = ("single", "double")
@@ -83,6 +83,7 @@ def figure(
     entry = find_figure(name)
     refuse_several(entry, len(models))
     checked_formats(wanted)
+    check_out(out)
     for model in models:
         known = check_sampling(model, samples)
         if known is not None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, show_rows
+from tsfm_lens.cli.early import check_out
 from tsfm_lens.console import console
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def report(
     from tsfm_lens.report.sweep import build_sweep_report
     from tsfm_lens.sweep.results.gathering import gather
 
+    check_out(out)
     folder = store if store.is_dir() else store.with_suffix(".store")
     if not store.is_dir() and name is None:
         from tsfm_lens.sweep.plan.config import read_config

@@ -59,7 +59,7 @@ def explain(
 
     Raises:
         UnknownNameError: no such item, method, reference or chapter.
-        InputError: no chapter can be computed.
+        InputError: no chapter can be computed, or the folder cannot be written.
 
     Example:
         >>> list(explain.explain(driven, chapters=("forecast", "covariate_use")))
@@ -68,6 +68,8 @@ def explain(
     from tsfm_lens import pipeline
 
     refuse_unknown(method, reference)
+    if out is not None:
+        pipeline.check_place(out)
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, chapters, missing)
     run = _first(run, item)

@@ -18,7 +18,7 @@ from plotly.offline import get_plotlyjs
 from tsfm_lens.catalogue import Measurement, Plate, find, measurements
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.downloads import Download, download
-from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
+from tsfm_lens.viz.saving import BROWSER_CONFIG, refuse_unwritable, write_atomically
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
 
@@ -88,7 +88,7 @@ def build_report(
         which the report then says.
 
     Raises:
-        InputError: no results, or one that is of no known kind.
+        InputError: no results, one that is of no known kind, or the file cannot be written.
         UnknownNameError: a reading for a result that is not there.
 
     Example:
@@ -99,10 +99,23 @@ def build_report(
     for name in readings or {}:
         if name not in results:
             raise unknown_name("result", name, results)
-    target = Path(path)
-    target = target if target.suffix.lower() == ".html" else target / "index.html"
+    target = page_at(path)
     page = page_of(results, plates_of(results), title=title, provenance=provenance, readings=readings)
     return write_atomically(target, page)
+
+
+def page_at(path: str | Path) -> Path:
+    """The file of a report in a folder, or under a name that ends in .html.
+
+    Raises:
+        InputError: no file can be written there.
+    """
+    target = Path(path)
+    target = target if target.suffix.lower() == ".html" else target / "index.html"
+    refuse_unwritable(target.parent)
+    if target.is_dir():
+        raise InputError(f"{str(target)!r} is a folder, expected the name of a file to write; give another place")
+    return target
 
 
 def plates_of(results: Mapping[str, Any]) -> dict[str, list[Plate]]:

@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.report.build import page_of, plates_of
 from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.viz.printing import for_print
-from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+from tsfm_lens.viz.saving import FORMATS, refuse_unwritable, rendered, write_together
 from tsfm_lens.viz.select import SWEEP_KINDS
 from tsfm_lens.viz.sweep_entries import methods_of
 
@@ -49,7 +49,7 @@ def build_sweep_report(
         ``out/index.html``. Beside it ``figures/<figure>.json``, ``tables/<result>.csv`` and ``tables/<result>.tex``.
 
     Raises:
-        InputError: no results, or one that is of no kind of sweeps.
+        InputError: no results, one that is of no kind of sweeps, or the folder cannot be written.
         UnknownNameError: no such format.
         RenderError: a static image is asked for, and there is no browser to draw it.
     """
@@ -61,8 +61,7 @@ def build_sweep_report(
         if each not in FORMATS:
             raise unknown_name("format", each, FORMATS)
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; a report of a sweep needs a folder.")
+    refuse_unwritable(folder)
     plates = plates_of(results)
     page = page_of(
         {name: ds for name, ds in results.items() if plates[name]},

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.console import progress as progress_display
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training.log import append, cut
 from tsfm_lens.training.state import LOG, put_back, read_state, write_snapshot, write_state
 from tsfm_lens.training.task import Plan, Task
@@ -68,7 +68,12 @@ class Training:
         self.task, self.optimizer, self.plan, self.rate = task, optimizer, plan, rate
         self.out = None if out is None else Path(out)
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
+            try:
+                self.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{str(self.out)!r} cannot be written: {error.strerror}; give a folder, new or old"
+                ) from error
         self.callbacks = list(callbacks)
         self.step, self.seconds, self.last_loss = 0, 0.0, float("nan")
         self.best: tuple[float, int] | None = None

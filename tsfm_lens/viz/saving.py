@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -43,7 +45,7 @@ def save(
         The path written.
 
     Raises:
-        InputError: the suffix is none of these.
+        InputError: the suffix is none of these, or the file cannot be written.
         RenderError: a static image is asked for and kaleido or a browser is missing or fails.
 
     Example:
@@ -55,6 +57,7 @@ def save(
     if kind not in FORMATS:
         listed = ", ".join(f".{name}" for name in FORMATS)
         raise InputError(f"{path.name!r} has no known suffix: a figure can be saved as {listed}.")
+    refuse_unwritable(path.parent)
     content = rendered(fig, kind, width=width, height=height, scale=scale, self_contained=self_contained)
     return write_atomically(path, content)
 
@@ -82,22 +85,63 @@ def write_atomically(path: Path, content: bytes) -> Path:
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write several files, all of them or none: each beside its place, then all moved once the last is whole."""
+    """Write several files, all of them or none: each beside its place, then all moved once the last is whole.
+
+    Raises:
+        InputError: one of them cannot be written.
+    """
     parts: dict[Path, Path] = {}
     try:
         for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            parts[path] = path.with_name(f".{path.name}.{uuid4().hex}.part")
-            with parts[path].open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            with _in_our_words(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                parts[path] = path.with_name(f".{path.name}.{uuid4().hex}.part")
+                with parts[path].open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
         for path, part in parts.items():
-            part.replace(path)
+            with _in_our_words(path):
+                part.replace(path)
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
     return list(contents)
+
+
+def refuse_unwritable(folder: str | Path) -> None:
+    """Refuse a folder that files cannot be written to, before what goes there is computed; nothing is made.
+
+    Raises:
+        InputError: it or a folder above it is a file, or does not let files be made.
+    """
+    folder = Path(folder)
+    with _in_our_words(folder):
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if _stands(place))
+        if not there.is_dir():
+            raise InputError(f"{str(folder)!r} cannot be written: {there} is a file; give a folder, new or old")
+        with tempfile.TemporaryFile(dir=there):
+            pass
+
+
+def _stands(place: Path) -> bool:
+    try:
+        os.lstat(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextmanager
+def _in_our_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    # a path with a NUL is a ValueError
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{str(path)!r} cannot be written: {why}; give a place where files can be made") from error
 
 
 def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, scale: float) -> bytes:
