@@ -17,6 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "measurements.md"
+# rooms whose functions say what they take where they are handed something else
+TAKING_RUNS = ("explain", "probes")
+GUARD = "from tsfm_lens.probes.given import refuse_others as _refuse_others"
 START, STOP = "<!-- from the catalogue -->\n", "<!-- end of the catalogue -->"
 
 
@@ -32,6 +35,8 @@ def exports(room: Path) -> str:
             names += public
     listed = "".join(f'    "{name}",\n' for name in sorted(names))
     text = f'"""{docstring}"""\n\n' + "\n".join(imports) + f"\n\n__all__ = [\n{listed}]\n"
+    if room.name in TAKING_RUNS:
+        text = text.replace('"""\n\n', f'"""\n\n{GUARD}\n', 1) + "\n_refuse_others(__name__)\n"
     for command in (["check", "--fix", "--select", "I"], ["format"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", str(room / "__init__.py"), "-"],

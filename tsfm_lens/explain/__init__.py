@@ -15,6 +15,7 @@ from tsfm_lens.explain.segments import Segment, item_of, item_rows, refined, seg
 from tsfm_lens.explain.shapley import Sampled, all_masks, exact_shapley, sampled_shapley, shapley_interactions
 from tsfm_lens.explain.values import Masks, forecasts
 from tsfm_lens.explain.verdict import RULES, verdict
+from tsfm_lens.probes.given import refuse_others as _refuse_others
 
 __all__ = [
     "CHAPTERS",
@@ -57,3 +58,5 @@ __all__ = [
     "untrained_twin",
     "verdict",
 ]
+
+_refuse_others(__name__)

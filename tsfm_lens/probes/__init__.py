@@ -9,6 +9,7 @@ from tsfm_lens.probes.effects import causal_effects
 from tsfm_lens.probes.embedding_ranks import embedding_ranks, signal_families
 from tsfm_lens.probes.entropic_rank import entropic_rank
 from tsfm_lens.probes.flow_of_ranks import flow_of_ranks
+from tsfm_lens.probes.given import refuse_others as _refuse_others
 from tsfm_lens.probes.head_choice import diffuse_heads, heads_at_1pp, heads_by_stable_rank, random_heads, sharp_heads
 from tsfm_lens.probes.head_parroting import head_parroting
 from tsfm_lens.probes.head_states import head_states
@@ -96,3 +97,5 @@ __all__ = [
     "vocabulary_plane",
     "weight_ranks",
 ]
+
+_refuse_others(__name__)

@@ -18,6 +18,7 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import told_apart
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.given import called
 from tsfm_lens.probes.spectra import head_spectra
 
 __all__ = ["diffuse_heads", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "sharp_heads"]
@@ -248,10 +249,12 @@ def _heads(lens: Lens, layer: int, indices: list[int], kind: str, paired: bool) 
 
 
 def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
-    if "entropy" not in entropy or set(entropy["entropy"].dims) != {"layer", "head"}:
+    labelled = isinstance(entropy, xr.Dataset)
+    if not labelled or "entropy" not in entropy or set(entropy["entropy"].dims) != {"layer", "head"}:
+        words = f"of kind {entropy.attrs.get('kind')!r}" if labelled else called(entropy)
         raise InputError(
-            f"heads are sorted by a result with entropy (layer, head), such as head_entropy gives; "
-            f"this one is of kind {entropy.attrs.get('kind')!r}"
+            "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
+            f"this one is {words}"
         )
     values = entropy["entropy"].transpose("layer", "head")
     if not 1 <= count <= values.size:

@@ -10,6 +10,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.attention import SHARP_BELOW
+from tsfm_lens.probes.given import of_kind
 from tsfm_lens.probes.induction import COPY_FROM, PREFIX_FROM
 
 __all__ = ["induction_overlap"]
@@ -82,7 +83,7 @@ def induction_overlap(
         >>> int(found["count"].sum()) == found["induction"].size
         True
     """
-    _refuse_kind(induction, "induction", "repeated_tokens")
+    of_kind(induction, "induction", "induction_overlap", "repeated_tokens")
     normalised = _normalised(induction) if entropy is None else _aligned(induction, entropy)
     grids = {"copy_threshold": copy_grid, "entropy_threshold": entropy_grid, "prefix_threshold": prefix_grid}
     axes = {name: _ascending(name, values) for name, values in grids.items()}
@@ -165,7 +166,7 @@ def _normalised(data: xr.Dataset) -> xr.DataArray:
 
 def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
     """The normalised entropies, if they are of the heads that were tested for induction."""
-    _refuse_kind(entropy, "head_entropy", "head_entropy")
+    of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
         ours, theirs = induction.attrs.get(key), entropy.attrs.get(key)
         if None not in (ours, theirs) and ours != theirs:
@@ -176,12 +177,6 @@ def _aligned(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
             raise InputError(f"the induction scores have the {dim}s {ours}, the entropies {theirs}")
     values = entropy["normalised"].transpose("layer", "head").values
     return xr.DataArray(values, dims=("layer", "head"), coords={dim: induction[dim] for dim in ("layer", "head")})
-
-
-def _refuse_kind(data: xr.Dataset, kind: str, made_by: str) -> None:
-    found = data.attrs.get("kind") if isinstance(data, xr.Dataset) else type(data).__name__
-    if found != kind:
-        raise InputError(f"a Dataset of kind {kind!r} is needed, from {made_by}; got {found!r}")
 
 
 def _ascending(name: str, values: Sequence[float]) -> list[float]:

@@ -9,6 +9,7 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.given import of_kind
 
 __all__ = ["layer_gain"]
 
@@ -43,10 +44,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         >>> probes.layer_gain(probes.logit_lens(run))["gain"].dims
         ('metric', 'layer', 'series')
     """
-    if lens_result.attrs.get("kind") != "logit_lens":
-        raise InputError(f"layer_gain takes a result of logit_lens, got kind {lens_result.attrs.get('kind')!r}")
+    lens_result = of_kind(lens_result, "logit_lens", "layer_gain")
     if reference == "truth":
-        if "truth" not in lens_result:
+        if "truth" not in lens_result or not np.isfinite(lens_result["truth"].values).any():
             raise InputError(
                 "this logit lens knows no truth; make its run with truth=… or holdout=True, or use reference='model'"
             )

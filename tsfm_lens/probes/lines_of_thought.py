@@ -14,6 +14,7 @@ from scipy.signal import find_peaks, peak_widths
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.given import of_kind
 from tsfm_lens.probes.logit_lens import logit_lens
 
 __all__ = ["lines_of_thought", "trace_lines"]
@@ -186,11 +187,8 @@ def trace_lines(
 
 
 def _traced(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
-    if maps.attrs.get("kind") != "logit_lens" or "probability" not in maps:
-        raise InputError(
-            f"lines of thought are traced in the logit_lens of a token model, got kind {maps.attrs.get('kind')!r}"
-            + ("" if "probability" in maps else " without probabilities of bins")
-        )
+    if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
+        raise InputError("lines of thought are traced in the logit_lens of a token model, this has no probabilities")
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
     values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
