@@ -50,7 +50,7 @@ def find(kind: str) -> Measurement:
     """
     known = measurements()
     if kind not in known:
-        raise unknown_name("measurement", kind, known)
+        raise unknown_name("measurement", kind, known, hint="`tsfm-lens measurements` lists them all.")
     return known[kind]
 
 

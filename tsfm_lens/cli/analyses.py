@@ -46,11 +46,12 @@ def report(
     reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.pipeline import CHAPTERS
+    from tsfm_lens.pipeline import CHAPTERS, check_place
     from tsfm_lens.pipeline import report as write_report
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
     check_kinds(model, kinds, samples)
+    check_place(out)
     series = read_data(data, reading)
     check_steps(series, horizon, holdout)
     with progress_display() as bar:
@@ -99,7 +100,7 @@ def forecast(
 
         typer.echo(to_csv(frame), nl=False)
         return
-    show_rows(list(frame.columns), frame.to_numpy().tolist())
+    show_rows(list(frame.columns), frame.to_numpy().tolist(), spread=True)
 
 
 @app.command()
@@ -158,8 +159,16 @@ def ablate(
     means = result[columns].mean("series")
     order = means[first].values.argsort()[::-1][:top]
     names = [str(name) for name in result["component"].values]
-    rows = [[names[i], *(float(means[column].values[i]) for column in columns)] for i in order]
-    show_rows(["component", *columns], rows)
+    stands_out = result[f"{first}_stands_out"].values
+    rows = [
+        [names[i], *(float(means[column].values[i]) for column in columns), "yes" if stands_out[i] else "no"]
+        for i in order
+    ]
+    show_rows(["component", *columns, "stands_out"], rows)
+    if not stands_out.all():
+        typer.echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
+    if told := result.attrs.get("below_noise"):
+        typer.echo(f"note: {told}", err=True)
 
 
 @app.command()

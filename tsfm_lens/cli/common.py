@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine;
 
 
 _PIPED_WIDTH = 1000
+_DIGITS, _MOST_DIGITS = 4, 10  # significant ones of a number
 _SECONDS_A_LINE = 30.0
 
 
@@ -106,12 +108,15 @@ def emit(result: xr.Dataset) -> None:
     typer.echo(json.dumps(as_plain(result), allow_nan=False))
 
 
-def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]], *, lists: bool = False) -> None:
+def show_rows(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, lists: bool = False, spread: bool = False
+) -> None:
     """A table of results to stdout.
 
     Args:
         header: of the columns.
         rows: a cell for each.
+        spread: the numbers of a row are of one quantity and are told apart, however high it stands.
         lists: its cells are sentences; a terminal that is too narrow for it gets a paragraph for each row instead.
     """
     from rich.table import Table
@@ -121,7 +126,8 @@ def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]], *, lists:
     for name, right in zip(header, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+        digits = _digits(row) if spread else _DIGITS
+        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else str(cell) for cell in row))
     out = console()
     if (
         lists
@@ -131,6 +137,16 @@ def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]], *, lists:
         _show_paragraphs(header, rows)
     else:
         show(table)
+
+
+def _digits(row: Sequence[object]) -> int:
+    """Significant digits that show the differences between a row's numbers, as far as single precision has them."""
+    numbers = [cell for cell in row if isinstance(cell, float) and math.isfinite(cell)]
+    apart = max(numbers, default=0.0) - min(numbers, default=0.0)
+    if not apart:
+        return _DIGITS
+    level = math.log10(max(map(abs, numbers)) / apart)
+    return min(max(_DIGITS, math.ceil(level) + _DIGITS - 1), _MOST_DIGITS)
 
 
 def _show_paragraphs(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -21,7 +21,7 @@ from tsfm_lens.cli.common import (
     progress_display,
     show_rows,
 )
-from tsfm_lens.cli.early import check_sampling, check_steps
+from tsfm_lens.cli.early import check_out, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
 
 if TYPE_CHECKING:
@@ -94,6 +94,9 @@ def compress(
         from tsfm_lens.errors import CheckpointError
 
         raise CheckpointError(f"{out} exists; give the name of a folder that does not, nothing is written over")
+    for file in (out, figure):
+        if file is not None:
+            check_out(file.parent)
     for name, share in (("--keep", keep), ("--epsilon", epsilon)):
         if share is not None and not 0 < share <= 1:
             raise typer.BadParameter(f"{share} is no share; expected above 0, at most 1", param_hint=name)
@@ -111,6 +114,8 @@ def compress(
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
+            if not without:
+                _refuse_no_saving(lens, choice, of, mlps, by_head)
             found = _written(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
     if pareto:
         _show_curve(curve, out, as_json)
@@ -118,6 +123,30 @@ def compress(
         typer.echo(json.dumps(found))
     else:
         _show(found)
+
+
+def _refuse_no_saving(lens: Lens, choice: dict[str, Any], of: Any, mlps: bool, by_head: bool) -> None:
+    """Refuse a share or a rank at which two factors hold no less than the matrix, and say which one saves."""
+    from tsfm_lens import compress as room
+    from tsfm_lens.errors import InputError
+
+    forms = {name: each.form(by_head=by_head) for name, each in room.matrices(lens, mlps=mlps).items()}
+
+    def saves(keep: float | None = None, rank: int | None = None) -> bool:
+        ranks = room.chosen_ranks(lens, keep=keep, rank=rank, of=of, mlps=mlps, by_head=by_head)
+        return any(form.stored(ranks[name]) < form.numbers for name, form in forms.items())
+
+    keep, rank = choice["keep"], choice["rank"]
+    # the ranks of an epsilon take the spectra of all matrices
+    if (keep is None and rank is None) or saves(keep, rank):
+        return
+    if rank is not None:
+        given, tried = f"--rank {rank}", next((f"--rank {each}" for each in range(rank, 0, -1) if saves(rank=each)), "")
+    else:
+        shares = (hundredth / 100 for hundredth in range(99, 0, -1))
+        given, tried = f"--keep {keep:g}", next((f"--keep {each:g}" for each in shares if saves(each)), "")
+    cure = f"{tried} is the first that saves" if tried else "--without takes parts out instead"
+    raise InputError(f"at {given} the two factors of no matrix of {lens.model_id} hold less than the matrix; {cure}")
 
 
 def _written(

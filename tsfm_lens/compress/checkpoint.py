@@ -68,7 +68,7 @@ compress.Form(1, 64, 64)}, 0.25))
     held = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in known.items()}
     if not native and not any(isinstance(layer, Compressed) for layer in held.values()):
         raise InputError(
-            f"no layer of {lens.model_id} holds less than its matrix; see factorised() and without(), which make such"
+            f"no layer of {lens.model_id} holds less than its matrix; cut off to lower ranks, or take parts out"
         )
     factors = {name: layer.factors for name, layer in held.items() if isinstance(layer, LowRank)}
     chosen = dict(ranks) if ranks is not None else {name: pair.rank for name, pair in factors.items()}

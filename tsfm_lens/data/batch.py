@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -328,7 +329,10 @@ def known_frequency(freq: Any) -> str:
         InputError: it is none, or its step is zero or negative.
     """
     try:
-        offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
+        with warnings.catch_warnings():
+            # pandas takes the letters one by one, and warns of an old one before it refuses the word
+            warnings.simplefilter("ignore", FutureWarning)
+            offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
     except ValueError:
         offset = None
     if offset is None:

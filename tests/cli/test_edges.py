@@ -1,0 +1,163 @@
+"""What a user runs into at the edges: places that cannot be written, ends without values, numbers too close to tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from tsfm_lens.cli import app
+
+HOURS = pd.date_range("2024-03-01", periods=120, freq="h")
+CO2 = ("--data", "bundled:co2", "--horizon", "6")
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, args)))
+
+
+def written(folder: Path, **columns: object) -> Path:
+    file = folder / "series.csv"
+    pd.DataFrame({"timestamp": HOURS, **columns}).to_csv(file, index=False)
+    return file
+
+
+@pytest.fixture
+def waves() -> np.ndarray:
+    return 5 + np.sin(np.arange(120) / 4)
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: object, **__: object) -> None:
+        pytest.fail("a model was opened first")
+
+    monkeypatch.setattr("tsfm_lens.load", opened)
+
+
+COMMANDS = {
+    "report": ["report", "bolt-nano", *CO2],
+    "explain": ["explain", "bolt-nano", *CO2],
+    "figure": ["figure", "forecast_fan", "bolt-nano", *CO2, "--format", "svg"],
+    "sweep report": ["sweep", "report", "no-such-store"],
+    "compress": ["compress", "bolt-nano", *CO2, "--keep", "0.25"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.usefixtures("no_model")
+def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
+    command: str, inside: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "afile"
+    file.touch()
+    result = run(*COMMANDS[command], "--out", file / "deep" / "below" if inside else file)
+    assert result.exit_code == 1, result.output
+    assert str(file) in result.stderr
+    assert "cannot be written" in result.stderr or "exists" in result.stderr
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_file_of_a_figure_of_compression_is_looked_at_first(tmp_path: Path) -> None:
+    (tmp_path / "afile").touch()
+    figure = tmp_path / "afile" / "forecasts.html"
+    result = run(*COMMANDS["compress"], "--out", tmp_path / "small", "--figure", figure)
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'afile'} is a file" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+@pytest.mark.usefixtures("no_model")
+def test_a_folder_in_which_nothing_can_be_made_is_refused() -> None:
+    result = run(*COMMANDS["report"], "--out", "/proc/report")
+    assert result.exit_code == 1
+    assert "'/proc/report' cannot be written" in result.stderr
+
+
+def test_the_folder_of_a_training_that_is_a_file_is_named(tmp_path: Path) -> None:
+    config, file = tmp_path / "toy.yaml", tmp_path / "afile"
+    config.write_text("model: {name: linear}\ndata: {kind: toy, training: 64, validation: 32}\nplan: {epochs: 1}\n")
+    file.touch()
+    result = run("train", config, "--out", file)
+    assert result.exit_code == 1
+    assert f"'{file}' cannot be written" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "ablate"])
+@pytest.mark.usefixtures("no_model")
+def test_an_end_without_values_is_no_truth(command: str, waves: np.ndarray, tmp_path: Path) -> None:
+    file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)])
+    out = ["--out", tmp_path / "page"] if command == "report" else []
+    result = run(command, "bolt-nano", "--data", file, "--horizon", "24", *out)
+    assert result.exit_code == 1
+    assert "'load' ends with 30 missing values: the truth of all 24 steps is missing" in result.stderr
+    assert "--no-holdout" in result.stderr
+
+
+def test_a_report_beyond_missing_values_has_every_chapter_that_it_can(waves: np.ndarray, tmp_path: Path) -> None:
+    file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)])
+    asked = ["--horizon", "6", "--no-holdout", "--chapters", "forecast,logit_lens,layer_gain"]
+    result = run("report", "bolt-nano", "--data", file, *asked, "--out", tmp_path / "page")
+    assert result.exit_code == 0, result.output
+    assert "left out" not in result.stderr
+
+
+def test_a_forecast_behind_missing_values_says_so(waves: np.ndarray, tmp_path: Path) -> None:
+    file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)], price=waves)
+    result = run("forecast", "bolt-nano", "--data", file, "--horizon", "2", "--csv")
+    assert result.exit_code == 0, result.output
+    assert "'load' with 30" in result.stderr
+    assert "price" not in result.stderr
+    assert "note" not in result.stdout
+
+
+def test_a_wrong_frequency_has_one_message_and_no_warning(waves: np.ndarray, tmp_path: Path) -> None:
+    file = written(tmp_path, load=waves)
+    command = [sys.executable, "-m", "tsfm_lens", "forecast", "bolt-nano", "--data", str(file), "--freq", "bogus"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert said.stderr.startswith("error: ")
+    assert "Warning" not in said.stderr
+
+
+def test_what_is_not_above_the_noise_is_marked_in_the_table_of_ablations(tmp_path: Path) -> None:
+    heads = ["--horizon", "6", "-c", "decoder.0.*"]
+    flat = run("ablate", "bolt-nano", "--data", written(tmp_path, load=np.full(120, 5.0)), *heads)
+    assert flat.exit_code == 0, flat.output
+    rows = [line.split() for line in flat.stdout.splitlines()]
+    assert rows[0][-1] == "stands_out"
+    assert {row[-1] for row in rows[1:]} == {"no"}
+    assert "note: spearman_distance: " in flat.stderr
+    moved = run("ablate", "bolt-nano", *CO2, "-c", "decoder.0.*")
+    assert "yes" in moved.stdout
+
+
+def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(waves: np.ndarray, tmp_path: Path) -> None:
+    file = written(tmp_path, load=1e9 + 1e6 * waves)
+    asked = ["--data", file, "--horizon", "2", "-q", "0.1", "-q", "0.5", "-q", "0.9"]
+    cells = run("forecast", "bolt-nano", *asked).stdout.splitlines()[1].split()[-3:]
+    assert len(set(cells)) == 3
+    low = run("forecast", "bolt-nano", "--data", written(tmp_path, load=waves), *asked[2:]).stdout
+    assert all(len(cell.replace(".", "").replace("-", "")) <= 5 for cell in low.splitlines()[1].split()[-3:])
+
+
+@pytest.mark.parametrize(("given", "saving"), [(["--keep", "0.5"], "--keep 0.49"), (["--rank", "64"], "--rank 63")])
+def test_a_share_that_saves_nothing_is_refused_before_anything_is_measured(
+    given: list[str], saving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsfm_lens.compress.compressed", lambda *_, **__: pytest.fail("it was computed first"))
+    result = run("compress", "bolt-nano", *CO2, *given, "--method", "weighted", "--out", tmp_path / "small")
+    assert result.exit_code == 1
+    assert f"{saving} is the first that saves" in result.stderr
+
+
+def test_an_unknown_measurement_is_told_where_all_are_listed() -> None:
+    result = run("report", "bolt-nano", *CO2, "--chapters", "nope")
+    assert "`tsfm-lens measurements` lists them" in result.stderr
