@@ -288,7 +288,7 @@ def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
 
 def test_only_results_of_the_same_heads_are_compared() -> None:
     one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
-    with pytest.raises(InputError, match="'induction' is needed, from repeated_tokens; got 'head_entropy'"):
+    with pytest.raises(InputError, match=r"'induction', as probes\.repeated_tokens.* of kind 'head_entropy'"):
         induction_overlap(two, one)
     with pytest.raises(InputError, match="holds no entropies"):
         induction_overlap(one)

@@ -172,7 +172,7 @@ def test_only_modes_over_values_are_followed() -> None:
         lines_of_thought(bolt.run(bundled("co2").tail(40)))
     with pytest.raises(InputError, match="token ids, whose neighbours mean nothing"):
         lines_of_thought(t5.run(t5.adapter.example(0, 20)))  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="got kind 'logit_lens' without probabilities"):
+    with pytest.raises(InputError, match="this is one without probabilities"):
         trace_lines(logit_lens(bolt.run(bundled("co2").tail(40), 4)))
     maps = drawn([level(50)])
     for wrong in ({"height": 0.0}, {"smooth": -1.0}, {"jump": 0.0}, {"gap": -1}, {"min_steps": 0}, {"overlap": 2.0}):

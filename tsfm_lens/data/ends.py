@@ -43,14 +43,15 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
     unknown = np.flatnonzero(~np.isfinite(truth).any(-1) & batch.is_target)
     if not len(unknown):
         return context, truth
+    asked = f"all {horizon} steps" if horizon > 1 else "the one step"
     if len(unknown) < batch.is_target.sum():
         named = _listed([repr(batch.ids[row]) for row in unknown])
-        return context.noted([f"the truth of all {horizon} steps is missing of {named}"]), truth
+        return context.noted([f"the truth of {asked} is missing of {named}"]), truth
     first = int(unknown[0])
     steps = missing_at_end(batch.values[first])
     raise InputError(
-        f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of all "
-        f"{horizon} steps is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
+        f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of "
+        f"{asked} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
         "(holdout=False)"
     )
 

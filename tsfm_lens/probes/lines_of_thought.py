@@ -188,7 +188,9 @@ def trace_lines(
 
 def _traced(maps: xr.Dataset, rules: _Rules) -> xr.Dataset:
     if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
-        raise InputError("lines of thought are traced in the logit_lens of a token model, this has no probabilities")
+        raise InputError(
+            "lines of thought are traced in the logit_lens of a token model; this is one without probabilities"
+        )
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
     values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
