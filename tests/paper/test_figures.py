@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import plotly.graph_objects as go
@@ -54,7 +54,9 @@ def published(name: str, n_layers: int, n_heads: int) -> Lens:
     def chosen(*patterns: object) -> list[Component]:
         return select_components(wiring, *patterns) if patterns else list(components(wiring))
 
-    return SimpleNamespace(wiring=wiring, model_id=name, components=chosen)  # type: ignore[return-value]
+    lens = Mock(spec=Lens)
+    lens.wiring, lens.model_id, lens.components = wiring, name, chosen
+    return lens
 
 
 @pytest.mark.parametrize(
