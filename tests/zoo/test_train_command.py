@@ -109,7 +109,7 @@ def test_a_path_below_a_file_is_told_before_the_series_are_drawn(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(train, "load_corpus", undrawn)
-    with pytest.raises(InputError, match="file is no folder"):
+    with pytest.raises(InputError, match="file is a file"):
         main("bolt-nano", tmp_path / "file" / "run", real=tmp_path / "real.npz")
 
 

@@ -29,7 +29,7 @@ def check_out(folder: Path) -> None:
     Raises:
         InputError: it is a file, lies in one, or does not let files be made.
     """
-    from tsfm_lens.viz.saving import refuse_unwritable
+    from tsfm_lens.places import refuse_unwritable
 
     refuse_unwritable(folder)
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data import as_series
 from tsfm_lens.explain.routes import all_writers
 from tsfm_lens.explain.segments import Segment, item_of, segments
-from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
 Card = Any
@@ -94,10 +92,8 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
     planted = _planted(mechanism, architecture, seed)
     card = planted.card
     lens = untrained(planted, seed) if twin else planted.lens()
-    if isinstance(card.rule, CovariateTimes):
-        run = _with_covariates(lens, card, series, seed)
-    else:
-        run = bench(lens, card, series=series, noise=0.05, seed=seed).clean
+    noise = 0.0 if isinstance(card.rule, CovariateTimes) else 0.05
+    run = bench(lens, card, series=series, noise=noise, seed=seed).clean
     backups = set(card.components("backup"))
     names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
     carrying = {
@@ -110,24 +106,6 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
         read = _read(card, item_of(run, number), parts)
         found.append(Case(mechanism, architecture, seed, number, twin, item_of(run, number), parts, names, read, true))
     return tuple(found)
-
-
-def _with_covariates(lens: Lens, card: Card, series: int, seed: int) -> Run:
-    """A run of targets that the known future of one covariate moves, beside a covariate that moves nothing."""
-    from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases
-
-    rng, horizon = np.random.default_rng([seed, 1]), card.horizon
-    items: list[dict[str, Any]] = []
-    for target, covariate in draw_cases((96, 96), series, seed=seed):
-        other = rng.normal(size=96)
-        items.append(
-            {
-                "target": target[:-horizon],
-                "past_covariates": {"other": other, "known": covariate[:-horizon]},
-                "future_covariates": {"known": covariate[-horizon:]},
-            }
-        )
-    return lens.run(as_series(items), horizon)
 
 
 def _read(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:

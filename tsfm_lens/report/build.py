@@ -17,8 +17,9 @@ from plotly.offline import get_plotlyjs
 
 from tsfm_lens.catalogue import Measurement, Plate, find, measurements
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.report.downloads import Download, download
-from tsfm_lens.viz.saving import BROWSER_CONFIG, refuse_unwritable, write_atomically
+from tsfm_lens.viz.saving import BROWSER_CONFIG, write_atomically
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
 

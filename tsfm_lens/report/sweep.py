@@ -14,10 +14,11 @@ from tsfm_lens.catalogue import Plate
 from tsfm_lens.catalogue.words import listed
 from tsfm_lens.data.formulas import to_csv
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.report.build import page_of, plates_of
 from tsfm_lens.report.sweep_tables import latex
 from tsfm_lens.viz.printing import for_print
-from tsfm_lens.viz.saving import FORMATS, refuse_unwritable, rendered, write_together
+from tsfm_lens.viz.saving import FORMATS, rendered, write_together
 from tsfm_lens.viz.select import SWEEP_KINDS
 from tsfm_lens.viz.sweep_entries import methods_of
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from tsfm_lens.console import console
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import LensError
 
-__all__ = ["HELP", "refuse_no_folder", "run_command"]
+__all__ = ["HELP", "run_command"]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of every command: -h is help too."""
@@ -39,17 +37,3 @@ def run_command(command: Callable[..., Any]) -> None:
         return
     console(stderr=True).print(f"error: {words}", soft_wrap=True)
     raise SystemExit(1)
-
-
-def refuse_no_folder(out: Path) -> None:
-    """Refuse a folder to write into that cannot be made, before anything is computed; nothing is made.
-
-    Raises:
-        InputError: names what is in the way.
-    """
-    here = out.absolute()
-    there = next(place for place in (here, *here.parents) if os.path.lexists(place))
-    if not there.is_dir():
-        raise InputError(f"--out {out}: {there} is no folder; give a folder, or a path below one")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out}: nothing can be written into {there}; give another folder")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +12,7 @@ from uuid import uuid4
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, RenderError
+from tsfm_lens.places import refuse_unwritable, writing_to
 
 __all__ = ["save"]
 
@@ -93,7 +92,7 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     parts: dict[Path, Path] = {}
     try:
         for path, content in contents.items():
-            with _in_our_words(path):
+            with writing_to(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 parts[path] = path.with_name(f".{path.name}.{uuid4().hex}.part")
                 with parts[path].open("xb") as file:
@@ -101,47 +100,12 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
                     file.flush()
                     os.fsync(file.fileno())
         for path, part in parts.items():
-            with _in_our_words(path):
+            with writing_to(path):
                 part.replace(path)
     finally:
         for part in parts.values():
             part.unlink(missing_ok=True)
     return list(contents)
-
-
-def refuse_unwritable(folder: str | Path) -> None:
-    """Refuse a folder that files cannot be written to, before what goes there is computed; nothing is made.
-
-    Raises:
-        InputError: it or a folder above it is a file, or does not let files be made.
-    """
-    folder = Path(folder)
-    with _in_our_words(folder):
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if _stands(place))
-        if not there.is_dir():
-            raise InputError(f"{str(folder)!r} cannot be written: {there} is a file; give a folder, new or old")
-        with tempfile.TemporaryFile(dir=there):
-            pass
-
-
-def _stands(place: Path) -> bool:
-    try:
-        os.lstat(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-@contextmanager
-def _in_our_words(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    # a path with a NUL is a ValueError
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{str(path)!r} cannot be written: {why}; give a place where files can be made") from error
 
 
 def _static(fig: go.Figure, kind: str, width: int | None, height: int | None, scale: float) -> bytes:

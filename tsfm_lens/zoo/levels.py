@@ -17,8 +17,9 @@ import xarray as xr
 
 from tsfm_lens.console import console
 from tsfm_lens.lab.structured import level_attention_operations
+from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.training import read_log
-from tsfm_lens.training.command import refuse_no_folder, run_command
+from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import LOG
 from tsfm_lens.zoo.arms import BASE, Arm
 from tsfm_lens.zoo.compared import HELD_OUT_SEED
@@ -116,7 +117,7 @@ def main(
 ) -> None:
     """Train every arm, then write what they came to as OUT/chronos_levels.nc."""
     torch.set_num_threads(threads)
-    refuse_no_folder(out)
+    refuse_unwritable(out)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
     chosen = level_arms(steps=steps, seeds=seeds)
     for arm in chosen:

@@ -13,7 +13,8 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
-from tsfm_lens.training.command import refuse_no_folder, run_command
+from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.arms import ATTENTION, BASE, DENSE, SEEDS, VOCABULARIES, Arm, arms
 from tsfm_lens.zoo.compared import attention_record, spectra_record, vocabulary_record
@@ -60,7 +61,7 @@ def main(
 ) -> None:
     """Train every arm, then write what they came to as OUT/attention.nc, vocabulary.nc and spectra.nc."""
     torch.set_num_threads(threads)
-    refuse_no_folder(out)
+    refuse_unwritable(out)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
     chosen = list(arms(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds))
     for arm in chosen:

@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.training import Plan, Training
-from tsfm_lens.training.command import refuse_no_folder, run_command
+from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import STATE, put_back, read_state, run_files, snapshot_files
 from tsfm_lens.zoo.corpus import Corpus, load_corpus
 from tsfm_lens.zoo.covariates import covariate_batch
@@ -340,7 +341,7 @@ def main(
     changes = {key: value for key, value in (("steps", steps), ("seed", seed)) if value is not None}
     recipe = find_recipe(name).model_copy(update=changes)
     # what is wrong is told now: the series take minutes to draw
-    refuse_no_folder(out)
+    refuse_unwritable(out)
     if resume or end_within:
         _refuse_damage(recipe, out)
     else:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.console import console
-from tsfm_lens.training.command import refuse_no_folder, run_command
+from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import plant
 
 
@@ -22,7 +23,7 @@ def main(
     weight_noise: Annotated[float, typer.Option(min=0.0, help="noise on every weight, relative to its matrix")] = 0.0,
 ) -> None:
     """Set the weights of a model so that its mechanism is known, and write checkpoint and card."""
-    refuse_no_folder(out)
+    refuse_unwritable(out)
     planted = plant(mechanism, architecture, seed=seed, rotate=rotate, weight_noise=weight_noise)
     planted.save(out)
     console().print(f"{planted.card.name}: error {planted.card.error:.2g} mean absolute values, in {out}")

@@ -83,17 +83,17 @@ def _with_covariates(lens: Lens, card: Card, rule: CovariateTimes, series: int, 
     """Targets that a known covariate moves, beside a past one that does not, and twins with its future reversed."""
     from tsfm_lens.zoo.planted.chronos2_covariate import draw_cases
 
-    rng, horizon = np.random.default_rng([seed, 1]), card.horizon
+    others, noises, horizon = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2]), card.horizon
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     truth: tuple[list[Array], list[Array]] = ([], [])
     for target, covariate in draw_cases((LONGEST, LONGEST), series, seed=seed):
-        past = [each[:-horizon] for each in (target, covariate, rng.standard_normal(LONGEST + horizon))]
-        shown, known, other = (each + noise * each.std() * rng.standard_normal(LONGEST) for each in past)
+        past = (target[:-horizon], covariate[:-horizon], others.normal(size=LONGEST))
+        shown, known, other = (each + noise * each.std() * noises.normal(size=LONGEST) for each in past)
         for side, future in enumerate((covariate[-horizon:], covariate[-horizon:][::-1])):
             items[side].append(
                 {
                     "target": shown,
-                    "past_covariates": {"known": known, "other": other},
+                    "past_covariates": {"other": other, "known": known},
                     "future_covariates": {"known": future},
                 }
             )
