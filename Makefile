@@ -78,11 +78,11 @@ conformance: $(STAMP)
 
 # every method on models whose mechanism is known; ONLY="seasonal-copy chronos" measures a part of them again
 planted-scores: $(STAMP)
-	$(BIN)/python -m tsfm_lens.zoo.planted.scores --out docs/planted.md $(addprefix --only ,$(ONLY))
+	$(BIN)/python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md $(addprefix --only ,$(ONLY))
 
 # explanations of single forecasts on the same models; ONLY="shapley occlusion" measures some methods again
 explanation-scores: $(STAMP)
-	$(BIN)/python -m tsfm_lens.explain.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)")
+	$(BIN)/python -m tsfm_lens.studies.method_scores.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)")
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"

@@ -27,8 +27,8 @@ from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.findings import interval_over_series
-from tsfm_lens.zoo.evaluate import VALIDATION_SEED, real_cases, synthetic_cases
-from tsfm_lens.zoo.skill import Case, measure
+from tsfm_lens.studies.recipes.evaluate import VALIDATION_SEED, real_cases, synthetic_cases
+from tsfm_lens.studies.recipes.skill import Case, measure
 
 HORIZON = 24
 KEEPS = (0.1, 0.25, 0.5)

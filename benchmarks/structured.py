@@ -20,8 +20,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.apart import apart, restart_peak, status
-from tsfm_lens.lab.structured import Reach, level_attention_operations, reaching_attention, token_blocks
 from tsfm_lens.models.timing import ratios
+from tsfm_lens.studies.structured import Reach, level_attention_operations, reaching_attention, token_blocks
 
 HEADS, SIZE = 8, 64
 RANKS = {

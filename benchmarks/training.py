@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from tsfm_lens.lab.samformer import BenchmarkTask, benchmark, make_model
 from tsfm_lens.models.timing import in_turn, ratios
+from tsfm_lens.studies.recipes.recipe import RECIPES, TrainingRecipe
+from tsfm_lens.studies.recipes.train import build_model
+from tsfm_lens.studies.samformer import BenchmarkTask, benchmark, make_model
 from tsfm_lens.training import SAM, Plan, Training, Watch, sharpness
-from tsfm_lens.zoo.objectives import patch_loss, token_loss
-from tsfm_lens.zoo.recipes import RECIPES, TrainingRecipe
-from tsfm_lens.zoo.train import build_model
+from tsfm_lens.training.losses import patch_loss, token_loss
 
 STEPS = 20
 LOOP = 60  # steps of a training that is timed

@@ -12,13 +12,10 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from nbclient.exceptions import CellExecutionError
 
 import tsfm_lens
 from executing import EXAMPLES, executed, figures, printed
-from tsfm_lens import lab
-from tsfm_lens.paper.reproduce import reproduce
 from tsfm_lens.testing import ORACLES, last_digit
 from tsfm_lens.zoo import training_record
 
@@ -350,46 +347,3 @@ def test_heads_are_born_in_training_and_not_found_before() -> None:
         assert [int(count) for count in found.groups()] == [matching[0], matching[half - 1], matching[-1]]
     trained, before = numbers(text, r"finds (\d+) induction heads in the trained model, (\d+) in untrained ones")
     assert trained > before == 0
-
-
-def test_sharp_minima_are_cured_by_sam() -> None:
-    """The printed findings are of the shipped runs, counted here again."""
-    notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
-    assert figures(notebook) == 4
-    runs, said = lab.record("toy"), printed(notebook)
-    errors = runs["validation_mse"].sel(arm=["transformer", "transformer + SAM"]).values
-    oracle = lab.samformer.oracle_loss(512, 70_000)
-    above = 100 * (errors / oracle - 1)
-    assert f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds" in said
-    assert f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle" in said
-    real = lab.record("benchmarks")["end_sharpness"]
-    times = (real.sel(arm="ETTh1 96 Transformer") / real.sel(arm="ETTh1 96 SAMformer")).dropna("seed").values
-    assert f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as sharp" in said
-    # the sharper minimum is the transformer's with every seed
-    times = re.search(r"is (\d+) to (\d+) times as sharp", said)
-    assert times is not None
-    assert int(times[1]) > 1
-
-
-def test_structured_scores_are_told_as_the_runs_have_them() -> None:
-    """What the text says of the arms is what their runs came to, and the verdicts are those of the command."""
-    notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
-    assert figures(notebook) == 5
-    said, runs = printed(notebook), lab.record("in_context")
-    told = re.findall(r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE)
-    verdicts = xr.concat([reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3", "S2-F11")], "quantity")
-    assert told == [pair for pair in told if str(verdicts.sel(quantity=pair[0]).values) == pair[1]] != []
-    last = runs["by_pairs"].isel(pairs=-1).assign_coords(arm=runs["group"].values)
-    full, eight, trains = (last.sel(arm=name) for name in ("1 head, rank 16", "8 heads, rank 2", "8 heads, BTT"))
-    for rank in (1, 2, 4):
-        # with every seed that left the start
-        assert ((last.sel(arm=f"1 head, rank {rank}") > full) | (full > 0.9)).all()
-    assert int((trains < eight).sum()) == 13
-    # at the start still
-    assert int((last.sel(arm="1 head, BTT") > 0.9).sum()) == 5
-    assert eight.mean() < full.mean()
-    assert "block tensor train: 128 numbers, error 0.00" in said
-    assert "low rank 4: 128 numbers, error 0.87 at best" in said
-    errors = dict(re.findall(r"^(.*): error (\d\.\d\d) in the median head", said, flags=re.MULTILINE))
-    # a progress bar may stand before the first
-    assert min(errors, key=lambda name: float(errors[name])).endswith("low rank")

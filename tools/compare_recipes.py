@@ -15,13 +15,13 @@ import torch
 import typer
 
 from tsfm_lens.console import console
+from tsfm_lens.studies.recipes.corpus import load_corpus
+from tsfm_lens.studies.recipes.evaluate import validation
+from tsfm_lens.studies.recipes.mixes import COPY_MIX, HOME_MIX, WIDE_MIX
+from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
+from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.state import STATE
-from tsfm_lens.zoo.corpus import load_corpus
-from tsfm_lens.zoo.evaluate import validation
-from tsfm_lens.zoo.mixes import COPY_MIX, HOME_MIX, WIDE_MIX
-from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
-from tsfm_lens.zoo.recipes import recipe as find_recipe
-from tsfm_lens.zoo.train import Trainer
 
 Change = Callable[[TrainingRecipe], TrainingRecipe]
 

@@ -70,8 +70,8 @@ def tables(docs: Path) -> str:
 def offered() -> str:
     """The names that a shell completes, since making them takes seconds."""
     from tsfm_lens.catalogue import measurements
+    from tsfm_lens.figures.named import figures
     from tsfm_lens.models.architecture import architectures
-    from tsfm_lens.paper.figures import figures
     from tsfm_lens.zoo import checkpoint_names
 
     names = {

@@ -38,17 +38,18 @@ _ROOMS = (
         "errors",
         "explain",
         "explore",
+        "figures",
         "hooks",
-        "lab",
         "models",
-        "paper",
         "pipeline",
         "probes",
+        "ranks",
         "report",
         "serve",
+        "studies",
         "sweep",
     ),
-    *("testing", "theory", "training", "viz", "zoo"),
+    *("testing", "training", "viz", "zoo"),
 )
 
 __all__ = [

@@ -18,8 +18,8 @@ from typer.main import get_command
 
 from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError, LensError, MissingExtraError
-from tsfm_lens.paper.items import HOLDS, Item
-from tsfm_lens.paper.reproduce import item_of, reproduce
+from tsfm_lens.studies.papers.items import HOLDS, Item
+from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 
 README = Path(__file__).with_name("README.md")
 EMBEDDED = {"S3-F21": "bolt-nano"}

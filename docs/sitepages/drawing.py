@@ -149,9 +149,9 @@ def _told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
 
 def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
     """What ``tsfm-lens figure`` writes beside the files."""
-    from tsfm_lens.paper.captions import caption
-    from tsfm_lens.paper.figures import figures as commands
-    from tsfm_lens.paper.registry import Plate
+    from tsfm_lens.figures.captions import caption
+    from tsfm_lens.figures.named import figures as commands
+    from tsfm_lens.figures.registry import Plate
 
     if "run" not in names or name not in commands():
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tsfm_lens import load, probes, viz
 from tsfm_lens.cli import app
+from tsfm_lens.figures.named import figures
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.paper.figures import figures
 
 RUNNER = CliRunner()
 SERIES = ("--data", "bundled:nile", "--horizon", "6")
@@ -67,23 +65,6 @@ def test_static_files_have_the_width_of_the_column(bolt: str, tmp_path: Path) ->
     assert int(width[1]) == round(183 / 25.4 * 96)
     assert "Stable rank of the" not in svg
     assert "183 ×" in (tmp_path / "stable_rank_map-tiny-bolt.txt").read_text()
-
-
-def test_a_figure_of_several_models_takes_them_all(bolt: str, tmp_path: Path) -> None:
-    args = (*SERIES, "--out", str(tmp_path), "--format", "json")
-    result = run("model_rank_dots", bolt, "chronos-nano", *args)
-    assert result.exit_code == 0, result.output
-    drawn = tmp_path / "model_rank_dots-tiny-bolt-and-1-more.json"
-    assert result.stdout.split() == [str(drawn), str(drawn.with_suffix(".txt"))]
-    lenses = [load(bolt), load("chronos-nano")]
-    expected = viz.model_rank_dots(probes.ranks_by_model(lenses)).to_json()
-    assert json.loads(drawn.read_text()) == json.loads(expected)
-    text = drawn.with_suffix(".txt").read_text()
-    models = [line for line in text.splitlines() if line.startswith("  model: ")]
-    assert models == [f"  model: {bolt}.", "  model: chronos-nano."]
-    # one alone is drawn alone
-    assert run("model_rank_dots", bolt, *args).exit_code == 0
-    assert (tmp_path / "model_rank_dots-tiny-bolt.json").exists()
 
 
 def test_list_names_every_figure() -> None:

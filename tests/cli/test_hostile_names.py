@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 from typer.testing import CliRunner, Result
 
 from tsfm_lens import console
 from tsfm_lens.cli import app
 from tsfm_lens.cli.common import SweepDisplay, show_rows
-from tsfm_lens.cli.reproduce import _render
 from tsfm_lens.cli.sweep import _show_outcome
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.sweep.run.sweeping import Outcome
@@ -122,14 +120,6 @@ def test_results_of_sweeps_keep_names(capsys: pytest.CaptureFixture[str], tmp_pa
     with console.progress() as bar:
         bar.add_task(words, total=1)
         bar.console.file = io.StringIO()
-    texts = {"title": words, "note": ""}
-    columns = {name: ("quantity", [1.0]) for name in ("paper", "ours", "difference")}
-    columns |= {name: ("quantity", [np.nan]) for name in ("low", "high", "estimate")}
-    columns |= {name: ("quantity", [""]) for name in ("verdict", "why", "margin", "part_of")}
-    columns |= {name: ("quantity", [words]) for name in ("unit", "where")}
-    columns |= {name: ("setting", [words]) for name in ("paper_setting", "our_setting")}
-    _render(xr.Dataset(columns, coords={"quantity": [words], "setting": [words]}, attrs=texts))
-    assert capsys.readouterr().out.count(words) == 7
 
 
 def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:

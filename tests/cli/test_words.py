@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from tsfm_lens.catalogue import explaining, measurements, needs
 from tsfm_lens.catalogue.entry import Needs
 from tsfm_lens.cli import app, common
+from tsfm_lens.figures.named import figures
 from tsfm_lens.models import load
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.models.opening import architecture_named
-from tsfm_lens.paper.figures import figures
 from tsfm_lens.zoo import checkpoint_names
 
 RUNNER = CliRunner()

@@ -18,12 +18,12 @@ from tsfm_lens.catalogue.explain_routes import read_routes
 from tsfm_lens.catalogue.inputs import read_inputs
 from tsfm_lens.cli.explain import explain as command
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.cases import REFERENCE
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.viz import deletion_lines, proof_dots
 from tsfm_lens.viz.explain_routes import past_attention
 from tsfm_lens.viz.theme import percent, true_minus
 
+REFERENCE = "mean"
 # a hyphen in the place of a minus sign
 HYPHEN = re.compile(r"(?<![\w\-.)\]])-\.?\d")
 

@@ -16,7 +16,6 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.testing import assert_close
-from tsfm_lens.theory import ChebyshevEmbedding
 from tsfm_lens.viz import embedding_spectra, head_closeness, row_angle_map, token_angle_map
 
 NAMES = sorted(architectures())
@@ -50,23 +49,6 @@ def test_families_of_every_architecture(name: str, lens_of: Callable[[str], Lens
     assert token_angle_map(found).layout.coloraxis.cmax == 90
     assert read_embedding_ranks(found)
     assert read_token_angles(found)
-
-
-@pytest.mark.parametrize("rank", [1, 3, 8])
-def test_a_planted_embedding_of_prescribed_rank_is_found(rank: int) -> None:
-    """A vocabulary made of Chebyshev polynomials has their number as its rank, and every series at most that."""
-    lens = load(architectures()["t5"].tiny(), check=False)
-    table = lens.model.shared.weight
-    values = np.linspace(-15, 15, len(table))
-    planted = ChebyshevEmbedding.random(lens.d_model, rank).embed(values[None])
-    with torch.no_grad():
-        table.copy_(torch.tensor(planted.T))
-    found = embedding_ranks(run_of(lens), epsilon=1e-5)
-    ranks = found["epsilon_rank"].sel(epsilon=1e-5).to_series()
-    assert ranks["vocabulary"] == rank
-    assert ranks["own series"] == ranks["random ids"] == rank
-    dense = np.linalg.svd(table.detach().double().numpy(), compute_uv=False)
-    assert_close(found["singular_value"].sel(family="vocabulary").dropna("mode"), dense[: lens.d_model], depth=100)
 
 
 def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:

@@ -18,8 +18,8 @@ from tsfm_lens.models.memory import measured
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import flow_of_ranks
 from tsfm_lens.probes.flow_of_ranks import _bound
+from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
-from tsfm_lens.theory import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.viz import rank_flow_map, rank_flow_spectra, rank_rise
 
 NAMES = sorted(architectures())

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import xarray as xr
 
 import planted
 from specimens.examples import drawn_in_examples
-from tsfm_lens import lab, load
+from tsfm_lens import load
 from tsfm_lens.catalogue import Work, find, measurements, work_on
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
@@ -98,10 +100,18 @@ def _elsewhere(case: str) -> dict[str, Any]:
     tables = {str(table.attrs["kind"]): table for table in swept.values()}
     if case in ("one", "forty"):
         return tables
-    results = [*_examples(), *(lab.record(name) for name in lab.record_names())]
+    results = [*_examples(), *_records()]
     return tables | {
         f"{ds.attrs['kind']} {place}": _renamed(ds) if case == "long" else ds for place, ds in enumerate(results)
     }
+
+
+def _records() -> list[xr.Dataset]:
+    """The records that studies ship, where studies are installed."""
+    if find_spec("tsfm_lens.studies") is None:
+        return []
+    experiments = import_module("tsfm_lens.studies.experiments")
+    return [experiments.record(name) for name in experiments.record_names()]
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import tempfile
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ import xarray as xr
 import tsfm_lens
 from tsfm_lens import catalogue, viz
 
-_ROOMS = ("lab", "probes", "theory", "training", "zoo")
+_ROOMS = ("probes", "training", "zoo")
+_STUDIES = ("experiments", "rank_theory", "recipes")
 
 
 def drawn_in_examples() -> list[xr.Dataset]:
@@ -30,17 +32,23 @@ def drawn_in_examples() -> list[xr.Dataset]:
         def draw(ds: Any, *args: Any, **options: Any) -> Any:
             if isinstance(ds, xr.Dataset):
                 found.append(ds)
-            return getattr(viz, name)(ds, *args, **options)
+            return renderers[name](ds, *args, **options)
 
         return draw
 
-    names = {figure.name for each, figure in catalogue.figures() if each.compute is None and each.theme != "Sweeps"}
-    recorder = SimpleNamespace(**{name: recorded(name) for name in names})
+    renderers = {
+        figure.name: getattr(viz, figure.renderer) if isinstance(figure.renderer, str) else figure.renderer
+        for each, figure in catalogue.figures()
+        if each.compute is None and each.theme != "Sweeps"
+    }
+    recorder = SimpleNamespace(**{name: recorded(name) for name in renderers})
     known = {room: import_module(f"tsfm_lens.{room}") for room in _ROOMS}
-    known |= {"viz": recorder, "np": np, "torch": torch, "lens": tsfm_lens.load("chronos-nano")}
+    if find_spec("tsfm_lens.studies") is not None:
+        known |= {study: import_module(f"tsfm_lens.studies.{study}") for study in _STUDIES}
+    known |= {"viz": recorder, "figures": recorder, "np": np, "torch": torch, "lens": tsfm_lens.load("chronos-nano")}
     finder = doctest.DocTestFinder(recurse=False)
     with tempfile.TemporaryDirectory() as folder:
-        for name in sorted(names):
-            for test in finder.find(getattr(viz, name), name, globs=known | {"folder": Path(folder)}):
+        for name in sorted(renderers):
+            for test in finder.find(renderers[name], name, globs=known | {"folder": Path(folder)}):
                 doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None)
     return [ds for ds in found if ds.attrs.get("kind")]

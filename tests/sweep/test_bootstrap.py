@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
-from studies import row, simulated, study
+from simulated_studies import row, simulated, study
 
 from tsfm_lens.sweep.statistics import bootstrap
 from tsfm_lens.sweep.statistics.changes import changes

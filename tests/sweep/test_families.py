@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from studies import STEPS, simulated, study
+from simulated_studies import STEPS, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience

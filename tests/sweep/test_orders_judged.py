@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from studies import study
+from simulated_studies import study
 
 from tsfm_lens.sweep.plan.config import Statistics
 from tsfm_lens.sweep.results.measured import Results

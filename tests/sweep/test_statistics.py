@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from studies import row, simulated, study
+from simulated_studies import row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.sweep.statistics.by_dataset import dataset_changes, resilience

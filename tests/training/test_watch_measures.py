@@ -15,8 +15,8 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.models.wirings import chronos, chronos_bolt
+from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.testing import assert_close
-from tsfm_lens.theory import epsilon_rank
 from tsfm_lens.training import (
     attention_measures,
     attention_norms,

@@ -11,7 +11,7 @@ import planted
 from tsfm_lens import load, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
-from tsfm_lens.paper.figures import make_figure, refuse_several
+from tsfm_lens.figures.named import make_figure, refuse_several
 
 
 def heatmaps(fig: go.Figure) -> list[go.Heatmap]:

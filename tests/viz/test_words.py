@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 import planted
 import specimens
-from tsfm_lens import theory, viz
+from tsfm_lens import viz
 from tsfm_lens.report.build import plates_of
 from tsfm_lens.viz.printing import COLUMNS, fits
 from tsfm_lens.viz.room import text_width
@@ -171,7 +171,9 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
 
 
 def test_titles_between_panels_have_room(faults: Faults) -> None:
-    fig = viz.embedding_bound_lines(theory.embedding_bounds(dimension=12, n_tokens=40, draws=1))
+    rank_theory = pytest.importorskip("tsfm_lens.studies.rank_theory", reason="no studies are installed")
+    figures_bounds = pytest.importorskip("tsfm_lens.studies.rank_theory.figures_bounds")
+    fig = figures_bounds.embedding_bound_lines(rank_theory.embedding_bounds(dimension=12, n_tokens=40, draws=1))
     assert faults_of(faults, "embedding_bounds", [("embedding_bound_lines", fig)])[1] == []
 
 

@@ -119,16 +119,15 @@ class Measurement:
         about: what is measured, as the documentation's tables have it.
         heading: of its chapter in a report.
         guide: what a reader of the chapter must know, in one or two sentences.
-        compute: gives the result of a run, a dataset; None for what a sweep makes of many runs, a table, for what
-            :mod:`tsfm_lens.theory` makes of no model, for what training many models makes, and for what a probe, the
-            first of ``helpers``, makes of several.
+        compute: gives the result of a run, a dataset; None for what no single run makes: a table of a sweep, the result
+            of a study (``maker`` says which), or of a probe, the first of ``helpers``, of several models.
         plates: what a report draws of a result, each with its table and its reading.
         figures: all ways to draw it.
         helpers: further functions of :mod:`tsfm_lens.probes` that belong to it.
         source: where the definition is from.
         paper: ids of the reported values that it measures, as ``tsfm-lens reproduce`` knows them.
         needs: what it asks of a model; None for every model.
-        maker: what makes the result if no run does, in words; that of its theme if "".
+        maker: what makes the result if no run does, in words.
         subject: what the chapter is about; its model and series if None.
     """
 
@@ -155,7 +154,7 @@ class Measurement:
     @property
     def across(self) -> str:
         """The function of :mod:`tsfm_lens.probes` that makes it of several models; "" for what is made otherwise."""
-        others = self.compute is not None or self.maker or self.theme in ("Training", "Theory")
+        others = self.compute is not None or self.maker
         return self.helpers[0] if self.helpers and not others else ""
 
     @property
@@ -163,12 +162,8 @@ class Measurement:
         """What makes the result if no run does, in words."""
         if self.maker:
             return self.maker
-        if self.theme == "Training":
-            return "made by training many models: `python -m tsfm_lens.zoo.lowrank` makes it, `tsfm_lens.zoo` ships one"
-        if self.theme == "Theory":
-            return "made of no model: `tsfm_lens.theory` makes it"
         if self.across:
-            return f"made of several models: `probes.{self.across}` makes it, `tsfm-lens figure` draws it"
+            return f"made of several models: `{self.across}` makes it, `tsfm-lens figure` draws it"
         return "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
 
     def check(self, lens: Lens) -> None:
@@ -224,6 +219,7 @@ def shown_alone(
     theme: str,
     source: str,
     subject: Callable[[xr.Dataset], str],
+    maker: str,
 ) -> Measurement:
     """A result of no run with one figure and one table, of some of its variables.
 
@@ -243,8 +239,9 @@ def shown_alone(
         guide=guide,
         compute=None,
         plates=plates,
-        figures=(Figure(renderer.__name__, shows),),
+        figures=(Figure(renderer, shows),),
         source=f"{source}, {where}",
         paper=paper,
         subject=subject,
+        maker=maker,
     )

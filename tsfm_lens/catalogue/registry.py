@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tsfm_lens.catalogue.computing import Work
 from tsfm_lens.catalogue.entry import THEMES, Figure, Measurement
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import SHOWN, load_extensions
 
 if TYPE_CHECKING:
     from tsfm_lens.models.run import Run
@@ -35,7 +36,9 @@ def measurements() -> dict[str, Measurement]:
         >>> "seasonality" in catalogue.measurements()
         True
     """
-    return _shipped() | _ADDED
+    load_extensions(SHOWN)
+    listed = _shipped() | _ADDED
+    return dict(sorted(listed.items(), key=lambda item: THEMES.index(item[1].theme)))
 
 
 def find(kind: str) -> Measurement:

@@ -1,7 +1,8 @@
 """The command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
 
-from tsfm_lens.cli import analyses, compress, explain, figure, listings, reproduce, serve, sweep, train
+from tsfm_lens.cli import analyses, compress, explain, figure, listings, serve, sweep
 from tsfm_lens.cli.common import app
+from tsfm_lens.registry import COMMANDS, load_extensions
 
 __all__ = [
     "analyses",
@@ -11,13 +12,12 @@ __all__ = [
     "figure",
     "listings",
     "main",
-    "reproduce",
     "serve",
     "sweep",
-    "train",
 ]
 
 
 def main() -> None:
     """Entry point of ``tsfm-lens``."""
+    load_extensions(COMMANDS)
     app(prog_name="tsfm-lens")

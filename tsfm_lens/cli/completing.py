@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 
-def _among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Names that begin as what is typed so far, in a list parted by commas from its last comma on."""
 
     def offer(incomplete: str) -> list[str]:
@@ -25,12 +25,6 @@ def _names() -> dict[str, list[str]]:
     return names
 
 
-def _items() -> list[str]:
-    from tsfm_lens.paper.values import ITEMS
-
-    return [item.id for item in ITEMS]
-
-
 def data(incomplete: str) -> list[str]:
     """Bundled series once ``bundled:`` is begun; files are the shell's own affair."""
     from tsfm_lens.data import bundled_names
@@ -41,10 +35,9 @@ def data(incomplete: str) -> list[str]:
     if not incomplete.startswith(word):
         return []
     names = ["all", *bundled_names()]
-    return [word + offered for offered in _among(lambda: names)(incomplete.removeprefix(word))]
+    return [word + offered for offered in among(lambda: names)(incomplete.removeprefix(word))]
 
 
-models = _among(lambda: _names()["models"])
-figures = _among(lambda: _names()["figures"])
-kinds = _among(lambda: _names()["kinds"])
-items = _among(_items)
+models = among(lambda: _names()["models"])
+figures = among(lambda: _names()["figures"])
+kinds = among(lambda: _names()["kinds"])

@@ -78,7 +78,7 @@ def figure(
     if not wanted:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
     # what can be wrong in the words is said before a model is opened
-    from tsfm_lens.paper.figures import checked_formats, find_figure, make_figure, refuse_several, write_figure
+    from tsfm_lens.figures.named import checked_formats, find_figure, make_figure, refuse_several, write_figure
 
     entry = find_figure(name)
     refuse_several(entry, len(models))
@@ -119,7 +119,7 @@ def figure(
 
 def _list(as_json: bool) -> None:
     from tsfm_lens.cli.common import show_rows
-    from tsfm_lens.paper.figures import figures
+    from tsfm_lens.figures.named import figures
 
     known = figures().values()
     if as_json:

@@ -1,10 +1,11 @@
-"""A short training of what compression left, on the user's own series, by the zoo's losses."""
+"""A short training of what compression left, on the user's own series, by the losses of its family."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.training import Plan, Training
+from tsfm_lens.training.losses import Stage, patch_loss, token_loss, trapezoid_rate
+from tsfm_lens.training.series_source import LENGTH, Corpus, SeriesSource
 
 __all__ = ["healed"]
 
 KINDS = {"chronos": "token", "chronos-bolt": "patch"}
-"""Architectures for which the zoo has a loss over series alone."""
+"""Architectures with a loss over series alone."""
 _FAMILY = "own"
 
 
@@ -37,7 +40,7 @@ def healed(
     """A copy of a compressed model, trained for some steps on the contexts of a run.
 
     Only what stands in the place of matrices is trained: factors, or rows and columns that are left. Batches are crops
-    of the series with the zoo's augmentation (level, scale, noise, stride); AdamW, its rate falling over the second
+    of the series with augmentation (level, scale, noise, stride); AdamW, its rate falling over the second
     half.
 
     Args:
@@ -48,7 +51,7 @@ def healed(
         progress: called with the steps done and their number.
 
     Raises:
-        InputError: the zoo has no loss for the architecture, no layer is compressed, a number is out of range, or the
+        InputError: the architecture has no loss, no layer is compressed, a number is out of range, or the
             loss is not finite.
 
     Example:
@@ -59,7 +62,7 @@ def healed(
     kind = KINDS.get(lens.wiring.architecture)
     if kind is None:
         raise InputError(
-            f"the zoo has no loss to heal {lens.wiring.architecture!r} by; it has one for {', '.join(KINDS)}"
+            f"there is no loss to heal {lens.wiring.architecture!r} by; there is one for {', '.join(KINDS)}"
         )
     if steps < 1 or rows < 1 or not learning_rate > 0:
         raise InputError(f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0")
@@ -97,24 +100,11 @@ def _train(
     seed: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    from tsfm_lens.zoo.corpus import LENGTH, Corpus
-    from tsfm_lens.zoo.objectives import patch_loss, token_loss
-    from tsfm_lens.zoo.recipes import Stage, TrainingRecipe
-    from tsfm_lens.zoo.source import SeriesSource
-
     horizon = min(run.horizon, run.lens.adapter.longest_pass)
     context = min(run.lens.adapter.context_length, LENGTH - horizon)
     stage = Stage(start=0, context=context, horizon=horizon, rows=rows, mix={_FAMILY: 1.0})
-    recipe = TrainingRecipe(
-        name="healing",
-        kind="token" if kind == "token" else "patch",
-        config={},
-        stages=(stage,),
-        steps=steps,
-        learning_rate=learning_rate,
-        warmup=max(1, steps // 20),
-        decay=steps // 2,
-        corpus={},
+    rate = partial(
+        trapezoid_rate, peak=learning_rate, first=0, last=steps, warmup=max(1, steps // 20), decay=steps // 2
     )
     values = _rows(run, LENGTH)
     source = SeriesSource(Corpus(values, {_FAMILY: (0, len(values))}), seed=seed, device=run.lens.device)
@@ -129,7 +119,7 @@ def _train(
 
     optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
     plan = Plan(steps=steps, clip=1.0, dropout=False)
-    if not Training(_Healing(model, loss_of), optimizer, plan, rate=recipe.rate).run(quiet=True, progress=progress):
+    if not Training(_Healing(model, loss_of), optimizer, plan, rate=rate).run(quiet=True, progress=progress):
         raise KeyboardInterrupt
     for part in trained:
         part.grad = None

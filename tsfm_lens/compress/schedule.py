@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.theory import epsilon_rank
+from tsfm_lens.ranks import epsilon_rank
 
 __all__ = ["Form", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ranks_by_share", "ratio_of"]
 
@@ -144,7 +144,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
         Flow of ranks, equation 1 and section 5 (S0-ERANK, S0-TSVD).
 
     Raises:
-        InputError: as in :func:`tsfm_lens.theory.epsilon_rank`.
+        InputError: as in :func:`tsfm_lens.ranks.epsilon_rank`.
 
     Example:
         >>> compress.ranks_by_epsilon({"q": np.array([1.0, 0.3, 0.01])}, 0.1)

@@ -4,7 +4,6 @@ from tsfm_lens.explain.attribution import METHODS, attribute_inputs
 from tsfm_lens.explain.behaviour import covariate_use
 from tsfm_lens.explain.curves import deletion_curves
 from tsfm_lens.explain.hierarchy import refine_inputs
-from tsfm_lens.explain.leaderboard import SHIPPED, benchmark, measured
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
 from tsfm_lens.explain.nulls import NULLS, held_against, route_effects, untrained_twin
 from tsfm_lens.explain.over_items import input_effects
@@ -25,12 +24,10 @@ __all__ = [
     "NULLS",
     "REFERENCES",
     "RULES",
-    "SHIPPED",
     "Sampled",
     "Segment",
     "all_masks",
     "attribute_inputs",
-    "benchmark",
     "covariate_use",
     "deletion_curves",
     "exact_shapley",
@@ -43,7 +40,6 @@ __all__ = [
     "item_rows",
     "mask_seen",
     "masked",
-    "measured",
     "missed_by_search",
     "named_routes",
     "prove_routes",

@@ -24,19 +24,15 @@ from tsfm_lens.probes.parroting import context_parroting, lag_attention
 from tsfm_lens.probes.patch_attention import patch_attention
 from tsfm_lens.probes.patching import activation_patching
 from tsfm_lens.probes.path_patching import path_patching
-from tsfm_lens.probes.ranks_by_model import ranks_by_model
 from tsfm_lens.probes.recipes import ablated_share, ablation_recipes
 from tsfm_lens.probes.repeated_motif import repeated_motif
 from tsfm_lens.probes.rollout import attention_flow, norm_weighted_attention, rollout_maps
 from tsfm_lens.probes.row_angles import row_angles
-from tsfm_lens.probes.scoring_structure import scoring_structure
 from tsfm_lens.probes.seasonality import seasonality_bias
 from tsfm_lens.probes.similarity import head_similarity, layer_similarity
 from tsfm_lens.probes.spectra import head_spectra, stable_rank
-from tsfm_lens.probes.spectra_by_patch import spectra_by_patch
 from tsfm_lens.probes.stream_shares import stream_shares
 from tsfm_lens.probes.training_history import training_history
-from tsfm_lens.probes.vocabulary_plane import vocabulary_plane
 from tsfm_lens.probes.weight_ranks import weight_ranks
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
@@ -79,22 +75,18 @@ __all__ = [
     "patch_attention",
     "path_patching",
     "random_heads",
-    "ranks_by_model",
     "repeated_motif",
     "repeated_tokens",
     "rollout_maps",
     "row_angles",
     "row_entropy",
-    "scoring_structure",
     "seasonality_bias",
     "sharp_heads",
     "signal_families",
-    "spectra_by_patch",
     "stable_rank",
     "stream_shares",
     "trace_lines",
     "training_history",
-    "vocabulary_plane",
     "weight_ranks",
 ]
 

@@ -13,7 +13,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.streaming import StreamedSpectrum
-from tsfm_lens.theory import measured_bound
+from tsfm_lens.ranks import measured_bound
 
 __all__: list[str] = []
 

@@ -19,7 +19,7 @@ from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.probes.spectra import stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels
-from tsfm_lens.theory import angles, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.ranks import angles, effective_rank, epsilon_rank, participation_ratio
 
 __all__ = ["embedding_ranks", "signal_families"]
 

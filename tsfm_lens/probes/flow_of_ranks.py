@@ -19,7 +19,7 @@ from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.spectra import core_singular_values, stable_rank
 from tsfm_lens.probes.streaming import StreamedSpectrum
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_matrices
-from tsfm_lens.theory import effective_rank, epsilon_rank, flow_bound, participation_ratio
+from tsfm_lens.ranks import effective_rank, epsilon_rank, flow_bound, participation_ratio
 
 __all__ = ["flow_of_ranks"]
 

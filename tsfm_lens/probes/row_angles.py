@@ -12,7 +12,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.findings import CONFIDENCE
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.weight_ranks import Matrix, weight_matrices
-from tsfm_lens.theory import angles
+from tsfm_lens.ranks import angles
 
 __all__ = ["row_angles"]
 

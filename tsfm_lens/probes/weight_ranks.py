@@ -16,7 +16,7 @@ from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.labels import describe
 from tsfm_lens.probes.spectra import stable_rank
-from tsfm_lens.theory import decade_histogram, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.ranks import decade_histogram, effective_rank, epsilon_rank, participation_ratio
 
 __all__ = ["weight_ranks"]
 

@@ -23,15 +23,12 @@ from tsfm_lens.viz.explain_proof import deletion_lines, proof_dots
 from tsfm_lens.viz.explain_routes import carried_dots, route_map, route_river
 from tsfm_lens.viz.explore import explore_figure
 from tsfm_lens.viz.forecast import forecast_fan, lens_forecast
-from tsfm_lens.viz.in_context import in_context_errors
 from tsfm_lens.viz.induction import induction_corner, induction_maps, overlap_thresholds
 from tsfm_lens.viz.kernel import concentration_bound_plot, kernel_bandwidths, tilt_map
-from tsfm_lens.viz.lab_runs import run_curves, run_errors, run_errors_over
 from tsfm_lens.viz.layers import layer_entropy, layer_gain
 from tsfm_lens.viz.lens_map import logit_map
 from tsfm_lens.viz.logits import lens_logit_map
 from tsfm_lens.viz.loss_landscape import loss_landscape
-from tsfm_lens.viz.low_rank import low_rank_skill, training_spectra, vocabulary_ranks
 from tsfm_lens.viz.parroting import lag_attention_map, parroting_forecast
 from tsfm_lens.viz.patch_attention import patch_attention_grid, selected_patch
 from tsfm_lens.viz.patching import patched_forecasts, patching_map
@@ -39,13 +36,11 @@ from tsfm_lens.viz.paths import path_map
 from tsfm_lens.viz.printing import for_print
 from tsfm_lens.viz.rank_angles import head_closeness, row_angle_map, token_angle_map
 from tsfm_lens.viz.rank_flow import embedding_spectra, rank_flow_map, rank_flow_spectra, rank_rise
-from tsfm_lens.viz.rank_models import model_rank_dots, patch_spectra, vocabulary_dots
 from tsfm_lens.viz.ranks import rank_histograms, weight_rank_map, weight_spectra
 from tsfm_lens.viz.recipes import recipe_forecasts
 from tsfm_lens.viz.rollout import attention_flow_map, rollout_panels
 from tsfm_lens.viz.saving import save
 from tsfm_lens.viz.scheme import stream_scheme
-from tsfm_lens.viz.scoring_structure import scoring_errors
 from tsfm_lens.viz.seasonality import season_amplitudes
 from tsfm_lens.viz.structure import (
     entropic_rank_line,
@@ -54,24 +49,10 @@ from tsfm_lens.viz.structure import (
     spectrum_lines,
     stable_rank_map,
 )
-from tsfm_lens.viz.structured_runs import learning_rates, losses_by_cost
 from tsfm_lens.viz.sweep_datasets import dataset_heatmap
 from tsfm_lens.viz.sweep_heads import head_changes, head_curves, heads_at_layers
 from tsfm_lens.viz.sweep_layers import component_errors, layer_distances, range_curves
 from tsfm_lens.viz.sweep_recipes import recipe_changes, recipe_table, selection_comparison
-from tsfm_lens.viz.theory import (
-    chebyshev_curves,
-    compression_rank_lines,
-    compression_width_lines,
-    head_spectra_lines,
-    sketching_lines,
-)
-from tsfm_lens.viz.theory_bounds import (
-    compression_bound_lines,
-    embedding_bound_lines,
-    growth_bound_lines,
-    sketch_bound_dots,
-)
 from tsfm_lens.viz.thought import thought_counts, thought_lines
 from tsfm_lens.viz.training_history import training_history
 from tsfm_lens.viz.training_watch import nuclear_norms, training_measures
@@ -88,36 +69,28 @@ __all__ = [
     "attribution_heatmap",
     "attribution_patching_scatter",
     "carried_dots",
-    "chebyshev_curves",
     "circuit_curve",
     "circuit_forecasts",
     "circuit_graph",
     "component_errors",
     "compressed_forecasts",
-    "compression_bound_lines",
-    "compression_rank_lines",
-    "compression_width_lines",
     "concentration_bound_plot",
     "covariate_dots",
     "dataset_heatmap",
     "deletion_lines",
     "effects_scatter",
-    "embedding_bound_lines",
     "embedding_spectra",
     "entropic_rank_line",
     "explore_figure",
     "for_print",
     "forecast_fan",
-    "growth_bound_lines",
     "head_changes",
     "head_closeness",
     "head_curves",
     "head_entropy_map",
     "head_parroting_map",
     "head_similarity_map",
-    "head_spectra_lines",
     "heads_at_layers",
-    "in_context_errors",
     "induction_corner",
     "induction_maps",
     "input_beeswarm",
@@ -129,20 +102,15 @@ __all__ = [
     "layer_distances",
     "layer_entropy",
     "layer_gain",
-    "learning_rates",
     "lens_forecast",
     "lens_logit_map",
     "logit_map",
     "loss_landscape",
-    "losses_by_cost",
-    "low_rank_skill",
-    "model_rank_dots",
     "norm_weighted_map",
     "nuclear_norms",
     "overlap_thresholds",
     "parroting_forecast",
     "patch_attention_grid",
-    "patch_spectra",
     "patched_forecasts",
     "patching_map",
     "path_map",
@@ -160,11 +128,7 @@ __all__ = [
     "route_map",
     "route_river",
     "row_angle_map",
-    "run_curves",
-    "run_errors",
-    "run_errors_over",
     "save",
-    "scoring_errors",
     "season_amplitudes",
     "selected_patch",
     "selection_comparison",
@@ -172,8 +136,6 @@ __all__ = [
     "side_by_side",
     "similarity_map",
     "size_and_error",
-    "sketch_bound_dots",
-    "sketching_lines",
     "spectrum_lines",
     "stable_rank_map",
     "stream_scheme",
@@ -183,9 +145,6 @@ __all__ = [
     "token_angle_map",
     "training_history",
     "training_measures",
-    "training_spectra",
-    "vocabulary_dots",
-    "vocabulary_ranks",
     "weight_rank_map",
     "weight_spectra",
 ]

@@ -1,7 +1,4 @@
-"""Embedded reference checkpoints: small real models in the native formats, and the code that trained them.
-
-No torch is imported here; `python -m tsfm_lens.zoo.train NAME --out DIR` trains a checkpoint again.
-"""
+"""Embedded reference checkpoints: small real models in the native formats, and planted models. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ if TYPE_CHECKING:
 
 _ROOM = Path(__file__).parent
 _RECORD = "training.nc"
-_LOW_RANK = "low-rank"
 
-__all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "low_rank_record", "training_record"]
+__all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "training_record"]
 
 
 def checkpoint_names() -> tuple[str, ...]:
@@ -72,32 +68,13 @@ def training_record(name: str) -> xr.Dataset:
         recorded = [each for each in checkpoint_names() if has_training_record(each)]
         raise InputError(
             f"no record of the training of {name} is at hand; "
-            + (f"there is one of {', '.join(recorded)}" if recorded else "tsfm_lens.zoo.history measures a run")
+            + (
+                f"there is one of {', '.join(recorded)}"
+                if recorded
+                else "tsfm_lens.studies.recipes.history measures a run"
+            )
         )
     import xarray as xr
 
     with xr.open_dataset(_ROOM / name / _RECORD, engine="scipy") as data:
-        return data.load()
-
-
-def low_rank_record(name: str) -> xr.Dataset:
-    """What training at low rank came to, as ``python -m tsfm_lens.zoo.lowrank`` measured it.
-
-    Args:
-        name: "attention", arms of low rank beside the dense one; "vocabulary", ranks of W_Q by the rank of a fixed
-            vocabulary; "spectra", singular values of W_Q over training. ``zoo/low-rank/README.md`` is their card.
-
-    Raises:
-        UnknownNameError: no such record.
-
-    Example:
-        >>> zoo.low_rank_record("attention")["arm"].values.tolist()[0]
-        'dense'
-    """
-    known = sorted(path.stem for path in (_ROOM / _LOW_RANK).glob("*.nc"))
-    if name not in known:
-        raise unknown_name("record of training at low rank", name, known)
-    import xarray as xr
-
-    with xr.open_dataset(_ROOM / _LOW_RANK / f"{name}.nc", engine="scipy") as data:
         return data.load()

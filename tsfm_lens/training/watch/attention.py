@@ -35,7 +35,7 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
         Each (…), in float64. ``entropy`` in nats, the mean over queries, at most log(keys). ``nuclear_norm``, the sum
         of singular values: for rows that sum to 1 from 1 on, √D · ‖row‖ where all D rows are alike, D for the identity.
         ``diagonal_mass``, the mean of A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
-        :func:`tsfm_lens.theory.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
+        :func:`tsfm_lens.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
     Source:
         SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); the entropy, which is not written out there, after

@@ -1,0 +1,268 @@
+"""Training runs of the lab from a file to a result; grids of runs; the command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tsfm_lens.cli import app
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.studies import experiments, samformer
+from tsfm_lens.studies.experiments.grid import Arm
+from tsfm_lens.studies.samformer import LinearToy, errors_of, make_model
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training import SAM, read_watch, sharpness
+
+SMALL = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
+
+
+def config(model: str = "transformer", **fields: Any) -> experiments.TrainConfig:
+    plan = {"epochs": 3, "batch": 32, "patience": None, **fields.pop("plan", {})}
+    content = {"model": {"name": model, "options": {"width": 4}}, "data": SMALL, "plan": plan, **fields}
+    return experiments.TrainConfig.model_validate(content)
+
+
+def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
+    found = experiments.train(
+        config(optimizer={"name": "sgd", "learning_rate": 0.01, "schedule": "constant"}), tmp_path / "run", quiet=True
+    )
+    model = make_model("transformer", 12, 4, 3, width=4, seed=0)
+    toy = LinearToy(**{key: value for key, value in SMALL.items() if key != "kind"})
+    x, y = toy.pairs(0, 96)
+    _, task, _ = experiments.prepare(config())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(9):
+        which = task.pairs_of(step)
+        optimizer.zero_grad()
+        (model(x[which]) - y[which]).square().mean().backward()
+        optimizer.step()
+    kept = load_file(tmp_path / "run" / "best.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+    with torch.no_grad():
+        given, wanted = toy.pairs(96, 128)
+        error = float((model(given) - wanted).square().mean())
+    assert_close(found["validation"]["mse"], error, depth=200, dtype="float32")
+    assert (found["epochs"], found["parameters"]) == (3, sum(part.numel() for part in model.parameters()))
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
+
+
+def test_the_optimiser_is_that_of_the_configuration() -> None:
+    given = {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.3, "betas": [0.8, 0.9], "rho": 0.1}
+    run, _, _ = experiments.prepare(config(optimizer=given))
+    (group,) = run.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"]) == (0.02, 0.3, (0.8, 0.9))
+    assert isinstance(run.optimizer, SAM)
+    assert (run.optimizer.rho, type(run.optimizer.base)) == (0.1, torch.optim.AdamW)
+    plain, _, _ = experiments.prepare(config(optimizer={"name": "sgd", "momentum": 0.5}))
+    assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (torch.optim.SGD, 0.5)
+
+
+def test_a_warm_up_rises_to_the_rate_in_as_many_steps() -> None:
+    constant = {"learning_rate": 0.5, "warm_up": 4, "schedule": "constant"}
+    rising, _, _ = experiments.prepare(config(optimizer=constant))
+    assert rising.rate is not None
+    assert [rising.rate(step) for step in range(6)] == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
+    falling, task, _ = experiments.prepare(config(optimizer={**constant, "schedule": "cosine"}))
+    whole, _, _ = experiments.prepare(config(optimizer={"learning_rate": 0.5}))
+    assert falling.rate is not None
+    assert whole.rate is not None
+    last = 2 * task.batches_per_epoch
+    assert falling.rate(last) == whole.rate(last) < 0.5
+    assert falling.rate(1) == 0.25
+
+
+def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> None:
+    watched = {"watch": {"every": 1, "measures": ["sharpness", "attention"], "windows": 8, "products": 4}}
+    whole = experiments.train(config(optimizer={"rho": 0.1}, **watched), tmp_path / "whole", quiet=True)
+    chosen = config(optimizer={"rho": 0.1}, **watched)
+    run, _, _ = experiments.prepare(chosen, tmp_path / "parts")
+    (tmp_path / "parts" / "config.json").write_text(chosen.model_dump_json())
+    run.run(until=4, quiet=True)
+    with pytest.raises(CheckpointError, match="--resume"):
+        experiments.train(chosen, tmp_path / "parts", quiet=True)
+    again = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    seen = [read_watch(tmp_path / name) for name in ("whole", "parts")]
+    assert seen[0]["step"].values.tolist() == seen[1]["step"].values.tolist() == [0, 3, 6, 9]
+    np.testing.assert_array_equal(seen[0]["sharpness"], seen[1]["sharpness"])
+    with pytest.raises(CheckpointError, match="no run to go on with"):
+        experiments.train(chosen, tmp_path / "none", resume=True)
+    with pytest.raises(CheckpointError, match="other settings"):
+        experiments.train(config(optimizer={"rho": 0.2}), tmp_path / "whole", resume=True)
+
+
+def test_a_grid_trains_what_is_missing_and_gathers_it(tmp_path: Path) -> None:
+    arms = list(experiments.of_seeds({"plain": config(), "with SAM": config(optimizer={"rho": 0.1})}, (0, 1)))
+    assert [(arm.name, arm.config.seed) for arm in arms] == [
+        ("plain", 0),
+        ("with SAM", 0),
+        ("plain", 1),
+        ("with SAM", 1),
+    ]
+    with pytest.raises(InputError, match="no run"):
+        experiments.gathered(arms, tmp_path)
+    asked: list[str] = []
+    assert experiments.run_arms(arms[:3], tmp_path, quiet=True)
+    assert experiments.run_arms(arms, tmp_path, quiet=True, progress=lambda name, *_: asked.append(name))
+    assert asked == ["with-SAM-1"]
+    data = experiments.gathered(arms, tmp_path)
+    assert data["curve"].shape == (2, 2, 4)
+    alone = json.loads((tmp_path / "with-SAM-1" / "result.json").read_text())
+    assert float(data["validation_mse"].sel(arm="with SAM", seed=1)) == alone["validation"]["mse"]
+    assert float(data["curve"].sel(arm="with SAM", seed=1)[-1]) == alone["validation"]["mse"]
+    part = experiments.gathered(arms[:1], tmp_path)
+    assert part.sizes["seed"] == 1
+    assert "sharpness" not in part
+    with pytest.raises(CheckpointError, match="other settings \\(plan\\)"):
+        experiments.run_arms([Arm("plain", config(plan={"epochs": 4}))], tmp_path)
+
+
+def test_what_was_watched_is_gathered_too(tmp_path: Path) -> None:
+    watch = {"every": 1, "measures": ["sharpness", "attention"], "windows": 8, "products": 4, "snapshots": True}
+    arms = list(
+        experiments.of_seeds(
+            {"plain": config(watch=watch), "random": config("random-transformer", watch=watch)}, (0, 1)
+        )
+    )
+    experiments.run_arms(arms, tmp_path, quiet=True)
+    data = experiments.gathered(arms, tmp_path)
+    seen = read_watch(tmp_path / "random-1")
+    one = data.sel(arm="random", seed=1)
+    np.testing.assert_array_equal(one["sharpness"], seen["sharpness"])
+    np.testing.assert_array_equal(one["entropy"], seen["entropy"].values[:, 0, 0])
+    assert data["look_step"].values.tolist() == [0, 3, 6, 9]
+    first = read_watch(tmp_path / "plain-0")["pattern"].values[:, 0, 0, 0]
+    np.testing.assert_array_equal(data["pattern"].sel(arm="plain"), first)
+    # the attention of the random transformer stays as it was drawn
+    np.testing.assert_array_equal(one["entropy"], one["entropy"].values[0])
+
+
+def waves(path: Path) -> Path:
+    table = np.sin(np.arange(300)[:, None] / np.array([3.0, 7.0])) + np.arange(300)[:, None] / 200
+    file = path / "waves.csv.gz"
+    with gzip.open(file, "wt") as out:
+        out.write("a,b\n" + "\n".join(f"{row[0]},{row[1]}" for row in table))
+    return file
+
+
+def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> None:
+    waves(tmp_path)
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {name: samformer, options: {width: 4}}\ndata: {file: waves.csv.gz, length: 24, horizon: 6}\n"
+        "optimizer: {rho: 0.2}\nplan: {epochs: 2}\n"
+    )
+    told = CliRunner().invoke(app, ["train", str(file), "--json"])
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout[told.stdout.index("{") :])
+    assert found["folder"] == str(tmp_path / "run")
+    made = samformer.benchmark(tmp_path / "waves.csv.gz", length=24, horizon=6)
+    model = make_model("samformer", 24, 6, 2, width=4)
+    model.load_state_dict(load_file(tmp_path / "run" / "best.safetensors"))
+    assert errors_of(model, made.test) == found["test"]
+    again = CliRunner().invoke(app, ["train", str(file)])
+    assert again.exit_code == 1
+    assert "--resume" in again.output
+    assert CliRunner().invoke(app, ["train", str(file), "--resume"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: {name: samformr}\ndata: {kind: toy}", "there is no model 'samformr'"),
+        ("model: {name: samformer}", "data"),
+        ("model: {name: samformer}\ndata: {kind: toy}\noptimiser: {rho: 1}", "nearest is 'optimizer'"),
+        ("model: {name: samformer}\ndata: {kind: toy, lenght: 3}", "nearest is 'length'"),
+        ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {momentum: 0.9}", "argument of sgd"),
+        ("model: {name: samformer}\ndata: {kind: toy}\nplan: {epochs: 0}", "plan.epochs"),
+        ("model: {name: samformer}\ndata: {file: none.csv}", "none.csv"),
+        ("model: {name: samformer, options: {wdth: 4}}\ndata: {kind: toy}", "wdth"),
+        ("- 1", "expected the fields"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    told = CliRunner().invoke(app, ["train", str(file)])
+    assert told.exit_code == 1, told.output
+    assert words in " ".join(told.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept(tmp_path: Path) -> None:
+    data = {"kind": "file", "file": waves(tmp_path), "length": 24, "horizon": 6}
+    arms = {}
+    for name, model, optimizer in (
+        ("waves 6 SAMformer", "samformer", {"rho": 0.2}),
+        ("waves 6 TSMixer", "tsmixer", {}),
+    ):
+        options = {"width": 4} if model == "samformer" else {"hidden": 3, "blocks": 1}
+        fields = {"model": {"name": model, "options": options}, "data": data, "optimizer": optimizer}
+        arms[name] = experiments.TrainConfig.model_validate({**fields, "plan": {"epochs": 2}})
+    runs = list(experiments.of_seeds(arms, range(2)))
+    with pytest.raises(InputError, match="no run"):
+        experiments.ends(runs, tmp_path)
+    assert experiments.run_arms(runs[:3], tmp_path, quiet=True)
+    found = experiments.ends(runs, tmp_path, windows=3, products=200)
+    made = samformer.benchmark(data["file"], length=24, horizon=6)
+    model = make_model("samformer", 24, 6, 2, width=4, seed=1)
+    model.load_state_dict(load_file(tmp_path / "waves-6-SAMformer-1" / "best.safetensors"))
+    one = found.sel(arm="waves 6 SAMformer", seed=1)
+    x, _ = made.test.take(torch.tensor([0, (len(made.test) - 1) // 2, len(made.test) - 1]))
+    with torch.no_grad():
+        stream = model.embed(x, *model.statistics(x))
+        attn = model.blocks[0].attn
+        patterns = (attn.q(stream) @ attn.k(stream).mT / 2.0).softmax(-1)
+    assert_close(one["end_pattern"], patterns.mean(0), depth=400, dtype="float32")
+    norms = [torch.linalg.matrix_norm(pattern, "nuc") for pattern in patterns]
+    assert_close(one["end_nuclear_norm"], norms, depth=2000, dtype="float32")
+    assert_close(one["end_diagonal_mass"], patterns.diagonal(dim1=1, dim2=2).mean(-1), depth=400, dtype="float32")
+    which = torch.linspace(0, len(made.training) - 1, 6, dtype=torch.float64).long()
+    x, y = made.training.take(which)
+    expected = sharpness(lambda: (model(x) - y).square().mean(), model, steps=200).largest
+    assert_close(float(one["end_sharpness"]), expected, depth=2**14, dtype="float32")
+    # a model without attention between channels has a sharpness alone, and a run that has not ended has nothing
+    mixer = found.sel(arm="waves 6 TSMixer")
+    assert np.isfinite(mixer["end_sharpness"].values).tolist() == [True, False]
+    assert mixer["end_nuclear_norm"].isnull().all()
+    norms_of = experiments.end_norms(found, ["waves 6 SAMformer"])
+    assert norms_of["nuclear_norm"].shape == (1, 1, 1, 6)
+    assert norms_of["n_keys"].values.tolist() == [2]
+    with pytest.raises(UnknownNameError, match="waves 6 SAMformer"):
+        experiments.end_norms(found, ["waves 6 SAMforme"])
+    toy = list(experiments.of_seeds({"toy": config()}, (0,)))
+    experiments.run_arms(toy, tmp_path, quiet=True)
+    with pytest.raises(InputError, match="of no benchmark"):
+        experiments.ends(toy, tmp_path)
+    gathered = experiments.gathered(runs, tmp_path)
+    assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == ([0.2, 0.0], [6, 6])
+
+
+def test_grids_of_radii_differ_in_nothing_else() -> None:
+    arms = experiments.rho_arms("rates.csv", "exchange", 96, [0.0, 0.7])
+    rows = {name: config.model_dump() for name, config in arms.items()}
+    assert [row["optimizer"].pop("rho") for row in rows.values()] == [0.0, 0.7]
+    assert rows["exchange 96 rho 0"] == rows["exchange 96 rho 0.7"]
+    plain, sam = (
+        experiments.benchmark_arms("rates.csv", "exchange", 96)[f"exchange 96 {name}"]
+        for name in ("Transformer", "SAMformer")
+    )
+    assert [*arms.values()] == [plain, sam]
+
+
+def test_the_grids_of_the_paper_have_its_settings() -> None:
+    arms = experiments.benchmark_arms("ETTh1.csv", "ETTh1", 720)
+    sam, plain = arms["ETTh1 720 SAMformer"], arms["ETTh1 720 Transformer"]
+    assert (sam.optimizer.rho, plain.optimizer.rho, sam.plan.batch, sam.plan.patience) == (0.9, 0.0, 32, 5)
+    assert sam.data.split == "ett-hourly"
+    toy = experiments.toy_arms()
+    assert toy["transformer + SAM"].optimizer.rho > 0 == toy["transformer"].optimizer.rho
+    assert toy["transformer"].data.training == 10_000

@@ -1,0 +1,230 @@
+"""Scores of methods: how they are counted, on which series, and that the main probes find what is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from planted.model import ALIVE, stand_in
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.studies.method_scores.inputs import token_name, true_tokens
+from tsfm_lens.studies.method_scores.marks import auroc, claim_marks, marks, precision_at_size
+from tsfm_lens.studies.method_scores.methods import METHODS, Found
+from tsfm_lens.studies.method_scores.page import tables, write_page
+from tsfm_lens.studies.method_scores.scores import (
+    CONDITIONS,
+    campaign,
+    files_of,
+    main,
+    marks_of,
+    read_scores,
+    renewed,
+    score,
+    truth,
+)
+from tsfm_lens.studies.method_scores.series import Bench, bench
+from tsfm_lens.testing.tolerance import assert_close
+from tsfm_lens.zoo.planted import Gate, LinearTrend, LocalMean, Part, Planted, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Rule
+
+MAIN = (
+    "zero ablation",
+    "activation patching, denoise",
+    "activation patching, noise",
+    "attribution patching, noise",
+    "direct attribution, integrated",
+    "circuit, effects, zeroed",
+)
+
+
+@pytest.fixture(scope="module")
+def on() -> Bench:
+    """The stand-in on its series."""
+    planted = stand_in()
+    return bench(planted.lens(), planted.card, series=6)
+
+
+def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Scores with many ties, and labels of both kinds."""
+    rng = np.random.default_rng(0)
+    drawn = [(rng.integers(0, 4, 6).astype(float), rng.random(6) < 0.4) for _ in range(30)]
+    return [(scores, labels) for scores, labels in drawn if 0 < labels.sum() < 6]
+
+
+def test_auroc_counts_pairs() -> None:
+    for scores, labels in _draws():
+        wins = [(a > b) + (a == b) / 2 for a, b in product(scores[labels], scores[~labels])]
+        assert_close(auroc(scores, labels), np.mean(wins), depth=20)
+    assert np.isnan(auroc(np.arange(3.0), np.ones(3, dtype=bool)))
+
+
+def test_precision_is_the_mean_over_the_orders_of_ties() -> None:
+    for scores, labels in _draws()[:6]:
+        size, of_orders = int(labels.sum()), []
+        for order in permutations(range(len(scores))):
+            best = np.array(order)[np.argsort(-scores[list(order)], kind="stable")][:size]
+            of_orders.append(labels[best].mean())
+        assert_close(precision_at_size(scores, labels), np.mean(of_orders), depth=1000)
+
+
+def test_candidates_without_a_score_are_last_and_ties_rank_worst() -> None:
+    found = marks(np.array([np.nan, 1.0, 2.0, 2.0]), np.array([True, False, False, True]))
+    assert (found["worst_rank"], found["mean_rank"], found["true"], found["candidates"]) == (4.0, 3.0, 2.0, 4.0)
+    assert found["auroc"] == np.mean([0, 0, 1, 0.5])
+
+
+def test_claims_are_counted() -> None:
+    claims, labels = np.array([True, True, False, False]), np.array([True, False, True, False])
+    assert claim_marks(claims, labels) == {"claimed": 0.5, "claim_precision": 0.5, "claim_recall": 0.5}
+    nothing = claim_marks(np.zeros(2, dtype=bool), np.array([True, False]))
+    assert np.isnan(nothing["claim_precision"])
+    assert nothing["claim_recall"] == 0.0
+
+
+RULES = (
+    SeasonalCopy(period=16),
+    LocalMean(width=16),
+    LinearTrend(width=8, lag=24),
+    Gate(period=16, tolerance=0.3),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_twins_hold_the_same_values_and_another_forecast(rule: Rule, noise: float) -> None:
+    planted = stand_in()
+    on = bench(planted.lens(), planted.card.model_copy(update={"rule": rule}), series=4, noise=noise)
+    clean, twins = on.clean.batch.values, on.corrupted.batch.values
+    assert on.clean.truth is not None
+    for row, (one, other) in enumerate(zip(clean, twins, strict=True)):
+        np.testing.assert_array_equal(np.sort(one), np.sort(other))
+        spread = on.clean.truth[row] - rule.forecast(other, on.card.horizon)
+        assert np.abs(spread).mean() > 0.1 * np.std(one)
+        if isinstance(rule, SeasonalCopy) and not noise:
+            for series in (one, other):
+                np.testing.assert_array_equal(series[16:], series[:-16])
+            assert (one != other).all()
+        if isinstance(rule, Gate):
+            assert (rule.seasonal(one), rule.seasonal(other)) == (row % 2 == 0, row % 2 == 1)
+
+
+def test_true_tokens_are_those_that_the_rule_reads(on: Bench) -> None:
+    # 64 steps in patches of 4, of which the rule reads the last 16
+    expected = {token_name(row, token): token >= 12 for row in range(6) for token in range(16)}
+    assert true_tokens(on) == expected
+
+
+def test_backups_count_only_where_pairs_are_looked_for(on: Bench) -> None:
+    parts = (*on.card.parts, Part(component="decoder.2.mlp", role="backup", does="waits", stands_in_for=ALIVE[1]))
+    card = on.card.model_copy(update={"parts": parts})
+    with_backup = Bench(on.lens, card, on.clean, on.corrupted)
+    names = ("decoder.2.mlp", *ALIVE, "decoder.0.mlp")
+    labels, counts, every = truth(with_backup, METHODS["zero ablation"], names)
+    assert (labels.tolist(), counts.tolist(), every) == ([False, True, True, False], [False, True, True, True], 2)
+    labels, counts, every = truth(with_backup, METHODS["self-repair"], names)
+    assert (labels.tolist(), counts.all(), every) == ([False, False, True, False], True, 1)
+    pair = f"{ALIVE[1]} + decoder.2.mlp"
+    assert truth(with_backup, METHODS["ablation of pairs"], (pair, "a + b"))[0].tolist() == [True, False]
+    edges = (f"{ALIVE[0]} > {ALIVE[1]}", f"{ALIVE[1]} > decoder.2.mlp", "decoder.2.mlp > output")
+    labels, counts, every = truth(with_backup, METHODS["path patching"], edges)
+    assert (labels.tolist(), counts.tolist(), every) == ([True, False, False], [True, False, False], 3)
+    # the backup's score is left out, however high it is
+    found = marks_of(with_backup, METHODS["zero ablation"], Found(names, np.array([9.0, 2.0, 1.0, 0.0])))
+    assert (found["auroc"], found["worst_rank"], found["scope"]) == (1.0, 2.0, 1.0)
+
+
+def test_the_main_probes_are_right_where_the_truth_is_known() -> None:
+    planted = stand_in()
+    found = score(planted.lens(), planted.card, series=6, methods=MAIN).methods
+    assert list(found["method"]) == list(MAIN)
+    assert (found["scope"] == 1).all()
+    assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
+    assert (found["worst_rank"] == 2).all()
+
+
+def test_unknown_methods_are_named() -> None:
+    planted = stand_in()
+    with pytest.raises(UnknownNameError, match="zero ablation"):
+        score(planted.lens(), planted.card, methods=["zero ablations"])
+
+
+def test_decoys_are_counted_by_method(on: Bench) -> None:
+    decoy = Part(component="decoder.0.mlp", role="decoy", does="writes loudly")
+    card = on.card.model_copy(update={"parts": (*on.card.parts, decoy)})
+    found = score(on.lens, card, series=6, methods=["zero ablation", "path patching"]).decoys
+    assert found[["method", "decoy", "fooled", "claimed"]].to_numpy().tolist() == [
+        ["zero ablation", "writes loudly", False, False]
+    ]
+
+
+def _plant(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float) -> Planted:
+    assert mechanism == "stand-in"
+    return stand_in(architecture, seed)
+
+
+def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> None:
+    chosen = ["zero ablation", "sharp heads", "path patching", "attention, mean over heads"]
+    conditions = [each for each in CONDITIONS if each.name in ("planted", "untrained")]
+    how: dict[str, Any] = {"seeds": 1, "series": 6, "methods": chosen, "planter": _plant}
+    found = campaign([("stand-in", "chronos-bolt")], conditions, **how)
+    assert list(found.methods["method"]) == 2 * chosen
+    assert found.methods[["mechanism", "architecture", "condition", "seed"]].drop_duplicates().shape == (2, 4)
+    page = tmp_path / "planted.md"
+    page.write_text("# By hand\n\n<!-- from the scores -->\nold\n<!-- end of the scores -->\n\nSentences.\n")
+    write_page(found, page)
+    text = page.read_text()
+    assert text.startswith("# By hand")
+    assert text.endswith("Sentences.\n")
+    assert "old" not in text
+    assert "| zero ablation | 100 % | 1.00 | 1.00 | 2.0 | 37.0 | 100 % | 100 % |" in text
+    # what is kept beside the page is enough to make it again
+    for table, file in zip((found.methods, found.decoys), files_of(page), strict=True):
+        table.to_csv(file, index=False, float_format="%.3g")
+    assert tables(read_scores(page)) == tables(found)
+    page.write_text(text.replace("| zero ablation |", "| zero |"))
+    main(page, read=True)
+    assert page.read_text() == text
+    # what is measured again takes the place of what was, and the rest stays
+    again = campaign([("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]})
+    both = renewed(read_scores(page), again).methods
+    assert list(both["method"]) == [*chosen, chosen[0]]
+    assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}
+
+
+def test_the_page_of_the_docs_is_what_was_measured() -> None:
+    page = Path(__file__).parents[3] / "docs" / "planted.md"
+    assert tables(read_scores(page)) in page.read_text()
+
+
+def test_what_is_to_be_measured_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"seasonal-cop.*seasonal-copy"):
+        main(tmp_path / "page.md", only=["seasonal-cop"])
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        main(tmp_path / "page.md", read=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_scores_are_those_of_scipy() -> None:
+    scores = np.array([3.0, 1.0, 3.0, 2.0])
+    assert marks(scores, np.ones(4, dtype=bool))["mean_rank"] == rankdata(-scores, method="max").mean()
+
+
+def test_a_method_that_refuses_is_told_of_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circuit of a model that forecasts nothing has no parts that could be told apart."""
+    planted = stand_in()
+    names = ("zero ablation", "circuit, effects, zeroed")
+
+    def refuses(_bench: Bench) -> Found:
+        raise InputError("nothing to tell apart")
+
+    monkeypatch.setitem(METHODS, names[1], replace(METHODS[names[1]], find=refuses))
+    rows = score(planted.lens(), planted.card, series=6, methods=names).methods.set_index("method")
+    assert rows["refused"].tolist() == [False, True]
+    assert np.isfinite(rows.loc[names[0], "auroc"])
+    assert np.isnan(rows.loc[names[1], "auroc"])

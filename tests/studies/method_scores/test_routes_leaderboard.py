@@ -1,0 +1,102 @@
+"""The benchmark of explanations: the truth scores 1, its opposite 0, and the routes that ship find what is planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.explain import SHIPPED, benchmark, measured
+from tsfm_lens.studies.method_scores.cases import Case, cases
+from tsfm_lens.studies.method_scores.leaderboard import START, STOP, leaderboard, main, tables
+
+PAIRS = [("seasonal-copy", "chronos-bolt"), ("covariate", "chronos-2")]
+FEW = {"pairs": PAIRS, "seeds": 1, "series": 1}
+SHOWN = Path(__file__).parents[3] / "docs" / "planted.md"
+
+
+def the_truth(case: Case) -> np.ndarray:
+    return np.nan_to_num(case.true_parts)
+
+
+def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
+    assert benchmark(the_truth, **FEW)["auroc"].item() == 1.0
+    assert benchmark(lambda case: -the_truth(case), **FEW)["auroc"].item() == 0.0
+    assert benchmark(lambda case: np.zeros(len(case.parts)), **FEW)["auroc"].item() == 0.5
+    assert benchmark(lambda case: case.true_components, "routes", **FEW)["auroc"].item() == 1.0
+
+
+def test_true_segments_are_those_whose_values_move_the_rule() -> None:
+    """By changing them."""
+    (case,) = cases(PAIRS[:1], seeds=1, series=1)
+    from tsfm_lens.zoo.planted import plant
+
+    rule = plant(*PAIRS[0], seed=0).card.rule
+    values = np.asarray(case.run.batch.values[0])
+    plain = rule.forecast(values, case.run.horizon)  # type: ignore[union-attr, call-arg]
+    for part, true in zip(case.parts, case.true_parts, strict=True):
+        other = values.copy()
+        other[part.start + len(values) : part.stop + len(values)] += 1.0
+        moved = rule.forecast(other, case.run.horizon) != plain  # type: ignore[union-attr, call-arg]
+        np.testing.assert_array_equal(moved, true > 0)
+
+
+def test_routes_find_what_is_planted_and_attention_does_not() -> None:
+    row = benchmark("routes, exact", "routes", **FEW)
+    assert row["auroc"].item() >= 0.95
+    assert (
+        row["auroc"].item()
+        > benchmark("attention, its peak", "routes", pairs=PAIRS[:1], seeds=1, series=1)["auroc"].item()
+    )
+
+
+def test_the_shipped_table_says_what_was_measured() -> None:
+    """And its routes reach what is asked of them."""
+    rows = pd.read_csv(SHOWN.with_suffix(".explanations.csv"))
+    assert set(zip(rows["level"], rows["method"], strict=True)) <= set(SHIPPED)
+    page = SHOWN.read_text()
+    assert tables(rows).strip() == page.split(START)[1].split(STOP)[0].strip()
+    board = leaderboard(rows).set_index(["level", "method"])
+    assert board.loc[("routes", "routes, exact"), "auroc"] >= 0.95
+    assert board.loc[("inputs", "shapley"), "low"] > board.loc[("inputs", "attention flow"), "high"]
+
+
+def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{START}{STOP}\nafter\n")
+    monkeypatch.setattr("tsfm_lens.zoo.planted.mechanisms", lambda: tuple(PAIRS[:1]))
+    main(page, seeds=1, series=1, only=["newest first"])
+    main(page, seeds=1, series=1, only=["random"])
+    rows = pd.read_csv(page.with_suffix(".explanations.csv"))
+    assert set(rows["method"]) == {"newest first", "random"}
+    assert set(rows["condition"]) == {"planted", "untrained"}
+    text = page.read_text()
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert "| newest first |" in text
+    main(page, read=True)
+    assert page.read_text() == text
+    with pytest.raises(SystemExit, match="error"):
+        main(page, only=["tea leaves"])
+    (tmp_path / "bare.md").write_text("bare")
+    (tmp_path / "bare.explanations.csv").write_text(page.with_suffix(".explanations.csv").read_text())
+    with pytest.raises(SystemExit, match="no marks"):
+        main(tmp_path / "bare.md", read=True)
+
+
+def test_what_is_no_method_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="shapley"):
+        benchmark("shaply", **FEW)
+    with pytest.raises(InputError, match="level"):
+        benchmark(the_truth, "outputs", **FEW)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="expected"):
+        benchmark(lambda case: [1.0], **FEW)
+
+    def never(case: Case) -> np.ndarray:
+        raise InputError("not this one")
+
+    with pytest.raises(InputError, match="explains none"):
+        measured(never, **FEW)

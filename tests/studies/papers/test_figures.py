@@ -1,0 +1,253 @@
+"""Figures by name: the released arithmetic, what each one computes, captions, files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from tsfm_lens import viz
+from tsfm_lens.catalogue import measurements
+from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.errors import InputError, RenderError, UnknownNameError
+from tsfm_lens.figures import named as room
+from tsfm_lens.figures.captions import _words
+from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
+from tsfm_lens.figures.registry import Plate
+from tsfm_lens.hooks.component import Component, components, select_components
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.probes import ablated_share
+from tsfm_lens.studies.papers.depth import windows
+from tsfm_lens.studies.papers.heavy import recipe_components
+from tsfm_lens.studies.papers.measures import released_share
+from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
+from tsfm_lens.sweep.plan.released import at_depth, released_lists
+from tsfm_lens.viz.select import DRAWN_BY, SWEEP_KINDS
+
+PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
+NO_FIGURES = {"for_print", "save", "side_by_side"}
+
+
+@cache
+def lens_of(name: str) -> Lens:
+    known = architectures()
+    return load(known[name].tiny(), check=False) if name in known else load(name)
+
+
+def short() -> SeriesBatch:
+    return bundled("co2", "sunspots").tail(40)
+
+
+def published(name: str, n_layers: int, n_heads: int) -> Lens:
+    """What recipes read of a lens, at the published size: the wiring, without any weights."""
+    wiring = lens_of(name).wiring
+    stack = replace(wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={})
+    wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))
+
+    def chosen(*patterns: object) -> list[Component]:
+        return select_components(wiring, *patterns) if patterns else list(components(wiring))
+
+    lens = Mock(spec=Lens)
+    lens.wiring, lens.model_id, lens.components = wiring, name, chosen
+    return lens
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "sizes", "layers", "extra", "mlps"),
+    [
+        ("timesfm-28", "timesfm-2.5", (20, 16), range(7, 14), None, {10, 11}),
+        ("timesfm-51", "timesfm-2.5", (20, 16), range(7, 14), 1, {10, 11}),
+        ("toto-29", "toto-1", (12, 12), (2, 9, 10, 11), None, set()),
+    ],
+)
+def test_figures_ablate_the_released_heads(
+    recipe: str, model: str, sizes: tuple[int, int], layers: Sequence[int], extra: int | None, mlps: set[int]
+) -> None:
+    lists = released_lists()[model]
+    assert lists.heads is not None
+    wanted = {(layer, head) for layer in layers for head in lists.heads[layer]}
+    if extra is not None:
+        rest = {layer: lists.heads[layer] for layer in range(sizes[0]) if layer not in layers}
+        wanted |= {(layer, head) for layer, heads in rest.items() for head in heads[: max(len(heads) - extra, 0)]}
+    lens = published(model, *sizes)
+    kinds = lens.wiring.output_stack.attention_kinds()
+    both = recipe_components(lens, recipe, seed=1)
+    chosen, drawn = ({str(each) for each in both[name]} for name in ("by stable rank", "at random"))
+    gone = {(c.layer, c.head) for c in select_components(lens.wiring, *chosen) if c.kind in kinds}
+    assert gone == wanted
+    lost = {c.layer for c in select_components(lens.wiring, *chosen) if c.kind not in kinds}
+    assert lost == mlps
+    assert ablated_share(lens.wiring, select_components(lens.wiring, *drawn)) == ablated_share(
+        lens.wiring, select_components(lens.wiring, *chosen)
+    )
+    assert released_share(recipe) == (100 * len(wanted) / (sizes[0] * sizes[1]), len(mlps))
+
+
+@pytest.mark.parametrize("name", ["timesfm-28", "timesfm-51", "bolt-60"])
+def test_figure_and_sweep_take_the_same_heads_from_a_model_of_another_size(name: str) -> None:
+    lens = lens_of("chronos-bolt")
+    heads, mlps = heads_of(read_recipe(name), lens, scale=True)
+    found = select_components(lens.wiring, *recipe_components(lens, name, seed=0)["by stable rank"])
+    assert {c.layer for c in found if c.kind == "mlp"} == set(mlps)
+    for kind in lens.wiring.output_stack.attention_kinds():
+        assert {(c.layer, c.head) for c in found if c.kind == kind} == {
+            (x, h) for x, each in heads.items() for h in each
+        }
+
+
+def test_recipes_scale_with_the_depth_of_the_model() -> None:
+    middle = read_recipe("timesfm-28").layers_at[0].layers
+    assert isinstance(middle, tuple)
+    assert at_depth(middle, 20, 20) == list(range(7, 14))
+    assert at_depth(middle, 20, 40) == list(range(14, 28))
+    # the middles of 3 layers lie in layers 3, 10 and 16 of 20, those of 2 layers in 5 and 15
+    assert at_depth(middle, 20, 3) == [1]
+    assert at_depth((10, 11), 20, 2) == [1]
+    assert at_depth((), 12, 2) == []
+
+
+def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
+    known = figures()
+    assert [name for name, entry in known.items() if entry.paper] == sorted(
+        PAPER, key=lambda name: (int(name.rstrip("BCDE")), name)
+    )
+    reached = {renderer for entry in known.values() for renderer in entry.renderers}
+    # what is drawn from a sweep, of no model, or of models trained for it cannot be asked for by model and series
+    made = [each for kind, each in measurements().items() if kind in DRAWN_BY and not (each.compute or each.across)]
+    of_no_run = {*SWEEP_KINDS, *(each.kind for each in made)}
+    others = {name for kind in of_no_run for name in re.split(r", | or ", DRAWN_BY[kind])}
+    assert set(viz.__all__) - NO_FIGURES - reached == others
+    assert all(hasattr(viz, renderer) for renderer in reached)
+
+
+def test_names_are_found_as_people_write_them() -> None:
+    assert find_figure("6B") is find_figure("fig. 6b") is find_figure("Figure 6B") is find_figure(" 6b ")
+    with pytest.raises(UnknownNameError, match="stable_rank_map"):
+        find_figure("stable_rank")
+    with pytest.raises(UnknownNameError, match="figure '99'"):
+        find_figure("99")
+    # the nearest names are of no help where the figure is drawn from a sweep
+    for number in (2, 3, 4, 7, 8, 9, 10, 11, 16, 19):
+        with pytest.raises(UnknownNameError, match=rf"drawn from a sweep.*tsfm-lens reproduce S3-F{number}\b"):
+            find_figure(f"figure {number}")
+    with pytest.raises(UnknownNameError, match=r"tsfm-lens sweep report S3-F10\.store"):
+        find_figure("10")
+
+
+@pytest.mark.parametrize("name", ["1C", "1D", "23"])
+def test_what_is_defined_by_logits_is_refused_to_models_without(name: str) -> None:
+    with pytest.raises(InputError, match=f"figure {name} is defined by logits over a vocabulary"):
+        make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *(("chronos", name) for name in ("1B", "1C", "1D", "5", "12")),
+        *(("chronos-bolt", name) for name in ("1E", "6B", "13", "20", "21", "22")),
+        *(("timesfm-2.5", name) for name in ("1B", "6C", "14", "15", "21")),
+    ],
+)
+def test_figures_of_the_paper_on_three_kinds_of_model(model: str, name: str) -> None:
+    lens = lens_of(model)
+    made = make_figure(name, lens.run(short(), 6, holdout=True, seed=3))
+    assert made.plates
+    assert len({plate.suffix for plate in made.plates}) == len(made.plates)
+    text = made.caption(["bundled:co2,sunspots"])
+    for plate in made.plates:
+        assert plate.figure.data
+        assert plate.figure.layout.meta["title"]
+        assert viz.for_print(plate.figure).layout.width in (336, 692)
+        for result in plate.results:
+            assert result.attrs["kind"] in text
+    flat = " ".join(text.split())
+    assert lens.model_id in flat
+    assert "seed: 3" in flat
+    assert "torch" in flat
+    assert "Mauna Loa" in flat
+    assert find_figure(name).paper in flat
+
+
+def test_a_caption_leaves_the_names_of_series_as_they_are() -> None:
+    shown = go.Figure(layout={"meta": {"title": "what it shows", "subtitle": "load_kw; heads"}})
+    assert _words(Plate("", shown, ()), ("load_kw",)) == "What it shows. load_kw; heads."
+
+
+@pytest.mark.parametrize("name", ["stable_rank_map", "attention_map", "season_amplitudes", "similarity_map"])
+def test_plain_figures_draw_with_the_renderer_of_their_name(name: str) -> None:
+    made = make_figure(name, lens_of("chronos-bolt").run(short(), 6, holdout=True))
+    expected = getattr(viz, name)(made.plates[0].results[0], **({"layer": -1} if name == "attention_map" else {}))
+    assert made.plates[0].figure.to_json() == expected.to_json()
+
+
+def test_windows_tile_the_series_without_overlap() -> None:
+    series = bundled("co2", "nile")
+    contexts, truths = windows(lens_of("chronos-bolt"), series, 16)
+    # 100 steps of nile have room for 5 windows with at least 16 steps of context, 526 for the most that are taken
+    counts = {name: sum(each.startswith(name) for each in contexts.ids) for name in series.ids}
+    assert counts == {"co2": 12, "nile": 5}
+    whole = dict(zip(series.ids, series.values, strict=True))
+    for name, context, truth in zip(contexts.ids, contexts.values, truths, strict=True):
+        source, left = name.split(" −")
+        stop = len(whole[source]) - int(left)
+        np.testing.assert_array_equal(truth, whole[source][stop - 16 : stop])
+        np.testing.assert_array_equal(context, whole[source][stop - 16 - len(context) : stop - 16])
+    with pytest.raises(InputError, match="100 steps has no context beside 64"):
+        windows(lens_of("chronos-bolt"), series, 64)
+
+
+def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> None:
+    lens = lens_of("chronos-bolt")
+    made = make_figure("6B", lens.run(bundled("nile").tail(60), holdout=True))
+    assert made.plates[0].results[0].sizes["step"] == max(60 - lens.adapter.context_length, 30)
+    without = make_figure("forecast_fan", lens.run(bundled("nile")))
+    assert "truth" not in without.plates[0].results[0]
+
+
+@pytest.mark.parametrize("name", ["5", "20"])
+def test_attention_is_read_within_one_pass_where_it_cannot_be_followed_beyond(name: str) -> None:
+    lens = lens_of("timesfm-2.5")
+    steps = lens.adapter.longest_pass + 3
+    made = make_figure(name, lens.run(bundled("electricity").tail(2 * steps + 20), steps, holdout=True))
+    assert made.plates[-1].results[0].sizes["step"] == steps
+    assert all(result.attrs["horizon"] <= steps - 3 for plate in made.plates[:-1] for result in plate.results)
+
+
+def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
+    made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
+    paths = write_figure(made, tmp_path, formats=["json"], model="amazon/chronos-bolt-tiny")
+    stems = [f"21-{part}-amazon-chronos-bolt-tiny.json" for part in "ABC"]
+    assert [path.name for path in paths] == [*stems, "21-amazon-chronos-bolt-tiny.txt"]
+    assert "(B)" in paths[-1].read_text()
+    assert file_word("./some/Folder name/") == "Folder-name"
+    assert file_word("/a/b") == "b"
+    assert file_word("..") == "model"
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
+    with pytest.raises(UnknownNameError, match=r"format 'jpg'.*png"):
+        write_figure(made, tmp_path / "new", formats=["json", "jpg"])
+    # the matrices have as many panels as heads; one column is too narrow for them
+    wide = replace(
+        made, plates=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.plates)
+    )
+    with pytest.raises(InputError, match="89 mm"):
+        write_figure(wide, tmp_path / "new", formats=["html", "svg"], column="single")
+
+    def fail_late(figure: object, kind: str, **options: object) -> bytes:
+        if kind == "svg":
+            raise RenderError("no browser")
+        return b"html"
+
+    monkeypatch.setattr(room, "rendered", fail_late)
+    with pytest.raises(RenderError):
+        write_figure(made, tmp_path / "new", formats=["html", "svg"])
+    assert not (tmp_path / "new").exists()

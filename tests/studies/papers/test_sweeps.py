@@ -1,0 +1,347 @@
+"""The paper's errors over the benchmark, run as sweeps: against forecasts with heads and MLPs taken out by hand."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xarray as xr
+
+import tsfm_lens
+from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
+from tsfm_lens.models import Lens
+from tsfm_lens.studies.papers.reproduce import item_of, reproduce
+from tsfm_lens.studies.papers.sweeps import Where, sweep_config
+from tsfm_lens.studies.papers.values import HOLDS, ITEMS
+from tsfm_lens.studies.papers.values_sweeps import KINDER
+from tsfm_lens.sweep.results.gathering import gather
+from tsfm_lens.sweep.run.sweeping import Outcome
+from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.testing import assert_close
+
+SWEEPS = [item.id for item in ITEMS if item.sweep]
+SERIES = ["elnino", "nile", "sunspots"]
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paper") / "store"
+
+
+def run(name: str, store: Path, model: str = "bolt-nano", **options: Any) -> xr.Dataset:
+    return reproduce(name, model, options.pop("data", SERIES), horizon=STEPS, store=store, **options)
+
+
+def ours(found: xr.Dataset, quantity: str) -> float:
+    return float(found["ours"].sel(quantity=quantity))
+
+
+@cache
+def bolt() -> Lens:
+    return tsfm_lens.load("bolt-nano", check=False)
+
+
+@cache
+def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
+    """Context as shown to bolt-nano, truth, seasonal error, and MASE of the seasonal naive forecast."""
+    series = tsfm_lens.bundled(name)
+    values, season = series.values[0], series.seasonalities[0]
+    before, truth = values[:-STEPS], values[-STEPS:]
+    scale = np.abs(before[season:] - before[:-season]).mean()
+    naive = np.resize(before[-season:], STEPS)
+    context, _ = series.split(STEPS)
+    return context.tail(bolt().context_length), truth, scale, float(np.abs(truth - naive).mean() / scale)
+
+
+@cache
+def mase(*gone: str) -> np.ndarray:
+    """MASE of bolt-nano's median forecast on each of the series without some components."""
+    found = []
+    for name in SERIES:
+        context, truth, scale, _ = cut(name)
+        if gone:
+            with bolt().ablate(*gone):
+                forecast = bolt().forecast(context, STEPS)
+        else:
+            forecast = bolt().forecast(context, STEPS)
+        found.append(np.abs(forecast.quantiles[0, 4] - truth).mean() / scale)
+    return np.array(found)
+
+
+def change(*gone: str) -> float:
+    """Relative change of the geometric mean."""
+    return float(np.exp(np.log(mase(*gone) / mase()).mean()) - 1) if gone else 0.0
+
+
+@cache
+def by_stable_rank(layer: int) -> tuple[int, ...]:
+    """Heads of the cross-attention of a layer, the lowest stable rank of W_Q W_K^T first, from the native weights."""
+    block = bolt().native.inner_model.decoder.block[layer].layer[1].EncDecAttention
+    q, k = (part.weight.detach().double().numpy().reshape(4, -1, part.in_features) for part in (block.q, block.k))
+    values = [np.linalg.svd(q[head].T @ k[head], compute_uv=False) for head in range(4)]
+    return tuple(np.argsort([(each**2).sum() / each[0] ** 2 for each in values]).tolist())
+
+
+def heads(layer: int, which: tuple[int, ...]) -> list[str]:
+    return [f"decoder.{layer}.{kind}.{head}" for kind in ("self_attn", "cross_attn") for head in which]
+
+
+def kept(layer: int, order: tuple[int, ...]) -> int:
+    """Definition 5.2 by trying every count: fewest heads kept with the error within 1 %, the first of an order gone."""
+    within = [count for count in range(5) if change(*heads(layer, order[: 4 - count])) < 0.01]
+    return min(within)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
+    found, item = run(name, store), item_of(name)
+    assert found.attrs["kind"] == "reproduction"
+    assert found.attrs["model"] == "bolt-nano"
+    assert "mechanics only" in found.attrs["note"]
+    assert np.isfinite(found["ours"].values[found["verdict"].values == ""]).all()
+    printed = {value.quantity: value.paper for value in item.values}
+    np.testing.assert_allclose(
+        found["paper"], [printed.get(str(quantity), np.nan) for quantity in found["quantity"].values]
+    )
+    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
+    assert settings["model"] == "bolt-nano"
+    assert settings["datasets"] == settings["windows"] == "3"
+    assert settings["horizon"] == str(STEPS)
+    # settings that are the paper's are not listed, and bolt-nano is shown as much as the paper's Chronos-Bolt
+    assert "context of Chronos-Bolt" not in settings
+    known = found.isel(quantity=np.flatnonzero(found["low"].notnull()))
+    assert bool(known.sizes["quantity"]) == (name != "S3-F11")
+    assert (known["low"] <= known["high"]).all()
+    assert (known["unit"] == "%").all()
+
+
+def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Path) -> None:
+    found = run("S3-T4", store)
+    # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads; MLPs 10 and 11 of 20 are its MLP
+    gone = [*heads(1, (0, 1, 2, 3)), "decoder.1.mlp"]
+    # what is scaled to another model has a name of its own, so that the paper's numbers are not put beside it
+    row = "timesfm-28 scaled to bolt-nano"
+    assert not any("TimesFM" in str(quantity) for quantity in found["quantity"].values)
+    assert np.isnan(found["paper"]).all()
+    assert_close(
+        ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32
+    )
+    assert ours(found, f"{row}: heads ablated") == pytest.approx(100 / 3)
+    assert ours(found, f"{row}: MLPs ablated") == 1
+    # Toto's layers 2 and 10 of 12 lie where the first and last of three do: 2 of 12 heads stay, and none
+    gone = [*heads(0, by_stable_rank(0)[:3]), *heads(2, (0, 1, 2, 3))]
+    row = "toto-29 scaled to bolt-nano"
+    assert_close(
+        ours(found, f"{row}: change of MASE"), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32
+    )
+    ratio = mase(*gone) / mase()
+    assert ours(found, f"{row}: resilient datasets") == (ratio < 1.05).sum()
+    assert ours(found, f"{row}: improved datasets") == (ratio < 1).sum()
+    table_1 = run("S3-T1", store)
+    for row in table_1["quantity"].values:
+        assert ours(table_1, row) == ours(found, row)
+    assert {str(row).split(": ")[1] for row in table_1["quantity"].values} == {
+        "heads ablated",
+        "MLPs ablated",
+        "change of MASE",
+        "change of CRPS",
+    }
+
+
+def test_rows_that_the_paper_leaves_open_are_said_and_not_run(store: Path) -> None:
+    found = run("S3-T1", store)
+    for row in ("Toto, 29 % of heads, 1 MLP", "Toto, 43 % of heads", "Chronos-Bolt, 28 % of heads, 6 MLPs"):
+        assert f"in {row}" in found.attrs["note"].split("not given by the paper")[1]
+        assert not any(str(quantity).startswith(f"{row}:") for quantity in found["quantity"].values)
+    assert "scaled to the same shares of heads at the same depths" in found.attrs["note"]
+
+
+def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
+    single, counted = run("S3-F10", store), run("S3-F11", store)
+    for layer in range(3):
+        low = by_stable_rank(layer)
+        both = {"low": kept(layer, low), "high": kept(layer, low[::-1])}
+        for end, count in both.items():
+            words = f"heads kept: bolt-nano, layer {layer}, {end} stable rank first"
+            assert ours(single, words) == count
+        assert ours(counted, f"bolt-nano: heads kept in layer {layer}") == min(both.values())
+        whole = ours(single, f"change of MASE without all heads: bolt-nano, layer {layer}")
+        assert_close(whole, 100 * change(*heads(layer, (0, 1, 2, 3))), depth=10, magnitude=100.0, dtype=np.float32)
+        half = ours(single, f"change of MASE without 2 of 4 heads: bolt-nano, layer {layer}, low stable rank first")
+        assert_close(half, 100 * change(*heads(layer, low[:2])), depth=10, magnitude=100.0, dtype=np.float32)
+    # counts of three layers of four heads are not put beside those of twelve of twelve
+    assert counted["paper"].isnull().all()
+    assert "3 layers of 4 heads" in counted.attrs["note"]
+
+
+def test_curves_of_layers_at_the_paper_s_depths(store: Path) -> None:
+    found = run("S3-F7", store)
+    naive = np.array([cut(name)[3] for name in SERIES])
+    baseline = np.exp(np.log(mase() / naive).mean())
+    whole = found.sel(quantity="MASE over the seasonal naive's: whole model, geometric mean")
+    assert_close(float(whole["ours"]), baseline, depth=1000, dtype=np.float32)
+    assert_close(float(whole["difference"]), baseline - 0.733, depth=10000, dtype=np.float32)
+    # layers 7, 10 and 13 of 20 lie in the second and third of three
+    layers = {str(q).split("layer ")[1][0] for q in found["quantity"].values if "layer" in str(q)}
+    assert layers == {"1", "2"}
+    gone = heads(2, by_stable_rank(2)[::-1][:3])
+    words = "change of MASE without heads: layer 2, high stable rank first, 3 of 4 heads"
+    assert_close(ours(found, words), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32)
+
+
+def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> None:
+    found = run("S3-F3", store)
+    rises = [change(f"decoder.{layer}") for layer in range(3)]
+    layer = int(np.argmin(rises))
+    assert ours(found, "bolt-nano: most ablatable layer") == layer
+    for words, gone in (
+        ("heads and MLP", [f"decoder.{layer}"]),
+        ("all heads", heads(layer, (0, 1, 2, 3))),
+        ("the MLP", [f"decoder.{layer}.mlp"]),
+    ):
+        quantity = f"bolt-nano: change of MASE without {words} of that layer"
+        assert_close(ours(found, quantity), 100 * change(*gone), depth=10, magnitude=100.0, dtype=np.float32)
+    ranges = run("S3-F4", store)
+    quantity = "bolt-nano: change of MASE without MLPs of layers 1 to 2"
+    assert_close(
+        ours(ranges, quantity),
+        100 * change("decoder.1.mlp", "decoder.2.mlp"),
+        depth=10,
+        magnitude=100.0,
+        dtype=np.float32,
+    )
+
+
+def test_datasets_of_an_important_and_an_ablatable_layer(store: Path) -> None:
+    found = run("S3-F18", store)
+    # layers 11 and 2 of 12 are the last and the first of three
+    rise = {layer: mase(*heads(layer, (0, 1, 2, 3))) / mase() - 1 for layer in (2, 0)}
+    for layer, each in rise.items():
+        assert ours(found, f"layer {layer}: datasets on which that is above 25 %") == (each > 0.25).sum()
+        assert ours(found, f"layer {layer}: datasets on which all heads can go within 1 %") == (each < 0.01).sum()
+    row = found.sel(quantity=KINDER)
+    assert str(row["verdict"].values) == "undecided"
+    assert "too few for a test" in str(row["why"].values)
+    assert_close(float(row["estimate"]), 100 * float(np.median(rise[2] - rise[0])), depth=1000, dtype=np.float32)
+    assert str(found["unit"].sel(quantity=KINDER).values) == HOLDS
+
+
+def test_intervals_are_those_of_the_sweep_in_percent(store: Path) -> None:
+    found = run("S3-T4", store)
+    table = gather(store, "S3-T4").results["recipes"]
+    own = table[table["recipe"] == "toto-29"].drop_duplicates("metric").set_index("metric")
+    for theirs, metric in (("SMAPE", "sMAPE"), ("MSIS", "MSIS")):
+        row = found.sel(quantity=f"toto-29 scaled to bolt-nano: change of {theirs}")
+        ends = [float(row["low"]), float(row["high"])]
+        np.testing.assert_allclose(ends, [100 * own.loc[metric, name] for name in ("lower", "upper")])
+    assert np.isnan(found["low"].sel(quantity="toto-29 scaled to bolt-nano: resilient datasets"))
+
+
+def test_sweeps_that_share_a_store_share_their_cells(store: Path) -> None:
+    run("S3-F10", store)
+    before = Store(store, create=False).done()
+    for name in ("S3-F7", "S3-F10", "S3-F11", "S3-F16", "S3-F19"):
+        run(name, store)
+    assert Store(store, create=False).done() == before
+
+
+def test_a_sampling_model_is_given_its_sample_paths(tmp_path: Path) -> None:
+    found = run("S3-F19", tmp_path / "store", "chronos-nano", data="nile", num_samples=2)
+    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
+    assert settings["samples of Chronos"] == "2"
+    assert str(found["paper_setting"].sel(setting="samples of Chronos").values) == "20"
+    # layers 11 and 5 of 12
+    assert np.isfinite(ours(found, "layer 2: change of MASE without all heads"))
+    assert np.isfinite(ours(found, "layer 1: change of MASE without all heads"))
+
+
+def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "store"
+    monkeypatch.delenv("GIFT_EVAL", raising=False)
+    with pytest.raises(InputError, match="where is GIFT-Eval"):
+        reproduce("S3-T1", "bolt-nano", store=folder)
+    with pytest.raises(InputError, match="lacks 97 of 97"):
+        reproduce("S3-T1", "bolt-nano", store=folder, benchmark=tmp_path)
+
+    def away(*args: object) -> None:
+        raise CheckpointError("not in the local hub cache; `hf download Datadog/Toto-Open-Base-1.0`")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tsfm_lens.sweep.run.sweeping.open_model", away)
+        with pytest.raises(CheckpointError, match="hf download"):
+            reproduce("S3-F17", None, SERIES, horizon=8, store=folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "data", "options", "error", "words"),
+    [
+        ("S3-F7", ["bolt-nano", "chronos-nano"], SERIES, {}, InputError, "about one model, and 2"),
+        ("S3-T1", ["bolt-nano", "chronos-nano"], SERIES, {}, InputError, "both stand for the row"),
+        ("S3-T1", None, SERIES, {}, InputError, "give a horizon"),
+        ("S3-T1", "bolt-nano", ["elnino", "nyle"], {}, UnknownNameError, "nile"),
+        ("S3-T1", "bolt-nano", np.zeros((1, 50)), {}, InputError, "names of bundled series or CSV"),
+        ("S3-T1", "bolt-nano", SERIES, {"benchmark": "."}, InputError, "not both"),
+        ("S3-T1", "bolt-nano", SERIES, {"windows": 0}, InputError, "windows is 0"),
+        ("S3-T5", "chronos-nano", None, {"store": "."}, InputError, "S3-T5 is no sweep"),
+        ("S3-T5", ["bolt-nano", "chronos-nano"], None, {}, InputError, "on one model, and 2"),
+    ],
+)
+def test_what_does_not_go_together_is_said(
+    name: str, model: Any, data: Any, options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    options = options if name == "S3-T5" else {"store": tmp_path / "store", **options}
+    with pytest.raises(error, match=words):
+        reproduce(name, model, data, **options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="opens its models by name"):
+        reproduce("S3-T1", bolt(), SERIES, store=tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"), [({"failed": ["out of memory"]}, SweepFailedError), ({"cancelled": True}, KeyboardInterrupt)]
+)
+def test_a_sweep_that_did_not_end_gives_no_numbers(
+    outcome: dict[str, Any], error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsfm_lens.studies.papers.sweeps.run_sweep", lambda *args, **options: Outcome(**outcome))
+    with pytest.raises(error):
+        run("S3-T1", tmp_path / "store")
+
+
+def test_the_benchmark_s_folders_are_read(tmp_path: Path) -> None:
+    """One configuration of GIFT-Eval in its layout, with two windows drawn from its series."""
+    folder = tmp_path / "gift" / "m4_yearly"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=40).cumsum().astype(np.float32) + 50 for _ in range(4)]
+    columns = {
+        "item_id": [f"Y{number}" for number in range(len(values))],
+        "start": pa.array([pd.Timestamp("1980-01-01").to_datetime64()] * len(values), pa.timestamp("s")),
+        "freq": ["A-DEC"] * len(values),
+        "target": pa.array(values, pa.list_(pa.float32())),
+    }
+    table = pa.table(columns)
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    where = Where(benchmark=tmp_path / "gift", configs=["m4_yearly/A/short"])
+    config, _ = sweep_config(item_of("S3-F4"), ["bolt-nano"], None, where, windows=2)
+    assert config.windows == 2
+    found = reproduce(
+        "S3-F4", "bolt-nano", benchmark=where.benchmark, configs=where.configs, windows=2, store=tmp_path / "store"
+    )
+    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
+    assert settings["series"] == "m4_yearly/A/short"
+    assert (settings["datasets"], settings["windows"]) == ("1", "2")
+    assert "horizon" not in settings

@@ -1,0 +1,313 @@
+"""Verdicts: what is claimed wrongly at most as often as promised, what is found, and what stays undecided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import tsfm_lens
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import load
+from tsfm_lens.probes import head_entropy, induction_overlap, repeated_tokens
+from tsfm_lens.studies.papers import measures_induction
+from tsfm_lens.studies.papers.measures import ablatable_parts
+from tsfm_lens.studies.papers.measures_induction import (
+    Scores,
+    correlations,
+    overlap_values,
+    proportions,
+    sharp_of_induction,
+)
+from tsfm_lens.studies.papers.reproduce import last_windows, reproduce
+from tsfm_lens.studies.papers.verdicts import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Part,
+    Resampled,
+    exactly,
+    fewest,
+    interval,
+    judged,
+    judged_together,
+    larger,
+    median,
+)
+from tsfm_lens.testing import assert_close
+
+Draw = Callable[[np.random.Generator], np.ndarray]
+STUDIES = 200
+# of so many studies, at a true rate of 2.5 %, more come up in one of 10,000 series of studies
+MOST = int(stats.binom.ppf(0.9999, STUDIES, 0.025))
+
+
+def outcomes(draw: Draw, parts: int = 1, studies: int = STUDIES) -> Counter[str]:
+    """Verdicts on claims of so many parts, drawn again and again."""
+    rng = np.random.default_rng(7)
+    found: Counter[str] = Counter()
+    for _ in range(studies):
+        claim = [Part(str(number), draw(rng), "x") for number in range(parts)]
+        found[judged(claim, range(claim[0].margins.shape[-1])).outcome] += 1
+    return found
+
+
+def of_means(*layers: float) -> np.ndarray:
+    """(layer, window) distances of 16 windows about some means, each window with a level of its own."""
+    rng = np.random.default_rng(3)
+    return np.array(layers)[:, None] * rng.uniform(0.5, 1.5, 16) + 0.02 * rng.normal(size=(len(layers), 16))
+
+
+@pytest.mark.parametrize("windows", [8, 16, 40])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda rng, n: rng.normal(size=n),
+        lambda rng, n: rng.standard_t(1.5, size=n),
+        lambda rng, n: rng.exponential(size=n) - np.log(2),
+        lambda rng, n: np.log(2) - rng.exponential(size=n),
+        lambda rng, n: rng.choice([-1.0, 1.0], size=n),
+    ],
+    ids=["normal", "heavy tails", "skewed", "skewed the other way", "two values"],
+)
+def test_without_an_effect_a_claim_is_decided_no_more_often_than_promised(
+    windows: int, noise: Callable[[np.random.Generator, int], np.ndarray]
+) -> None:
+    found = outcomes(lambda rng: noise(rng, windows))
+    assert found[HOLDS] <= MOST
+    assert found[FAILS] <= MOST
+
+
+@pytest.mark.parametrize(("seeds", "shared"), [(2, 1.0), (3, 0.0), (3, 1.0), (5, 3.0)])
+def test_what_seeds_share_is_not_taken_for_an_effect(seeds: int, shared: float) -> None:
+    def draw(rng: np.random.Generator) -> np.ndarray:
+        return shared * rng.normal(size=(seeds, 1)) + rng.normal(size=(seeds, 24))
+
+    found = outcomes(draw)
+    assert found[HOLDS] <= MOST
+    assert found[FAILS] <= MOST
+    # as if the windows were all there is, it is not so
+    if shared:
+        alone = outcomes(lambda rng: draw(rng).mean(0))
+        assert alone[HOLDS] > MOST
+
+
+def test_of_many_parts_without_effect_none_refutes_the_claim_more_often_than_promised() -> None:
+    found = outcomes(lambda rng: rng.normal(size=16), parts=5)
+    assert found[FAILS] <= MOST
+    assert found[HOLDS] == 0
+
+
+def test_a_claim_with_one_part_without_effect_holds_no_more_often_than_promised() -> None:
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(STUDIES):
+        parts = [Part("true", 3 + rng.normal(size=16), "x"), Part("not", rng.normal(size=16), "x")]
+        held += judged(parts, range(16)).outcome == HOLDS
+    assert held <= MOST
+
+
+def test_planted_effects_are_found_on_either_side() -> None:
+    assert outcomes(lambda rng: 1.5 + rng.normal(size=16), parts=2)[HOLDS] > 0.9 * STUDIES
+    assert outcomes(lambda rng: -1.5 + rng.normal(size=16), parts=2)[FAILS] > 0.9 * STUDIES
+    seeded = outcomes(lambda rng: 2 + rng.normal(size=16) + 0.5 * rng.normal(size=(3, 16)), parts=2)
+    assert seeded[HOLDS] > 0.8 * STUDIES
+
+
+def test_series_with_many_windows_count_once() -> None:
+    labels = np.repeat(np.arange(8), 20).tolist()
+
+    def draw(rng: np.random.Generator) -> np.ndarray:
+        return np.repeat(rng.normal(size=8), 20) + 0.1 * rng.normal(size=160)
+
+    rng = np.random.default_rng(2)
+    found = Counter(judged([Part("", draw(rng), "x")], labels).outcome for _ in range(STUDIES))
+    assert found[HOLDS] <= MOST
+    apart = Counter(judged([Part("", draw(rng), "x")], range(160)).outcome for _ in range(50))
+    assert apart[UNDECIDED] < 25
+
+
+def test_the_middle_is_compared_with_each_end_and_not_with_their_mean() -> None:
+    first, middle, last = of_means(0.98, 0.41, 0.18)
+    # the mean of both ends lies above the middle, and the claim is false
+    assert ((first + last) / 2 > middle).mean() > 0.9
+    verdict = judged([Part("first", first - middle, "x"), Part("last", last - middle, "x")], range(16))
+    assert [part.outcome for part in verdict.parts] == [HOLDS, FAILS]
+    assert verdict.outcome == FAILS
+    for layers in ((0.98, 0.41, 0.18), (0.18, 0.41, 0.98), (0.41, 0.98, 0.18)):
+        distance = of_means(*layers)[:, None]
+        parts = ablatable_parts(distance)
+        assert judged(parts, range(16)).outcome == FAILS
+    assert judged(ablatable_parts(of_means(0.98, 0.18, 0.41)[:, None]), range(16)).outcome == HOLDS
+
+
+def test_every_end_of_a_deep_model_is_a_part_of_its_own() -> None:
+    words = [part.words for part in ablatable_parts(np.zeros((12, 1, 3)))]
+    assert [word.rsplit(" than ")[1] for word in words] == ["layers 0 to 3", "layers 8 to 11", "layer 0", "layer 11"]
+    assert len(ablatable_parts(np.zeros((3, 1, 3)))) == 2
+
+
+def test_too_few_windows_are_undecided_and_say_so() -> None:
+    # windows that all agree do so by chance in 2 of 2^n
+    for parts in (1, 2, 6, 12):
+        assert 2 * 0.5 ** fewest(parts) * parts <= 0.05 < 2 * 0.5 ** (fewest(parts) - 1) * parts
+    for count, outcome in ((5, UNDECIDED), (6, HOLDS)):
+        verdict = judged([Part("", np.linspace(1, 2, count), "x")], range(count))
+        assert verdict.outcome == outcome
+    few = judged([Part("", np.ones(5), "x"), Part("b", np.ones(5), "x")], range(5))
+    assert few.why == "5 series or windows, too few for a test: 2 parts need 7 or more"
+    unknown = judged([Part("", np.full(9, np.nan), "x")], range(9))
+    assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
+    mixed = judged([Part("", np.array([1.0, -1.0] * 6), "x")], range(12))
+    assert mixed.why == "the interval holds 0"
+    with pytest.raises(InputError, match="no part"):
+        judged([], [])
+    with pytest.raises(InputError, match="with 4 windows"):
+        judged([Part("", np.ones(3), "x")], range(4))
+
+
+def test_the_median_s_interval_is_that_of_the_sign_test() -> None:
+    values = np.random.default_rng(5).normal(size=17)
+    found = median(values, range(17))
+    ordered = np.sort(values)
+    # the widest tails of a fair coin below 2.5 %, by counting
+    tail = [sum(stats.binom.pmf(range(k), 17, 0.5)) for k in range(9)]
+    cut = max(k for k in range(9) if tail[k] <= 0.025)
+    assert (found.estimate, found.low, found.high) == (np.median(values), ordered[cut - 1], ordered[-cut])
+
+
+def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
+    rng = np.random.default_rng(6)
+    values = rng.normal(size=9)
+    low, high = stats.t.interval(0.95, 8, values.mean(), stats.sem(values))
+    found = interval(values, range(9))
+    assert_close([found.low, found.high], [low, high], depth=100)
+    same = interval(np.stack([values, values]), range(9))
+    assert_close([same.low, same.high], [low, high], depth=100)
+    apart = interval(np.stack([values - 1, values + 1]), range(9))
+    assert apart.low < low < high < apart.high
+    assert np.isnan(interval(values[:2], range(2)).low)
+
+
+def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -> None:
+    assert exactly("", true=True, of="x").outcome == HOLDS
+    assert exactly("", true=False, of="x").outcome == FAILS
+    assert larger((3.0, 2.0, 4.0), (1.0, 0.5, 1.5), "x").outcome == HOLDS
+    assert larger((1.0, 0.5, 1.5), (3.0, 2.0, 4.0), "x").outcome == FAILS
+    assert larger((3.0, 0.0, 6.0), (1.0, -2.0, 4.0), "x").why == "the interval holds 0"
+    assert larger((3.0, np.nan, np.nan), (1.0, 0.5, 1.5), "x").why == "too few series for an interval"
+
+
+# --- scores of heads ----------------------------------------------------------------------------------------
+
+
+def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> Scores:
+    """Scores of 24 heads whose entropy falls with their prefix score by a slope, measured with noise."""
+    truth = rng.normal(size=24)
+    entropy = -slope * truth + np.sqrt(1 - slope**2) * rng.permutation(truth)
+    prefix = truth + noise * rng.normal(size=(units, 24))
+    return Scores(prefix, prefix, entropy + noise * rng.normal(size=(units, 24)), seed)
+
+
+def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures_induction, "DRAWS", 200)
+    rng = np.random.default_rng(8)
+    shown: Counter[str] = Counter()
+    for _ in range(200):
+        # a mean of 0, as a quantity of all units together
+        values = rng.normal(size=12)
+        often = rng.multinomial(12, np.full(12, 1 / 12), size=1000) / 12
+        shown[judged_together([Resampled("", "x", values.mean(), often @ values, 12)]).outcome] += 1
+    most = stats.binom.ppf(0.9999, 200, 0.025)
+    assert shown[HOLDS] <= most
+    assert shown[FAILS] <= most
+    falls = [
+        judged_together(
+            [scores(rng, units=16, slope=slope, noise=0.5).part("", "x", lambda p, _, e: -correlations(p, e))]
+        ).outcome
+        for slope in [0.95] * 10 + [-0.95] * 10
+    ]
+    assert falls == [HOLDS] * 10 + [FAILS] * 10
+
+
+def test_draws_without_a_value_decide_nothing() -> None:
+    draws = np.where(np.arange(1000) % 10 == 0, np.nan, 1.0)
+    assert judged_together([Resampled("", "x", 1.0, draws, 16)]).why == "undefined in too many draws"
+    assert judged_together([Resampled("", "x", np.nan, draws, 16)]).why == "it is not defined here"
+    few = judged_together([Resampled("", "x", 1.0, np.ones(1000), 4)])
+    assert "too few for a test" in few.why
+
+
+def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
+    lens = load("chronos-nano")
+    induction = repeated_tokens(lens, motif=16, n_sequences=4)
+    entropy = head_entropy(lens.run(tsfm_lens.bundled("co2").tail(100), 12, holdout=True))
+    overlap = induction_overlap(induction, entropy)
+    one = Scores.of([induction], [entropy], seed=0)
+    prefix, copy, normalised = (each[:1] for each in one.drawn)
+    for name, value in overlap_values(overlap).items():
+        assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
+    given, share = sharp_of_induction(prefix, copy, normalised)
+    table = overlap_values(overlap)
+    assert_close([given[0], share[0]], [table["P(sharp | induction)"], table["proportion sharp"]], depth=10)
+    correlation = overlap["correlation"].sel(score="prefix_matching", other_score="normalised")
+    assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
+
+
+# --- on models ----------------------------------------------------------------------------------------------
+
+
+def test_windows_of_given_series_follow_one_another_and_belong_to_their_series() -> None:
+    batch = SeriesBatch((np.arange(20.0), np.arange(30.0)), ("a", "b"))
+    windows, clusters = last_windows(batch, 3, 4)
+    assert clusters == ("a", "b") * 3
+    assert windows.ids[2:4] == ("a -4", "b -4")
+    assert [values[-1] for values in windows.values] == [19, 29, 15, 25, 11, 21]
+    with pytest.raises(InputError, match="'a' has 20 steps: 5 windows of 4"):
+        last_windows(batch, 5, 4)
+    data = tsfm_lens.bundled("co2", "elnino").tail(150)
+    found = reproduce("S3-F1E", load("bolt-nano"), data, windows=4, horizon=8)
+    settings = dict(zip(found["setting"].values, found["our_setting"].values, strict=True))
+    assert (settings["windows"], settings["intervals over"]) == ("8", "2 series")
+    # eight windows of two series are two, which decide nothing
+    assert "2 series or windows, too few" in str(found["why"].values[0])
+
+
+def test_seeds_are_for_what_is_drawn() -> None:
+    lens = load("chronos-nano")
+    options: dict[str, Any] = {"windows": 2, "horizon": 8, "num_samples": 2}
+    drawn = reproduce("S3-F2", lens, **options, seeds=2)
+    assert str(drawn["our_setting"].sel(setting="seeds").values) == "2, from 0 on"
+    along = reproduce("S3-F1E", lens, **options, seeds=2)
+    assert "nothing that is measured is drawn" in str(along["our_setting"].sel(setting="seeds").values)
+    with pytest.raises(InputError, match="seeds is 0"):
+        reproduce("S3-F2", lens, **options, seeds=0)
+    with pytest.raises(InputError, match="takes one seed"):
+        reproduce("S3-T1", "bolt-nano", seeds=2)
+    with pytest.raises(InputError, match="horizon of 2 or more"):
+        reproduce("S3-F2", lens, **{**options, "horizon": 1})
+
+
+@pytest.mark.parametrize(
+    ("model", "items"), [("chronos-nano", ["S3-F1D", "S3-F1E", "S3-F2"]), ("bolt-nano", ["S3-F1E", "S3-F2", "S3-F9"])]
+)
+def test_no_verdict_turns_over_between_seeds(model: str, items: list[str]) -> None:
+    lens = load(model)
+    decided = 0
+    options: dict[str, Any] = {"windows": 14, "horizon": 24}
+    if model == "chronos-nano":
+        options = {"windows": 10, "horizon": 6, "num_samples": 2, "seeds": 2}
+    for name in items:
+        one, other = (reproduce(name, lens, **options, seed=seed) for seed in (0, 100))
+        shared = np.intersect1d(one["quantity"], other["quantity"])
+        both = [each["verdict"].sel(quantity=shared).values for each in (one, other)]
+        for pair in product((HOLDS, FAILS), repeat=2):
+            assert pair[0] == pair[1] or not ((both[0] == pair[0]) & (both[1] == pair[1])).any()
+        decided += sum(int(np.isin(each, (HOLDS, FAILS)).sum()) for each in both)
+    # it is not that nothing is ever decided
+    assert decided > 0

@@ -1,0 +1,176 @@
+"""Bounds on the spectra of embeddings hold for functions whose smoothness is known, and fail where they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import factorial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies import rank_theory
+from tsfm_lens.testing import assert_close, rounding
+
+RNG = np.random.default_rng(7)
+D, L = 40, 300
+POINTS = np.sort(RNG.uniform(-1, 1, L))
+RATES = RNG.uniform(-2, 2, D)[:, None]
+KNOTS = RNG.uniform(-0.9, 0.9, D)[:, None]
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def spectrum(matrix: np.ndarray) -> np.ndarray:
+    return np.linalg.svd(matrix, compute_uv=False)
+
+
+def holds(singular: np.ndarray, bound: np.ndarray) -> bool:
+    return bool((singular <= bound + rounding("float64", float(singular[0]), depth=1000)).all())
+
+
+def runge(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + RATES**2 * x**2)
+
+
+def exponentials(x: np.ndarray) -> np.ndarray:
+    return np.exp(RATES * x)
+
+
+@pytest.mark.parametrize("radius", [1.1, 1.3, 1.6])
+def test_analytic_embeddings_keep_the_bound_of_their_ellipse(radius: float) -> None:
+    across, up = (radius + 1 / radius) / 2, (radius - 1 / radius) / 2
+    # poles of the first stand at i / rate, at least 1/2 away; its largest modulus is on the imaginary axis
+    if up < 0.5:
+        for points, n in ((POINTS, L), (POINTS[:25], 25)):
+            bound = rank_theory.analytic_bound(D, n, radius=radius, largest=1 / (1 - 4 * up**2))
+            singular = spectrum(runge(points))
+            assert holds(singular, bound[: len(singular)])
+    bound = rank_theory.analytic_bound(D, L, radius=radius, largest=float(np.exp(2 * across)))
+    assert holds(spectrum(exponentials(POINTS)), bound)
+    # what is not analytic does not
+    assert not holds(spectrum(np.abs(POINTS - KNOTS)), rank_theory.analytic_bound(D, L, radius=3.0, largest=2.0))
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_embeddings_with_a_kink_keep_the_bound_of_their_derivatives(order: int) -> None:
+    """The ν-th derivative of |x − c|^ν, for odd ν, jumps by 2 ν! and is constant elsewhere."""
+
+    def kinked(x: np.ndarray) -> np.ndarray:
+        return np.abs(x - KNOTS) ** order
+
+    bound = rank_theory.differentiable_bound(D, L, order=order, variation=2.0 * factorial(order))
+    singular = spectrum(kinked(POINTS))
+    assert np.isinf(bound[: order + 2]).all()
+    assert np.isfinite(bound[order + 2 :]).all()
+    assert holds(singular, bound)
+    # they do not fall as fast as those of a function of more derivatives must
+    assert not holds(singular, 1e-3 * rank_theory.differentiable_bound(D, L, order=6, variation=2.0))
+    whole = rank_theory.quasimatrix_spectrum(kinked, nodes=400)
+    assert holds(whole, rank_theory.differentiable_bound(D, 4, order=order, variation=2.0 * factorial(order)))
+
+
+@pytest.mark.parametrize("function", [runge, exponentials, lambda x: np.abs(x - KNOTS)])
+def test_the_proof_s_own_bound_holds_for_any_function(function: Function) -> None:
+    bound = rank_theory.chebyshev_bound(function, POINTS)
+    assert holds(spectrum(function(POINTS)), bound)
+    # coarse projections are worse and still true
+    assert holds(spectrum(function(POINTS)), rank_theory.chebyshev_bound(function, POINTS, nodes=D + 1))
+
+
+def test_the_proof_s_own_bound_is_below_the_theorem_s() -> None:
+    ours = rank_theory.chebyshev_bound(exponentials, POINTS)
+    theirs = rank_theory.analytic_bound(D, L, radius=3.0, largest=float(np.exp(2 * (3 + 1 / 3) / 2)))
+    slack = rounding("float64", float(ours[0]), depth=1000)
+    # projections are within a factor of the best approximation, for which the theorem is
+    assert (ours <= theirs + slack).all()
+
+
+@pytest.mark.parametrize("degree", [0, 2, 5])
+def test_polynomials_have_as_many_singular_values_as_coefficients(degree: int) -> None:
+    coefficients = RNG.normal(size=(D, degree + 1))
+    singular = spectrum(np.polynomial.polynomial.polyval(POINTS, coefficients.T))
+    assert singular[degree] > 1e-3
+    assert_close(singular[degree + 1 :], np.zeros(D - degree - 1), depth=200, magnitude=float(singular[0]))
+
+
+def test_singular_values_of_all_points_are_known_for_legendre_polynomials() -> None:
+    def legendre(x: np.ndarray) -> np.ndarray:
+        return np.polynomial.legendre.legvander(x, 5).T
+
+    # norms on [−1, 1] are √(2 / (2n + 1)), and they are orthogonal
+    assert_close(rank_theory.quasimatrix_spectrum(legendre), np.sqrt(2 / (2 * np.arange(6) + 1)), depth=500)
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0, 3.0, 10.0])
+def test_gated_embeddings_keep_their_bound_while_gates_are_small(beta: float) -> None:
+    bound = rank_theory.gated_bound(D, L, beta=beta)
+    for seed in range(5):
+        made = rank_theory.GatedEmbedding.random(D, beta=beta, seed=seed)
+        assert holds(spectrum(made(POINTS)), bound)
+
+
+def test_steep_gates_need_not_keep_it() -> None:
+    """Their poles stand nearer than β says, which the paper's formula leaves out."""
+    gates = np.geomspace(1, 1000, D)
+    steep = rank_theory.GatedEmbedding(gates, 1 / gates, 0.3)
+    assert not holds(spectrum(steep(POINTS)), rank_theory.gated_bound(D, L, beta=0.3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 20),
+    st.sampled_from(sorted(rank_theory.ACTIVATIONS)),
+    st.floats(0.05, 3.0),
+    st.floats(-2.0, 2.0),
+    st.integers(0, 2**32 - 1),
+)
+def test_no_residual_mlp_has_more_large_singular_values_than_it_may(
+    patch: int, more: int, activation: str, epsilon: float, size: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    made = rank_theory.ResidualMlpEmbedding.random(patch + more, patch, 30, activation=activation, seed=seed % 997)
+    columns = 10.0**size * rng.normal(size=(patch, 40))
+    count, most = rank_theory.mlp_count(made, columns, epsilon)
+    assert count <= most
+    if activation == "identity":
+        assert np.linalg.matrix_rank(made.embed(columns)) <= patch
+
+
+def test_a_count_is_against_an_absolute_threshold() -> None:
+    made = rank_theory.ResidualMlpEmbedding(np.zeros((3, 2)), np.eye(5)[:, :3], np.eye(5)[:, :2])
+    columns = np.diag([3.0, 1.0])
+    # W₁X is zero and so is the threshold: both singular values are above it
+    count, most = rank_theory.mlp_count(made, columns, 0.5)
+    assert (int(count), float(most)) == (2, 5.0)
+
+
+def test_bounds_are_within_a_small_factor_where_little_is_left_of_them() -> None:
+    # a constant is analytic everywhere: its one singular value is M√(dL), which the bound is twice of at most
+    constant = spectrum(np.ones((D, L)))[0]
+    first = float(rank_theory.analytic_bound(D, L, radius=1e6, largest=1.0)[0])
+    assert constant <= first <= 2.01 * constant
+    # where the path past the layers is all that counts, as many are large as a patch has steps, whatever ε
+    made = rank_theory.ResidualMlpEmbedding.random(20, 5)
+    quiet = rank_theory.ResidualMlpEmbedding(1e-6 * made.inner, made.outer, made.skip)
+    count, most = rank_theory.mlp_count(quiet, RNG.normal(size=(5, 40)), [1.0, 10.0, 100.0])
+    assert (count == 5).all()
+    assert (count <= most).all()
+    assert most[-1] < 5.01
+
+
+def test_what_no_bound_is_about_is_refused() -> None:
+    with pytest.raises(InputError, match="order is 0"):
+        rank_theory.differentiable_bound(4, 4, order=0, variation=1.0)
+    with pytest.raises(InputError, match="radius is 1"):
+        rank_theory.analytic_bound(4, 4, radius=1, largest=1.0)
+    with pytest.raises(InputError, match="beta is 0"):
+        rank_theory.gated_bound(4, 4, beta=0)
+    with pytest.raises(InputError, match="40 nodes for 40"):
+        rank_theory.chebyshev_bound(runge, POINTS, nodes=40)
+    with pytest.raises(InputError, match="expected more coordinates"):
+        rank_theory.mlp_count(rank_theory.ResidualMlpEmbedding.random(4, 4), np.ones((4, 3)), 0.5)
+    with pytest.raises(InputError, match="epsilon is 0"):
+        rank_theory.mlp_count(rank_theory.ResidualMlpEmbedding.random(8, 4), np.ones((4, 3)), 0.0)

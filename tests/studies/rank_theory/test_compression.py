@@ -1,0 +1,162 @@
+"""Compression to the rank of the vocabulary: exact algebra, a bound with no violation, and the input that needs √L."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies import rank_theory
+from tsfm_lens.studies.rank_theory import AttentionWeights
+from tsfm_lens.testing import assert_close, rounding
+
+SIZES = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32 - 1))
+
+
+def drawn(heads: int, size: int, tokens: int, seed: int) -> tuple[np.ndarray, AttentionWeights, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    width = heads * size
+    vocabulary = rng.normal(size=(width, tokens)) * np.exp(-rng.uniform(0, 2) * np.arange(width))[:, None]
+    weights = AttentionWeights.random(width, heads, scaling=str(rng.choice(rank_theory.SCALINGS)), seed=seed)
+    return vocabulary, weights, rng
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIZES)
+def test_the_compressed_layer_is_the_layer_on_the_projected_input(sizes: tuple[int, int, int, int]) -> None:
+    vocabulary, weights, rng = drawn(*sizes)
+    rank = int(rng.integers(1, weights.width + 1))
+    tokens = rng.normal(size=(weights.width, 6))
+    less, onto = rank_theory.compressed(weights, vocabulary, rank), rank_theory.projector(vocabulary, rank)
+    large = float(weights.value_norms.max() * np.linalg.norm(tokens, 2))
+    # scores pass through the exponential, so that their rounding counts relative to the output
+    depth = 100 * (10 + int(np.abs(rank_theory.logits(tokens, weights)).max()))
+    assert_close(
+        rank_theory.attention(tokens, less), rank_theory.attention(onto @ tokens, weights), depth=depth, magnitude=large
+    )
+    stacked = np.concatenate(less.query)
+    assert np.linalg.matrix_rank(stacked) <= rank
+    assert (less.score_norms <= weights.score_norms * (1 + rounding("float64", 1.0, depth=200))).all()
+    assert (less.value_norms <= weights.value_norms * (1 + rounding("float64", 1.0, depth=200))).all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_a_vocabulary_of_low_rank_is_served_exactly(heads: int) -> None:
+    rng = np.random.default_rng(heads)
+    vocabulary = rng.normal(size=(16, 5)) @ rng.normal(size=(5, 60)) / 10
+    weights = AttentionWeights.random(16, heads, seed=heads)
+    tokens = vocabulary[:, rng.integers(0, 60, 40)]
+    whole = rank_theory.attention(tokens, weights)
+    assert_close(rank_theory.attention(tokens, rank_theory.compressed(weights, vocabulary, 5)), whole, depth=2000)
+    assert np.linalg.norm(rank_theory.attention(tokens, rank_theory.compressed(weights, vocabulary, 4)) - whole) > 1e-3
+
+
+@settings(max_examples=50, deadline=None)
+@given(SIZES)
+def test_no_tokens_of_a_vocabulary_exceed_the_bound(sizes: tuple[int, int, int, int]) -> None:
+    vocabulary, weights, rng = drawn(*sizes)
+    tokens = vocabulary[:, rng.integers(0, sizes[2], int(rng.integers(1, 30)))]
+    whole, ranks = rank_theory.attention(tokens, weights), range(1, weights.width + 1)
+    bound = rank_theory.compression_bound(vocabulary, weights, ranks, tokens.shape[1])
+    slack = rounding("float64", float(np.abs(whole).max()), depth=10_000)
+    for rank, most in zip(ranks, bound, strict=True):
+        error = np.linalg.norm(rank_theory.attention(tokens, rank_theory.compressed(weights, vocabulary, rank)) - whole)
+        assert error <= most + slack
+
+
+def test_an_input_that_repeats_one_token_needs_the_root_of_its_length() -> None:
+    """Its error is √L‖W_V(I − P)x‖, which the printed rate of √d σ is below for long inputs."""
+    vocabulary = np.diag([1.0, 0.1, 0.1, 0.1])
+    weights = AttentionWeights.random(4, scaling="theorem").with_value(2 * np.eye(4))
+    token = vocabulary[:, 1:2]
+    less, lost = rank_theory.compressed(weights, vocabulary, 1), token - rank_theory.projector(vocabulary, 1) @ token
+    rate = float(rank_theory.compression_rate(vocabulary, [1])[0])
+    errors = []
+    for length in (1, 4, 16, 64, 256):
+        tokens = np.repeat(token, length, axis=1)
+        difference = rank_theory.attention(tokens, weights) - rank_theory.attention(tokens, less)
+        errors.append(float(np.linalg.norm(difference)))
+    assert_close(np.array(errors), np.sqrt([1, 4, 16, 64, 256]) * np.linalg.norm(2 * lost), depth=1000)
+    # where scores play no part it is all that the bound allows
+    nothing = np.zeros((1, 4, 4))
+    even = AttentionWeights(nothing, nothing, weights.value)
+    allowed = [rank_theory.compression_bound(vocabulary, even, [1], length)[0] for length in (1, 4, 16, 64, 256)]
+    assert_close(np.array(errors), np.array(allowed), depth=1000)
+    # once it is the rate itself, and from there on a power of two above
+    assert_close(np.array(errors) / rate, np.array([1.0, 2.0, 4.0, 8.0, 16.0]), depth=1000)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_errors_of_the_whole_vocabulary_are_those_of_the_compressed_layers(heads: int) -> None:
+    rng = np.random.default_rng(0)
+    vocabulary = np.exp(-np.arange(12) / 3)[:, None] * rng.normal(size=(12, 40))
+    weights, ranks = AttentionWeights.random(12, heads), (1, 2, 5, 11, 12)
+    whole = rank_theory.attention(vocabulary, weights)
+    by_hand = [
+        np.linalg.norm(rank_theory.attention(vocabulary, rank_theory.compressed(weights, vocabulary, r)) - whole)
+        for r in ranks
+    ]
+    large = float(np.linalg.norm(whole))
+    assert_close(
+        rank_theory.compression_errors(vocabulary, weights, ranks), np.array(by_hand), depth=2000, magnitude=large
+    )
+    # fewer tokens than coordinates: what is not there is not lost
+    few = rank_theory.compression_errors(vocabulary[:, :3], weights, [3, 7])
+    assert_close(few, np.zeros(2), depth=2000, magnitude=large)
+
+
+def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
+    for width, tokens in ((2, 2), (6, 6), (6, 25), (6, 200)):
+        singular = np.linspace(1.0, 0.3, width)
+        u, weights = rank_theory.incompressible(singular, tokens, seed=width)
+        assert_close(np.linalg.svd(u, compute_uv=False), singular, depth=20)
+        assert_close(weights.value[0] @ weights.value[0].T, np.eye(width), depth=50)
+        whole = rank_theory.attention(u, weights)
+        for rank in range(1, width):
+            least = rank_theory.least_value_error(u, weights, rank)
+            assert least >= singular[rank] / 4
+            # no value matrix of this rank does better, and the best approximation of the output reaches it
+            mixed = u @ rank_theory.column_softmax(rank_theory.logits(u, weights)[0])
+            left, values, right = np.linalg.svd(weights.value[0] @ mixed, full_matrices=False)
+            best = (left[:, :rank] * values[:rank]) @ right[:rank] @ np.linalg.pinv(mixed)
+            reached = np.linalg.norm(rank_theory.attention(u, weights.with_value(best)) - whole)
+            assert_close(reached, least, depth=5000, magnitude=1.0)
+            rng = np.random.default_rng(rank)
+            for _ in range(5):
+                other = rng.normal(size=(width, rank)) @ rng.normal(size=(rank, width))
+                assert np.linalg.norm(rank_theory.attention(u, weights.with_value(other)) - whole) > least
+
+
+def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
+    smallest = {}
+    for tokens in (65, 128, 1024):
+        for as_printed in (True, False):
+            u, weights = rank_theory.incompressible(np.ones(16), tokens, as_printed=as_printed)
+            sharp = rank_theory.column_softmax(rank_theory.logits(u, weights)[0])[:16, :16]
+            smallest[tokens, as_printed] = float(np.linalg.svd(sharp, compute_uv=False)[-1])
+            if tokens == 1024:
+                least = rank_theory.least_value_error(u, weights, 15)
+                assert (least < 1 / 4) == as_printed
+    # 1/2 and 1/(4d) less a row of them are what the proof asks for
+    assert smallest[65, True] > 0.25
+    assert round(smallest[128, True], 2) == 0.33
+    assert round(smallest[1024, True], 2) == 0.06
+    assert min(value for (_, as_printed), value in smallest.items() if not as_printed) > 0.75
+
+
+def test_what_cannot_be_compressed_so_is_refused() -> None:
+    for wrong in (0, 4):
+        with pytest.raises(InputError, match=f"rank is {wrong}, expected 1 to 3"):
+            rank_theory.projector(np.ones((3, 5)), wrong)
+    with pytest.raises(InputError, match=r"shape \(3,\)"):
+        rank_theory.compression_rate(np.ones(3), [1])
+    with pytest.raises(InputError, match="rise"):
+        rank_theory.incompressible(np.array([0.5, 1.0]), 4)
+    with pytest.raises(InputError, match="above 0"):
+        rank_theory.incompressible(np.array([0.5, 0.0]), 4)
+    with pytest.raises(InputError, match="2 tokens cannot have 3"):
+        rank_theory.incompressible(np.ones(3), 2)
+    with pytest.raises(InputError, match="2 heads, expected one"):
+        rank_theory.least_value_error(np.ones((4, 4)), AttentionWeights.random(4, 2), 1)

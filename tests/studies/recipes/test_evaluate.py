@@ -1,0 +1,297 @@
+"""Skill measures against hand computation, and a forecaster whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.models import load
+from tsfm_lens.studies.recipes import evaluate
+from tsfm_lens.studies.recipes.evaluate import (
+    TEST_SEED,
+    VALIDATION_SEED,
+    covariate_cases,
+    main,
+    synthetic_cases,
+    validation_cases,
+)
+from tsfm_lens.studies.recipes.export import open_pipeline
+from tsfm_lens.studies.recipes.skill import (
+    LEVELS,
+    PATHS,
+    Case,
+    geometric_mean,
+    interval,
+    longest_horizon,
+    measure,
+    naive_quantiles,
+    quantile_loss,
+    summary,
+    windows,
+)
+from tsfm_lens.testing import assert_close
+from tsfm_lens.zoo import checkpoint_path
+
+
+class LastSeason:
+    """A pipeline that gives the seasonal naive quantiles for a season of four."""
+
+    def predict_quantiles(
+        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
+    ) -> tuple[torch.Tensor, None]:
+        rows = [naive_quantiles(context.double().numpy(), 4, prediction_length) for context in inputs]
+        return torch.from_numpy(np.stack(rows)), None
+
+
+class Sampler:
+    """A pipeline whose quantiles are the number of samples that it was asked for, 20 by itself."""
+
+    largest = 0
+
+    def predict_quantiles(
+        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float], num_samples: int = 20
+    ) -> tuple[torch.Tensor, None]:
+        self.largest = max(self.largest, len(inputs))
+        shape = (len(inputs), prediction_length, len(quantile_levels))
+        return torch.full(shape, float(num_samples)), None
+
+
+class Cause:
+    """A pipeline that gives the known covariate where it is shown one, else 0."""
+
+    def predict_quantiles(
+        self, inputs: list[object], *, prediction_length: int, quantile_levels: list[float]
+    ) -> tuple[list[torch.Tensor], None]:
+        rows = [
+            torch.as_tensor(one["future_covariates"]["0"]) if isinstance(one, dict) else torch.zeros(prediction_length)
+            for one in inputs
+        ]
+        return [row[None, :, None].expand(-1, -1, len(LEVELS)) for row in rows], None
+
+
+def test_quantile_loss_by_hand() -> None:
+    quantiles = np.tile(np.arange(9.0), (1, 1))
+    # the truth 2 lies above the first two levels and below the last six
+    expected = 2 * (0.1 * 2 + 0.2 * 1 + 0.6 * 1 + 0.5 * 2 + 0.4 * 3 + 0.3 * 4 + 0.2 * 5 + 0.1 * 6) / 9
+    assert quantile_loss(quantiles, np.array([2.0])) == pytest.approx(expected)
+
+
+def test_naive_quantiles_repeat_the_season_and_widen() -> None:
+    context = np.array([1.0, 5.0, 2.0, 6.0, 2.0, np.nan])
+    quantiles = naive_quantiles(context, 2, 5)
+    # the gap takes the value before it
+    np.testing.assert_allclose(quantiles[:, 4], [2, 2, 2, 2, 2])
+    width = quantiles[:, 8] - quantiles[:, 0]
+    np.testing.assert_allclose(width / width[0], np.sqrt([1, 1, 2, 2, 3]))
+
+
+def test_geometric_mean_of_reciprocals_is_one() -> None:
+    assert geometric_mean([4.0, 0.25]) == pytest.approx(1.0)
+    low, high = interval([4.0, 0.25, 4.0, 0.25])
+    assert 0.25 <= low < 1 < high <= 4
+
+
+def test_windows_do_not_overlap_and_see_no_future() -> None:
+    case = Case("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
+    tasks = list(windows(case, 10))
+    assert len(tasks) == 5
+    np.testing.assert_array_equal(np.concatenate([task.truth for task in tasks[::-1]]), np.arange(50.0, 100.0))
+    assert all(task.context[-1] == task.truth[0] - 1 for task in tasks)
+    assert all(task.covariates[0, -1] == 2 * task.truth[-1] for task in tasks)
+
+
+def test_a_seasonal_naive_model_has_ratio_one() -> None:
+    values = np.random.default_rng(0).normal(size=120)
+    cases = [Case("noise", values, 4), Case("walk", values.cumsum(), 4)]
+    results = measure(LastSeason(), cases, horizon=12)
+    assert [result.name for result in results] == ["noise", "walk"]
+    assert_close([result.ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
+    assert_close([result.crps_ratio for result in results], [1.0, 1.0], depth=100, dtype=np.float32)
+    assert_close(summary(results)["mase"], 1.0, depth=100, dtype=np.float32)
+
+
+def test_a_model_sees_the_covariates_of_its_windows_if_asked_to() -> None:
+    cause = np.random.default_rng(0).normal(size=(1, 120))
+    case = Case("caused", cause[0] + 0.0, 4, cause)
+    assert measure(Cause(), [case], horizon=12)[0].model < 1e-6
+    assert measure(Cause(), [case], horizon=12, covariates=False)[0].model > 0.3
+
+
+def test_a_sampling_model_draws_as_many_paths_as_asked() -> None:
+    case = Case("fifty", np.resize([49.0, 51.0], 80), 1)
+    errors = [measure(Sampler(), [case], horizon=8, samples=samples)[0].model for samples in (None, 50, 80)]
+    # the series is 50 on average and moves by 2 at each step
+    assert errors == pytest.approx([15.0, 0.5, 15.0])
+
+
+def test_many_paths_are_drawn_in_parts_that_fit_in_memory() -> None:
+    sampler = Sampler()
+    cases = [Case(str(row), np.resize([49.0, 51.0], 200), 1) for row in range(3)]
+    for samples, most in ((20, 15), (PATHS // 4, 4), (2 * PATHS, 1)):
+        sampler.largest = 0
+        assert len(measure(sampler, cases, horizon=8, samples=samples)) == 3
+        assert sampler.largest == most
+
+
+def test_a_model_that_draws_no_samples_is_told_apart() -> None:
+    with pytest.raises(InputError, match="ChronosBoltPipeline gives quantiles"):
+        main(checkpoint_path("bolt-nano"), samples=60)
+
+
+def test_another_draw_of_the_synthetic_seasons_is_measured_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint_path("bolt-nano")
+    main(folder, seed=7)
+    said = capsys.readouterr().out
+    assert "synthetic seasons of seed 7" in said
+    assert "bundled" not in said
+    first = measure(open_pipeline(folder), synthetic_cases(seed=7)[:1])[0]
+    assert f"{first.model:.3f}" in said
+    assert f"{measure(open_pipeline(folder), synthetic_cases()[:1])[0].model:.3f}" not in said
+    with pytest.raises(InputError, match="ask for different series"):
+        main(folder, seed=7, real=tmp_path / "real.npz")
+
+
+def test_who_tunes_does_not_see_the_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+
+    def gain(model: object, *, seed: int) -> dict[str, object]:
+        seeds.append(seed)
+        return {"ratio": 0.5, "interval": (0.44449, 0.6)}
+
+    monkeypatch.setattr(evaluate, "covariate_gain", gain)
+    monkeypatch.setattr(evaluate, "measure", lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]))
+    values = np.random.default_rng(0).normal(size=200)
+    real = tmp_path / "real.npz"
+    np.savez(real, **{f"{split}/a": values for split in ("validation", "records")}, **{"season/a": np.array(4)})
+    for given in (None, real):
+        main(checkpoint_path("chronos2-nano"), real=given)
+    assert seeds == [TEST_SEED, VALIDATION_SEED]
+    first, second = capsys.readouterr().out.split("test: MASE with known covariates / without: 0.500 (0.444 to 0.600)")
+    assert "validation" not in first
+    assert "test" not in second
+    assert "validation: MASE with known covariates" in second
+
+
+def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
+    path = tmp_path / "real.npz"
+    np.savez(path, **{"validation/a": np.arange(5.0), "season/a": np.array(3), "training/b": np.arange(9.0)})
+    (case,) = validation_cases(path)
+    assert (case.name, case.season, case.values.tolist()) == ("a", 3, [0, 1, 2, 3, 4])
+    with pytest.raises(CheckpointError, match="has no array records"):
+        validation_cases(path, "records")
+    with pytest.raises(UnknownNameError, match="records"):
+        validation_cases(path, "record")
+
+
+def test_series_and_seasons_that_are_none_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "real.npz"
+    for values, season, said in (
+        (np.full(9, np.nan), np.array(3), "array validation/a has 9 steps and no value"),
+        (np.arange(9.0), np.array(0), "array season/a is 0, expected a number of steps from 1 on"),
+        (np.arange(9.0), np.array([3]), r"array season/a is \[3\]"),
+        (np.arange(9.0), None, "array season/a is not there"),
+    ):
+        np.savez(path, **{"validation/a": values}, **({} if season is None else {"season/a": season}))
+        with pytest.raises(CheckpointError, match=said):
+            validation_cases(path)
+
+
+class Damaged(LastSeason):
+    """A pipeline that gives NaN for one series."""
+
+    def predict_quantiles(
+        self, inputs: list[torch.Tensor], *, prediction_length: int, quantile_levels: list[float]
+    ) -> tuple[torch.Tensor, None]:
+        quantiles, _ = super().predict_quantiles(
+            inputs, prediction_length=prediction_length, quantile_levels=quantile_levels
+        )
+        quantiles[-1, 0, 2] = torch.nan
+        return quantiles, None
+
+
+def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    cases = [Case("one", rng.normal(size=60), 4), Case("two", rng.normal(size=60), 4)]
+    with pytest.raises(InputError, match="forecast of 'two' has 1 of 108 quantiles that are not finite"):
+        measure(Damaged(), cases, horizon=12)
+    # a context without a value has no forecast, and no error to measure it by
+    unseen = Case("unseen", np.concatenate([np.full(33, np.nan), np.ones(12)]), 4)
+    assert measure(Damaged(), [unseen], horizon=12) == []
+
+
+def edited(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
+def test_what_is_measured_is_a_whole_checkpoint(name: str, tmp_path: Path) -> None:
+    matrix = next(key for key in load_file(checkpoint_path(name) / "model.safetensors") if key.endswith(".q.weight"))
+    edits: dict[str, tuple[Callable[[Path], object], str]] = {
+        "nan": (lambda folder: edited(folder, lambda held: held[matrix].fill_(torch.nan)), "not finite"),
+        "missing": (lambda folder: edited(folder, lambda held: held.pop(matrix)), "1 missing"),
+        "bare": (lambda folder: (folder / "config.json").unlink(), r"has no config\.json"),
+    }
+    for kind, (edit, said) in edits.items():
+        folder = shutil.copytree(checkpoint_path(name), tmp_path / kind)
+        edit(folder)
+        with pytest.raises(CheckpointError, match=said):
+            main(folder)
+
+
+def test_a_folder_is_opened_though_an_embedded_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoint_path("chronos2-nano"), tmp_path / "bolt-nano")
+    monkeypatch.chdir(tmp_path)
+    assert type(open_pipeline(Path("bolt-nano"))).__name__ == "Chronos2Pipeline"
+
+
+def test_a_language_model_is_no_pipeline(tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint_path("chronos-nano"), tmp_path / "t5")
+    config = json.loads((folder / "config.json").read_text())
+    del config["chronos_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"holds a T5ForConditionalGeneration, .* is chronos_config missing"):
+        open_pipeline(folder)
+    with pytest.raises(InputError, match=r"if this is a Chronos checkpoint, its config\.json lacks chronos_config"):
+        load(folder, check=False).forecast([[1.5, 2.0]], 2)
+
+
+def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
+    longest = longest_horizon(Case("a", np.zeros(100), 24))
+    assert [len(list(windows(Case("a", np.zeros(100), 24), longest + more))) for more in (0, 1)] == [1, 0]
+    with pytest.raises(InputError, match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"):
+        main(checkpoint_path("bolt-nano"), horizon=100_000)
+
+
+def test_short_cases_are_left_out() -> None:
+    assert measure(LastSeason(), [Case("short", np.arange(20.0), 4)], horizon=12) == []
+
+
+def test_held_out_series_have_their_season_and_differ_between_validation_and_test() -> None:
+    for case in synthetic_cases(count=12):
+        lagged = np.abs(case.values[case.season :] - case.values[: -case.season]).mean()
+        other = np.abs(case.values[case.season // 2 :] - case.values[: -(case.season // 2)]).mean()
+        assert lagged < other
+    one, two = (synthetic_cases(count=1, seed=seed)[0].values for seed in (VALIDATION_SEED, TEST_SEED))
+    assert not np.array_equal(one, two)
+
+
+def test_the_covariate_carries_half_of_the_variance() -> None:
+    shares = [np.corrcoef(case.values, case.covariates[0])[0, 1] ** 2 for case in covariate_cases()]
+    # 48 series of 320 steps: the mean share is known to about 0.01
+    assert abs(np.mean(shares) - 0.5) < 0.05

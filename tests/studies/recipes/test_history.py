@@ -1,0 +1,168 @@
+"""The training history: checkpoints are those of the run, scores those of each checkpoint alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+import xarray as xr
+from typer.testing import CliRunner
+
+from tsfm_lens import probes, viz
+from tsfm_lens.catalogue import find
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.studies.recipes.corpus import Corpus
+from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
+from tsfm_lens.studies.recipes.train import Trainer
+from tsfm_lens.training import read_log
+from tsfm_lens.training.state import LOG
+
+SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
+
+
+@pytest.fixture
+def trained(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> TrainingHistory:
+    Trainer(token_recipe, tmp_path / "run", corpus).run(quiet=True)
+    return TrainingHistory(tmp_path / "run")
+
+
+def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corpus, tmp_path: Path) -> None:
+    assert (min(trained), max(trained)) == (0, trained.recipe.steps)
+    again = Trainer(trained.recipe, tmp_path / "again", corpus)
+    again.run(until=3, quiet=True)
+    kept = trained[3].adapter.model.state_dict()
+    assert all(np.array_equal(kept[name], weight) for name, weight in again.model.state_dict().items())
+    before = initial_model(trained.recipe).adapter.model.state_dict()
+    assert all(np.array_equal(before[name], weight) for name, weight in trained[0].adapter.model.state_dict().items())
+
+
+def test_initial_weights_are_others_under_another_seed(token_recipe: TrainingRecipe) -> None:
+    first, second = (initial_model(token_recipe, seed=seed).adapter.model.state_dict() for seed in (0, 1))
+    assert not np.array_equal(first["shared.weight"], second["shared.weight"])
+
+
+def test_models_of_a_training_say_what_they_are(trained: TrainingHistory) -> None:
+    name = trained.recipe.name
+    assert trained[3].model_id == f"{name} (step 3)"
+    assert initial_model(trained.recipe, seed=4).model_id == f"{name} (initial weights, seed 4)"
+
+
+def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
+    picked = {step: trained[step] for step in (0, 8)}
+    data = probes.training_history(picked, losses=trained.losses, name="tiny", n_sequences=4, **SMALL)
+    alone = probes.repeated_tokens(trained[8], n_sequences=4, decoding="forced", positions="all", **SMALL)
+    np.testing.assert_array_equal(data["prefix_matching"].sel(training_step=8), alone["prefix_matching"])
+    np.testing.assert_array_equal(data["copy_score_low"].sel(training_step=8), alone["copy_score_low"])
+    assert float(data["copying"].sel(training_step=8)) == float(alone["copy_accuracy"])
+    # a share of what an even spread has, and no longer nats
+    assert alone["entropy"].attrs["units"] == "nats"
+    assert "units" not in data["entropy_share"].attrs
+    assert 0 < float(data["entropy_share"].min()) <= float(data["entropy_share"].max()) <= 1
+    assert dict(zip(data["loss_step"].values.tolist(), data["loss"].values, strict=True)) == trained.losses
+
+
+def test_models_of_quantiles_are_scored_by_motifs_in_values(
+    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    Trainer(patch_recipe, tmp_path, corpus).run(quiet=True)
+    history = TrainingHistory(tmp_path)
+    data = probes.training_history(history, motif=2, repeats=2, n_series=3)
+    alone = probes.repeated_motif(history[8], motif=2, repeats=2, n_series=3)
+    of_last = data.sel(training_step=8)
+    np.testing.assert_array_equal(of_last["advantage_high"], alone["advantage_high"].sel(target="after_last"))
+    assert float(of_last["copying"]) == pytest.approx(1 - float(alone["relative_copy_error"].mean()))
+    assert data.sizes["training_step"] == len(history)
+    assert not {"copy_score", "loss"} & set(data)
+
+
+def planted_history(last: float = 0.8) -> xr.Dataset:
+    """Copying 0, 0.1, ``last`` at steps 0, 10, 100; only head 1 of layer 1 rises above an even spread, at step 100."""
+    grid = ("training_step", "layer", "head")
+    values = np.full((3, 2, 2), 0.05)
+    values[2, 1, 1] = 0.6
+    parts = dict.fromkeys(("prefix_matching", "copy_score", "entropy_share"), (grid, values))
+    parts |= {"prefix_matching_low": (grid, values - 0.01), "prefix_matching_high": (grid, values + 0.01)}
+    parts |= {"prefix_matching_stands_out": (grid, values > 0.5)}
+    of_step = {"prefix_floor": np.full(3, 0.05), "copying": np.array([0.0, 0.1, last])}
+    data = xr.Dataset(parts | {name: ("training_step", known) for name, known in of_step.items()})
+    data = data.assign_coords(training_step=[0, 10, 100], layer=["0", "1"], head=[0, 1])
+    return data.assign_attrs(kind="training_history", model="toy")
+
+
+def test_the_figure_has_a_line_per_head_and_step_0_at_its_left_end() -> None:
+    fig = viz.training_history(planted_history())
+    lines = [trace for trace in fig.data if trace.name == "layer 1" and trace.mode == "lines+markers"]
+    assert len(lines) == 3 * 2
+    assert list(lines[1].y) == [0.05, 0.05, 0.6]
+    assert 0 < lines[1].x[0] < 10
+    assert list(lines[1].x[1:]) == [10, 100]
+    assert (fig.layout.xaxis.ticktext[0], fig.layout.xaxis.tickvals[0]) == ("0", lines[1].x[0])
+    assert [trace.y[0] for trace in fig.data if trace.name == "even attention"] == [0.05]
+
+
+def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> None:
+    (plate,) = find("training_history").plates(planted_history())
+    assert plate.reading == [
+        "At step 100 the model copies 80 % of the motif's tokens.",
+        "Half of that is reached between steps 10 and 100.",
+        "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the "
+        "noise.",
+    ]
+    never = find("training_history").plates(planted_history(last=-0.1))
+    assert not any("Half" in sentence for sentence in next(never).reading)
+
+
+def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no training run"):
+        TrainingHistory(tmp_path)
+    with pytest.raises(InputError, match="nearest is that of step 8"):
+        trained[11]
+    with pytest.raises(InputError, match="no checkpoints"):
+        probes.training_history({})
+    (trained.folder / LOG).unlink()
+    with pytest.raises(CheckpointError, match="no training run"):
+        TrainingHistory(trained.folder)
+
+
+def test_checkpoints_of_two_shapes_are_refused(token_recipe: TrainingRecipe) -> None:
+    wide = token_recipe.model_copy(update={"config": token_recipe.config | {"num_heads": 4}})
+    with pytest.raises(InputError, match="step 5 has"):
+        probes.training_history({0: initial_model(token_recipe), 5: initial_model(wide)}, n_sequences=2, **SMALL)
+
+
+def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    Trainer(patch_recipe, tmp_path / "run", corpus).run(until=1, quiet=True)
+    app = typer.Typer()
+    app.command()(main)
+    done = CliRunner().invoke(
+        app, [str(tmp_path / "run"), "--out", str(tmp_path / "history.nc"), "--motif", "2", "--repeats", "2"]
+    )
+    assert done.exit_code == 0, done.output
+    with xr.open_dataset(tmp_path / "history.nc", engine="scipy") as data:
+        assert (data.attrs["kind"], data.attrs["model"]) == ("training_history", "bolt-nano")
+    assert [path.name for path in tmp_path.glob("history.nc*")] == ["history.nc"]
+
+
+def test_the_run_of_another_task_has_no_history_here(
+    patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    Trainer(patch_recipe, tmp_path, corpus).run(until=1, quiet=True)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    torch.save({**state, "identity": '{"seed": 0}'}, tmp_path / "state.pt")
+    with pytest.raises(CheckpointError, match=r"state\.pt is of another run"):
+        TrainingHistory(tmp_path)
+
+
+def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    first, second = patch_recipe.stages
+    plan = patch_recipe.model_copy(update={"stages": (first, second.model_copy(update={"start": 4, "log_floor": 0.1}))})
+    Trainer(plan, tmp_path, corpus, device="cpu").run(quiet=True)
+    steps = [line["step"] for line in read_log(tmp_path / LOG)]
+    history = TrainingHistory(tmp_path)
+    assert list(history.losses) == [step for step in steps if step <= 4]
+    assert max(steps) == 8

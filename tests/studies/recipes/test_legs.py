@@ -1,0 +1,226 @@
+"""Legs of a training: rates that rise again, Muon, the mean of legs, and starting from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.studies.recipes.corpus import Corpus
+from tsfm_lens.studies.recipes.export import export
+from tsfm_lens.studies.recipes.optimizer import MuonAdamW, layer_matrices
+from tsfm_lens.studies.recipes.recipe import BOLT_NANO, CHRONOS_NANO, Restart, TrainingRecipe
+from tsfm_lens.studies.recipes.train import Trainer, build_model, main
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training.state import HISTORY
+
+
+def test_the_rate_rises_again_at_a_restart() -> None:
+    again = Restart(at=1000, learning_rate=1.0, decay=500)
+    plan = CHRONOS_NANO.model_copy(
+        update={"warmup": 100, "decay": 400, "steps": 2000, "learning_rate": 2.0, "restarts": (again,)}
+    )
+    rates = [plan.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)]
+    np.testing.assert_allclose(rates, [0.02, 2.0, 0.02, 0.01, 1.0, 1.0, 0.01])
+    third = plan.model_copy(
+        update={"steps": 3000, "restarts": (again, Restart(at=2000, learning_rate=0.5, decay=1000))}
+    )
+    np.testing.assert_allclose([third.rate(step) for step in (0, 599, 999, 1000, 1099, 1499, 1999)], rates)
+    np.testing.assert_allclose([third.rate(step) for step in (2099, 2499, 2999)], [0.4505, 0.2525, 0.005])
+    short = plan.model_copy(update={"steps": 800})
+    np.testing.assert_allclose([short.rate(step) for step in (399, 599, 799)], [2.0, 1.01, 0.02])
+
+
+def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
+    """The recipe with a second leg of four steps by Muon."""
+    again = Restart(at=4, learning_rate=1e-2, decay=0, optimizer="Muon")
+    return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
+
+
+def test_only_the_matrices_of_layers_turn_to_muon(tiny: TrainingRecipe) -> None:
+    model = build_model(tiny)
+    held = {id(weight) for weight in layer_matrices(model)}
+    names = {name for name, weight in model.named_parameters() if id(weight) in held}
+    assert names
+    assert not [name for name in names if "shared" in name or "bias" in name or "norm" in name]
+    left = {name for name, weight in model.named_parameters() if weight.ndim == 2} - names
+    assert all("shared" in name or "relative_attention_bias" in name or "embed" in name for name in left), left
+
+
+def test_a_step_of_muon_moves_a_matrix_along_the_nearest_orthogonal_one(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
+    trainer.run(until=4, quiet=True)
+    weights = layer_matrices(trainer.model)
+    before = [weight.detach().clone() for weight in weights]
+    assert not isinstance(trainer.optimizer, MuonAdamW)
+    trainer.train_step()
+    assert isinstance(trainer.optimizer, MuonAdamW)
+    rate = trainer.recipe.rate(4)
+    for old, weight in zip(before, weights, strict=True):
+        moved = old * (1 - rate * trainer.recipe.weight_decay) - weight.detach()
+        # Newton-Schulz in bfloat16 brings each singular value of the momentum to between 0.7 and 1.2
+        turned = torch.linalg.svdvals(moved) / (0.2 * max(weight.shape) ** 0.5 * rate)
+        gradient = weight.grad
+        left, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
+        firm = sizes > 0.1 * sizes[0]
+        along = torch.einsum("ik,ij,kj->k", left, moved, right)[firm] / (0.2 * max(weight.shape) ** 0.5 * rate)
+        assert float(turned.max()) < 1.35
+        assert float(along.min()) > 0.5
+
+
+def test_a_leg_by_muon_is_stopped_and_resumed(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    plan = muon_leg(token_recipe)
+    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
+    assert whole.run(quiet=True)
+    Trainer(plan, tmp_path / "stopped", corpus, device="cpu").run(until=6, quiet=True)
+    resumed = Trainer(plan, tmp_path / "stopped", corpus, device="cpu")
+    resumed.resume()
+    resumed.run(quiet=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
+    """The recipe with restarts at its third and sixth step of nine."""
+    second = Restart(at=3, learning_rate=1e-2, decay=3)
+    third = Restart(at=6, learning_rate=1e-2, decay=3, from_mean=from_mean, config=config or {})
+    return recipe.model_copy(update={"restarts": (second, third), "warmup": 1, "steps": 9})
+
+
+def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    plan = three_legs(tiny, from_mean=True)
+    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
+    whole.run(quiet=True)
+    before, after = (load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors") for step in (3, 6))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    plain = Trainer(three_legs(tiny, from_mean=False), tmp_path / "plain", corpus, device="cpu")
+    plain.model.load_state_dict({name: (before[name] + after[name]) / 2 for name in before}, strict=False)
+    plain.step = 6
+    plain.run(quiet=True)
+    for name, weight in whole.model.state_dict().items():
+        # the mean is taken in another order of sums, and three steps go on from it
+        assert_close(plain.model.state_dict()[name], weight, depth=1000)
+
+
+def test_a_leg_of_a_mean_is_stopped_and_resumed(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    plan = three_legs(tiny, from_mean=True)
+    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
+    whole.run(quiet=True)
+    for until in (6, 7):
+        Trainer(plan, tmp_path / f"stopped-{until}", corpus, device="cpu").run(until=until, quiet=True)
+        resumed = Trainer(plan, tmp_path / f"stopped-{until}", corpus, device="cpu")
+        resumed.resume()
+        resumed.run(quiet=True)
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+def test_a_run_that_stands_at_a_mean_can_be_ended_early(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    plan = three_legs(token_recipe, from_mean=True)
+    whole = Trainer(plan, tmp_path / "whole", corpus, device="cpu")
+    whole.run(quiet=True)
+    Trainer(plan, tmp_path / "run", corpus, device="cpu").run(until=6, quiet=True)
+    ended = Trainer(plan, tmp_path / "run", corpus, device="cpu")
+    ended.resume()
+    ended.end_within(3, tmp_path / "run" / "ended")
+    assert ended.run(quiet=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, ended.model.state_dict()[name]), name
+
+
+def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    run = Trainer(three_legs(token_recipe, from_mean=True), tmp_path, corpus, device="cpu")
+    run.run(until=6, quiet=True)
+    (tmp_path / HISTORY / "step-000003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has lost its checkpoint of step 3"):
+        run.run(quiet=True)
+
+
+def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
+    plan = BOLT_NANO.ending(3_000, 500)
+    assert (plan.steps, plan.decay) == (3_500, 500)
+    assert plan.rate(2_999) == BOLT_NANO.rate(2_999)
+    assert plan.rate(3_499) == pytest.approx(0.01 * BOLT_NANO.learning_rate)
+    assert plan.stage(2_999) == BOLT_NANO.stage(2_999)
+    assert plan.stage(3_000).mix == BOLT_NANO.stage(39_999).mix
+    assert not plan.restarts
+    later = BOLT_NANO.ending(50_000, 500)
+    assert later.rate(39_999) == BOLT_NANO.rate(39_999)
+    assert later.rate(49_999) == pytest.approx(BOLT_NANO.restarts[0].learning_rate)
+    assert later.rate(50_499) == pytest.approx(0.01 * BOLT_NANO.restarts[0].learning_rate)
+    assert later.stage(50_000).log_floor == BOLT_NANO.stage(59_999).log_floor
+    assert later.stage(50_000).context == BOLT_NANO.stage(59_999).context
+    assert len(later.restarts) == 1
+    third = BOLT_NANO.restarts[1]
+    last = BOLT_NANO.ending(70_000, 500)
+    assert last.restarts == (BOLT_NANO.restarts[0], third.model_copy(update={"decay": 500}))
+    assert last.rate(69_999) == pytest.approx(third.learning_rate)
+    assert last.rate(70_499) == pytest.approx(0.01 * third.learning_rate)
+
+
+def test_stages_and_restarts_come_in_order() -> None:
+    made = BOLT_NANO.model_dump()
+    for part, words in (("stages", "stages start at .*expected 0 first"), ("restarts", "restarts at .*expected each")):
+        with pytest.raises(ValidationError, match=words):
+            TrainingRecipe(**made | {part: made[part][::-1]})
+    wider = [{"at": 5, "learning_rate": 1.0, "decay": 0, "config": {"d_ff": 512}}]
+    with pytest.raises(ValidationError, match="attention is factorised"):
+        TrainingRecipe(**made | {"restarts": wider, "attention_rank": {"rank": 2}})
+    assert TrainingRecipe(**made) == BOLT_NANO
+
+
+def test_a_second_leg_goes_on_from_a_checkpoint_of_the_first(
+    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    plan = tiny.model_copy(update={"steps": 8, "restarts": (Restart(at=4, learning_rate=1e-3, decay=4),)})
+    first = Trainer(plan, tmp_path / "first", corpus, device="cpu")
+    first.run(until=4, quiet=True)
+    export(first.model, tmp_path / "checkpoint")
+    second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
+    second.go_on_from(tmp_path / "checkpoint")
+    assert second.step == 4
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name]), name
+    assert second.run(quiet=True)
+    kept = sorted(path.stem for path in (tmp_path / "second" / HISTORY).iterdir())
+    assert (kept[0], kept[-1]) == ("step-000004", "step-000008")
+
+
+def test_what_no_second_leg_starts_from_is_refused(
+    patch_recipe: TrainingRecipe, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    export(build_model(token_recipe), tmp_path / "token")
+    with pytest.raises(InputError, match="trained in one leg"):
+        Trainer(patch_recipe, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
+    plan = patch_recipe.model_copy(update={"restarts": (Restart(at=4, learning_rate=1e-3, decay=4),)})
+    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
+        Trainer(plan, tmp_path / "run", corpus, device="cpu").go_on_from(tmp_path / "token")
+    for other in ({"resume": True}, {"end_within": 5}):
+        with pytest.raises(InputError, match="--start begins the last leg"):
+            main("bolt-nano", tmp_path / "never", real=tmp_path / "real.npz", start=tmp_path / "token", **other)
+    assert not (tmp_path / "never").exists()
+
+
+def test_a_command_that_cannot_go_on_says_so_before_it_draws_its_series(
+    token_recipe: TrainingRecipe, tmp_path: Path
+) -> None:
+    export(build_model(token_recipe), tmp_path / "token")
+    np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
+    where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}
+    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
+        main("bolt-nano", **where, start=tmp_path / "token")
+    with pytest.raises(InputError, match="trained in one leg"):
+        main("chronos2-nano", **where, start=tmp_path / "token")
+    for going_on in ({"resume": True}, {"end_within": 5}):
+        with pytest.raises(CheckpointError, match=r"no state\.pt in"):
+            main("bolt-nano", **where, **going_on)
+    assert not (tmp_path / "runs").exists()

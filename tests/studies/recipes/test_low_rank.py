@@ -1,0 +1,212 @@
+"""Models that begin at low rank: what they compute, what is trained of them, and how they are kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from tsfm_lens import load
+from tsfm_lens.compress import Compressed, LowRank, cut_off, matrices, product
+from tsfm_lens.compress.layers import replace_layer
+from tsfm_lens.errors import InputError, LensError, UnknownNameError
+from tsfm_lens.models import Lens
+from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
+from tsfm_lens.studies.recipes.corpus import Corpus
+from tsfm_lens.studies.recipes.export import as_pipeline, export
+from tsfm_lens.studies.recipes.history import TrainingHistory
+from tsfm_lens.studies.recipes.narrow import attention_ranks
+from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
+from tsfm_lens.studies.recipes.train import Trainer, build_model, ordinal_embedding
+from tsfm_lens.testing import assert_close
+
+D, HEADS, D_HEAD = 16, 2, 4
+
+
+def with_rank(recipe: TrainingRecipe, **options: Any) -> TrainingRecipe:
+    return recipe.model_copy(update={"attention_rank": AttentionRank(**options)})
+
+
+def opened(model: Any) -> Lens:
+    return load(as_pipeline(model.eval()), check=False)
+
+
+def logits(model: Any) -> torch.Tensor:
+    ids = torch.arange(3, 27).reshape(2, 12)
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=ids, decoder_input_ids=ids[:, :5]).logits
+    return found
+
+
+def rank_of(weight: torch.Tensor) -> int:
+    """Directions beyond rounding to float32."""
+    return int(epsilon_rank(torch.linalg.svdvals(weight.detach().double()).numpy(), 1e-6))
+
+
+def test_a_recipe_without_ranks_is_the_native_model_of_its_seed(token_recipe: TrainingRecipe) -> None:
+    torch.manual_seed(token_recipe.seed)
+    native = T5ForConditionalGeneration(T5Config(**token_recipe.config))
+    generator = torch.Generator().manual_seed(token_recipe.seed)
+    with torch.no_grad():
+        native.shared.weight.copy_(ordinal_embedding(64, D, 3, generator, finest=token_recipe.finest))
+        for bucket, head, logit in token_recipe.encoder_bias:
+            native.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight[bucket, head] += logit
+    for name, weight in build_model(token_recipe).state_dict().items():
+        assert torch.equal(weight, native.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("sketch", ["by head", "shared"])
+def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(tiny: TrainingRecipe, sketch: str) -> None:
+    dense, low = build_model(tiny), build_model(with_rank(tiny, rank=2, sketch=sketch))
+    state, known = low.state_dict(), matrices(opened(dense))
+    paths = {matrix.path for matrix in known.values()}
+    for name, weight in dense.state_dict().items():
+        if name.removesuffix(".weight") not in paths:
+            assert torch.equal(weight, state[name]), name
+    for path in paths:
+        layer, whole = low.get_submodule(path), dense.get_submodule(path).weight
+        assert isinstance(layer, LowRank)
+        assert_close(layer.weight.norm().item(), whole.norm().item(), depth=D, dtype=torch.float32)
+        # no factor is the larger one
+        assert_close(layer.up.norm().item(), layer.down.norm().item(), depth=D, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("sketch", ["by head", "shared"])
+def test_factors_compute_what_their_products_do(token_recipe: TrainingRecipe, sketch: str) -> None:
+    low = build_model(with_rank(token_recipe, rank=2, sketch=sketch))
+    dense = build_model(token_recipe)
+    for path in {matrix.path for matrix in matrices(opened(dense)).values()}:
+        with torch.no_grad():
+            dense.get_submodule(path).weight.copy_(product(low.get_submodule(path).factors))
+    assert_close(logits(low), logits(dense), depth=1000)
+
+
+def test_factors_of_the_size_of_a_head_can_be_any_matrix(token_recipe: TrainingRecipe) -> None:
+    dense = build_model(token_recipe)
+    twin = copy.deepcopy(dense)
+    for matrix in matrices(opened(dense)).values():
+        weight = twin.get_submodule(matrix.path).weight
+        factors = cut_off(weight, D_HEAD, heads=matrix.heads, of=matrix.of)
+        replace_layer(twin, matrix.path, LowRank(factors))
+    assert_close(logits(twin), logits(dense), depth=1000)
+
+
+def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
+    dense, full = build_model(token_recipe), build_model(with_rank(token_recipe, rank=D_HEAD))
+    assert not any(isinstance(module, Compressed) for module in full.modules())
+    assert all(torch.equal(weight, full.state_dict()[name]) for name, weight in dense.state_dict().items())
+
+
+def test_heads_have_their_own_ranks_and_a_shared_sketch_one(token_recipe: TrainingRecipe) -> None:
+    def entries(recipe: TrainingRecipe) -> list[int]:
+        return [module.entries for module in build_model(recipe).modules() if isinstance(module, LowRank)]
+
+    assert set(entries(with_rank(token_recipe, rank=2))) == {HEADS * 2 * (D_HEAD + D)}
+    assert set(entries(with_rank(token_recipe, rank=3, sketch="shared"))) == {3 * (D + HEADS * D_HEAD)}
+    low = build_model(with_rank(token_recipe, rank=1, sketch="shared"))
+    layer = low.encoder.block[0].layer[0].SelfAttention.q
+    assert rank_of(layer.weight) == 1
+
+
+def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(token_recipe: TrainingRecipe) -> None:
+    deep = token_recipe.model_copy(update={"config": token_recipe.config | {"num_layers": 4}})
+    lens = opened(build_model(deep))
+    ranks = attention_ranks(lens, AttentionRank(rank=2, growth=0.6))
+    # ceil(2 * (1 + i) ** 0.6) is 2, 4, 4, 5, of heads of four
+    assert [ranks[f"encoder_blocks.{layer}.self_attn.v"] for layer in range(4)] == [2, 4, 4, 4]
+    assert ranks["decoder_blocks.0.cross_attn.o"] == 2
+
+
+def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(token_recipe: TrainingRecipe) -> None:
+    dense = build_model(token_recipe)
+    model = build_model(token_recipe.model_copy(update={"vocabulary_rank": 3}))
+    table = model.shared.weight.double()
+    assert rank_of(table) == 3
+    values = torch.linspace(-5, 5, 61, dtype=torch.float64).numpy()
+    expected = ChebyshevEmbedding.random(D, 3, largest=5.0, seed=0)(values).T
+    scale = table[3:].norm() / torch.from_numpy(expected).norm()
+    assert_close(table[3:], scale * torch.from_numpy(expected), depth=16, dtype=torch.float32)
+    assert_close(table[3:].square().mean().item(), 1.0, depth=64, dtype=torch.float32)
+    # the head begins as the dense model's, which scales what enters it
+    model.shared.weight.data.copy_(dense.shared.weight)
+    assert_close(logits(model), logits(dense), depth=100)
+
+
+def test_training_leaves_a_fixed_vocabulary_and_moves_all_else(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    recipe = with_rank(token_recipe, rank=1, growth=0.5).model_copy(update={"vocabulary_rank": 2, "weight_decay": 0.5})
+    trainer = Trainer(recipe, tmp_path / "run", corpus, device="cpu")
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    assert trainer.run(quiet=True)
+    after = trainer.model.state_dict()
+    same = {name for name, weight in before.items() if torch.equal(weight, after[name])}
+    assert same == {"shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    assert rank_of(after["shared.weight"]) == 2
+
+
+@pytest.mark.parametrize("sketch", ["by head", "shared"])
+def test_what_was_trained_at_low_rank_opens_with_every_hook_point(
+    tiny: TrainingRecipe, sketch: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    recipe = with_rank(tiny, rank=2, sketch=sketch)
+    whole = Trainer(recipe, tmp_path / "whole", corpus, device="cpu")
+    whole.run(quiet=True)
+    stopped = Trainer(recipe, tmp_path / "stopped", corpus, device="cpu")
+    stopped.run(until=4, quiet=True)
+    resumed = Trainer(recipe, tmp_path / "stopped", corpus, device="cpu")
+    resumed.resume()
+    resumed.run(quiet=True)
+    export(resumed.model, tmp_path / "kept")
+    lens, last = load(tmp_path / "kept"), TrainingHistory(tmp_path / "whole")[recipe.steps]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, lens.adapter.model.state_dict()[name]), name
+        assert torch.equal(weight, last.adapter.model.state_dict()[name]), name
+    assert list(lens.registry.points) == list(opened(build_model(tiny)).registry.points)
+    assert sum(isinstance(module, LowRank) for module in lens.adapter.model.modules()) == len(matrices(lens))
+
+
+def test_a_new_option_leaves_the_identity_of_old_recipes_alone(
+    token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    identity = Trainer(token_recipe, tmp_path, corpus, device="cpu").task.identity
+    assert not {"attention_rank", "vocabulary_rank"} & set(json.loads(identity))
+    assert TrainingRecipe.model_validate_json(identity) == token_recipe
+    narrow = token_recipe.model_copy(update={"vocabulary_rank": 2})
+    assert Trainer(narrow, tmp_path, corpus, device="cpu").task.identity != identity
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"attention_rank": AttentionRank(rank=0)}, InputError, "rank 0 of each head of .* expected 1 to 4"),
+        ({"attention_rank": AttentionRank(rank=5)}, InputError, "rank 5 of each head of .* expected 1 to 4"),
+        ({"attention_rank": AttentionRank(rank=9, sketch="shared")}, InputError, "rank 9 of .* expected 1 to 8"),
+        ({"attention_rank": AttentionRank(rank=2, growth=-0.5)}, InputError, "exponent -0.5"),
+        ({"attention_rank": AttentionRank(rank=2, sketch="by heads")}, UnknownNameError, "by head"),
+        ({"vocabulary_rank": 0}, InputError, "vocabulary of rank 0; expected 1 to .* 16"),
+        ({"vocabulary_rank": 17}, InputError, "vocabulary of rank 17; expected 1 to .* 16"),
+    ],
+)
+def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
+    changes: dict[str, Any],
+    kind: type[LensError],
+    words: str,
+    token_recipe: TrainingRecipe,
+    corpus: Corpus,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(kind, match=words):
+        Trainer(token_recipe.model_copy(update=changes), tmp_path / "run", corpus, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
+    with pytest.raises(InputError, match="reads no tokens"):
+        build_model(patch_recipe.model_copy(update={"vocabulary_rank": 2}))

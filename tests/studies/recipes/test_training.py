@@ -1,0 +1,305 @@
+"""Losses against brute force; resuming and exporting change nothing."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chronos import BaseChronosPipeline
+from chronos.chronos import ChronosConfig
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.studies.recipes.corpus import Corpus
+from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
+from tsfm_lens.studies.recipes.recipe import CHRONOS_NANO, RECIPES, Stage, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.train import Trainer, build_model, ordinal_embedding
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training import read_log
+from tsfm_lens.training.losses import (
+    FAR,
+    blank_inputs,
+    ordinal_cross_entropy,
+    own_forecasts,
+    patch_loss,
+    step_weights,
+    token_loss,
+    token_step_losses,
+)
+from tsfm_lens.training.state import HISTORY, LOG
+
+
+def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 20, generator=generator)
+    labels = torch.randint(3, 20, (3, 5), generator=generator)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    ours = ordinal_cross_entropy(logits, labels, smoothing=0.0, first_bin=3)
+    assert_close(ours.flatten(), expected, depth=100)
+
+
+def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
+    logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(1)).double()
+    labels = torch.tensor([3, 4, 8, 11])
+    for row, label in enumerate(labels.tolist()):
+        target = np.zeros(12)
+        for token in range(max(3, label - 4), min(12, label + 5)):
+            target[token] = np.exp(-0.5 * ((token - label) / 1.5) ** 2)
+        target /= target.sum()
+        expected = -(target * logits[row].log_softmax(-1).numpy()).sum()
+        ours = ordinal_cross_entropy(logits[row : row + 1], labels[row : row + 1], smoothing=1.5, first_bin=3)
+        assert ours.item() == pytest.approx(expected)
+
+
+def test_step_weights_fall_from_the_first_and_keep_the_mean() -> None:
+    weights = step_weights(24, 3.0)
+    assert weights.mean().item() == pytest.approx(1.0)
+    assert_close((weights / weights[-1])[:5], [3.0, 2.5, 2.0, 1.5, 1.0], depth=16, dtype=np.float32)
+
+
+def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: TrainingRecipe) -> None:
+    model = build_model(token_recipe).eval()
+    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
+    pipeline_config = token_recipe.config["chronos_config"]
+    tokenizer = ChronosConfig(**pipeline_config).create_tokenizer()
+    ids, mask, scale = tokenizer.context_input_transform(past)
+    labels, _ = tokenizer.label_input_transform(future, scale)
+    # the native loss with the end token left out of the mean, as it is never sampled
+    native = model(input_ids=ids, attention_mask=mask, labels=labels[:, :-1].contiguous()).loss
+    assert_close(token_step_losses(model, past, future, stage).mean(), native, depth=100)
+    assert_close(token_loss(model, past, future, stage), native, depth=100)
+
+
+def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: TrainingRecipe) -> None:
+    model = build_model(patch_recipe).eval()
+    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    future[1, 2] = 10 * FAR
+    forecast = model(context=past).quantile_preds.detach().double().numpy()
+    total = 0.0
+    for row in range(3):
+        scale = past[row].double().numpy().std()
+        for step in range(8):
+            for index, level in enumerate(patch_recipe.config["chronos_config"]["quantiles"]):
+                if (row, step) == (1, 2):
+                    continue
+                error = (future[row, step].item() - forecast[row, index, step]) / scale
+                total += 2 * max(level * error, (level - 1) * error)
+    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
+    assert_close(patch_loss(model, past, future, stage).item(), total / (3 * 9 * 8), depth=1000, dtype=np.float32)
+
+
+def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss(patch_recipe: TrainingRecipe) -> None:
+    model = build_model(patch_recipe).eval()
+    past, future = torch.randn(5, 24), torch.randn(5, 8)
+    future[1, 2:] = torch.nan
+    past[3], future[4] = 1.0, torch.nan  # no spread, no future: both are left out
+    stage = Stage(start=0, context=24, horizon=8, rows=5, mix={})
+    # the native loss of a row takes the mean over all of its steps, those that are missing counting as 0
+    there = (8, 2, 8)
+    single = [patch_loss(model, past[row, None], future[row, None], stage).item() for row in range(3)]
+    rows = [loss * 8 / steps for loss, steps in zip(single, there, strict=True)]
+    expected = np.mean(np.log(np.array(rows) + 0.1))
+    given = patch_loss(model, past, future, stage.model_copy(update={"log_floor": 0.1}))
+    assert_close(given.item(), expected, depth=1000, dtype=np.float32)
+    given.backward()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_neighbouring_bins_start_alike_and_distant_ones_do_not() -> None:
+    table = ordinal_embedding(512, 64, 3, torch.Generator().manual_seed(0))[3:]
+    cosine = torch.nn.functional.cosine_similarity(table[200][None], table)
+    assert cosine.argmax() == 200
+    assert cosine[201] > 0.8 > cosine[220] > cosine[400]
+
+
+def test_every_second_row_loses_its_share_of_inputs() -> None:
+    inputs = torch.full((200, 50), 7)
+    blanked = blank_inputs(inputs, 0.25, 0, torch.Generator().manual_seed(0))
+    assert torch.equal(blanked[::2], inputs[::2])
+    assert set(blanked.unique().tolist()) == {0, 7}
+    # five standard errors of a share of 100 rows of 50
+    assert (blanked[1::2] == 0).double().mean().item() == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 5_000) ** 0.5)
+
+
+def test_blanking_leaves_the_labels_alone(token_recipe: TrainingRecipe) -> None:
+    model = build_model(token_recipe).eval()
+    past, future = torch.randn(4, 24), torch.randn(4, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=4, mix={}, blank=0.9)
+    whole = stage.model_copy(update={"blank": 0.0})
+    # rows 0 and 2 keep their inputs, so their losses must not change
+    kept = [token_step_losses(model, past[:1], future[:1], one) for one in (stage, whole)]
+    assert torch.equal(*kept)
+    lost = [token_step_losses(model, past, future, one) for one in (stage, whole)]
+    assert not torch.allclose(*lost)
+
+
+def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Four rows of twelve tokens, two of them without the first five."""
+    ids = torch.randint(3, 64, (4, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[2:, :5] = 0
+    return {"states": model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state, "mask": mask}
+
+
+def test_a_share_of_the_rows_is_led_by_the_models_own_forecast(token_recipe: TrainingRecipe) -> None:
+    config = token_recipe.config | {"chronos_config": token_recipe.config["chronos_config"] | {"top_k": 1}}
+    model = build_model(token_recipe.model_copy(update={"config": config})).eval()
+    inputs = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.full((4, 7), 9)], 1)
+    given = encoded(model)
+    led = own_forecasts(model, inputs, given, 1.0, seed=0)
+    # with one token to choose from it is the forecast that always takes the likeliest value, here without a cache
+    wanted = inputs[:, :1]
+    for _ in range(7):
+        logits = model(
+            encoder_outputs=(given["states"],), attention_mask=given["mask"], decoder_input_ids=wanted
+        ).logits
+        wanted = torch.cat([wanted, logits[:, -1:, 3:].argmax(-1) + 3], 1)
+    assert torch.equal(led, wanted)
+    assert torch.equal(own_forecasts(model, inputs, given, 0.0, seed=0), inputs)
+    some = own_forecasts(model, inputs, given, 0.5, seed=1)
+    replaced = (some != inputs).any(1)
+    assert 0 < replaced.sum() < 4
+    assert torch.equal(some, torch.where(replaced[:, None], wanted, inputs))
+
+
+def test_own_forecasts_are_drawn_as_the_pipeline_draws(token_recipe: TrainingRecipe) -> None:
+    config = token_recipe.config | {"chronos_config": token_recipe.config["chronos_config"] | {"top_k": 3}}
+    model = build_model(token_recipe.model_copy(update={"config": config})).eval()
+    given, draws = {name: part[:1].expand(4000, *part.shape[1:]) for name, part in encoded(model).items()}, 4000
+    inputs = torch.zeros(draws, 2, dtype=torch.long)
+    first = own_forecasts(model, inputs, given, 1.0, seed=0)[:, 1]
+    one = {"encoder_outputs": (given["states"][:1],), "attention_mask": given["mask"][:1]}
+    likeliest = model(**one, decoder_input_ids=inputs[:1, :1]).logits[0, 0, 3:].topk(3)
+    assert set(first.tolist()) == set((likeliest.indices + 3).tolist())
+    for token, share in zip(likeliest.indices + 3, likeliest.values.softmax(-1).tolist(), strict=True):
+        found = (first == token).double().mean().item()
+        assert found == pytest.approx(share, abs=5 * (share * (1 - share) / draws) ** 0.5)
+
+
+def test_what_the_model_draws_changes_its_inputs_and_not_its_labels(token_recipe: TrainingRecipe) -> None:
+    model = build_model(token_recipe).eval()
+    past, future = torch.randn(40, 24), torch.randn(40, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
+    led, truth = (
+        token_step_losses(model, past, future, one) for one in (stage, stage.model_copy(update={"rollout": 0}))
+    )
+    # at the first step the inputs are the start in both cases
+    assert_close(led[0], truth[0], depth=100)
+    assert not torch.allclose(led[1:], truth[1:])
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    plan = CHRONOS_NANO.model_copy(update={"warmup": 100, "decay": 400, "steps": 1000, "learning_rate": 2.0})
+    rates = [plan.rate(step) for step in (0, 49, 99, 500, 599, 799, 999)]
+    np.testing.assert_allclose(rates, [0.02, 1.0, 2.0, 2.0, 2.0, 1.01, 0.02])
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(
+    tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    whole = Trainer(tiny, tmp_path / "whole", corpus, device="cpu")
+    assert whole.run(quiet=True)
+    stopped = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
+    stopped.run(until=4, quiet=True)
+    torch.manual_seed(99)
+    resumed = Trainer(tiny, tmp_path / "stopped", corpus, device="cpu")
+    resumed.resume()
+    assert resumed.step == 4
+    resumed.run(quiet=True)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    assert [line["step"] for line in read_log(tmp_path / "stopped" / LOG)] == [4, 8]
+    histories = [sorted(path.name for path in (tmp_path / run / HISTORY).iterdir()) for run in ("whole", "stopped")]
+    assert histories[0] == histories[1]
+    kept = load_file(tmp_path / "stopped" / HISTORY / "step-000008.safetensors")
+    for name, weight in kept.items():
+        assert torch.equal(weight, whole.model.state_dict()[name]), name
+
+
+def test_a_signal_ends_a_run_after_the_step_at_hand(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+    trainer = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
+    step = trainer.train_step
+
+    def interrupted() -> torch.Tensor:
+        signal.raise_signal(signal.SIGTERM)
+        return step()
+
+    trainer.train_step = interrupted  # type: ignore[method-assign]
+    assert not trainer.run(quiet=True)
+    again = Trainer(tiny, tmp_path / "run", corpus, device="cpu")
+    again.resume()
+    assert again.step == trainer.step == 1
+    assert signal.getsignal(signal.SIGTERM) == former
+
+
+def test_a_run_of_another_recipe_is_not_gone_on_with(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    Trainer(tiny, tmp_path / "run", corpus, device="cpu").run(until=1, quiet=True)
+    other = tiny.model_copy(update={"learning_rate": 1.0})
+    with pytest.raises(CheckpointError, match=r"learning_rate=.* then, 1.0 now"):
+        Trainer(other, tmp_path / "run", corpus, device="cpu").resume()
+
+
+def test_training_lowers_the_loss_on_its_own_rows(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    stage = tiny.stages[0].model_copy(update={"rows": 16})
+    plan = tiny.model_copy(update={"steps": 100, "decay": 0, "stages": (stage,), "learning_rate": 1e-2, "warmup": 10})
+    trainer = Trainer(plan, tmp_path / "run", corpus, device="cpu")
+
+    def loss_of_the_first_batches() -> float:
+        losses = []
+        for index in range(10):
+            losses.append(trainer.task.loss(index, stage).item())
+        return float(np.mean(losses))
+
+    before = loss_of_the_first_batches()
+    for _ in range(100):
+        trainer.train_step()
+    assert loss_of_the_first_batches() < 0.9 * before
+
+
+def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: TrainingRecipe) -> None:
+    model = build_model(token_recipe)
+    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    stage = Stage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
+    future[:, 5] = torch.nan
+    losses = token_step_losses(model, past, future, stage)
+    assert losses[5].item() == 0.0
+    losses.sum().backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_nothing_to_resume_is_said(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="start without --resume"):
+        Trainer(tiny, tmp_path / "empty", corpus, device="cpu").resume()
+
+
+def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRecipe, tmp_path: Path) -> None:
+    model = build_model(tiny).eval()
+    export(model, tmp_path / "out")
+    pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))
+    past = torch.randn(2, 24)
+    if tiny.kind == "token":
+        ids, mask, _ = pipeline.tokenizer.context_input_transform(past)
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[0, 5], [0, 9]])}
+        expected, got = model(**inputs).logits, native_model(pipeline)(**inputs).logits
+    else:
+        expected, got = (each(context=past).quantile_preds for each in (model, native_model(pipeline)))
+    assert torch.equal(got, expected)
+    levels = [0.1, 0.5, 0.9]
+    torch.manual_seed(0)
+    here, _ = as_pipeline(model).predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    torch.manual_seed(0)
+    there, _ = pipeline.predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    assert all(torch.equal(one, two) for one, two in zip(here, there, strict=True))
+
+
+def test_recipes_stay_small_and_unknown_names_are_answered() -> None:
+    sizes = [4 * sum(p.numel() for p in build_model(plan, plan.steps).parameters()) for plan in RECIPES.values()]
+    assert sum(sizes) < 12e6
+    with pytest.raises(UnknownNameError, match="chronos-nano"):
+        recipe("chronos-mano")

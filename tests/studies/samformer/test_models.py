@@ -1,0 +1,304 @@
+"""The models against their formulas in numpy and float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.studies.samformer import (
+    MODELS,
+    ChannelTransformer,
+    LinearForecaster,
+    LinearToy,
+    RevIN,
+    TSMixer,
+    least_squares,
+    make_model,
+    oracle_loss,
+    sigma_reparametrised,
+    spectral_norm,
+)
+from tsfm_lens.testing import assert_close
+
+L, H, D, WIDTH = 24, 7, 5, 4
+
+
+def windows(seed: int = 0, channels: int = D) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 3.0 + 2.0 * torch.randn(6, channels, L, dtype=torch.float64, generator=generator)
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """In double precision, and no parameter at 0 or 1."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.double().parameters():
+            if weight.ndim < 2:
+                weight += 0.2 * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
+    return model.eval()
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    grown = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return grown / grown.sum(axis=-1, keepdims=True)
+
+
+def reference(model: Any, x: np.ndarray) -> np.ndarray:
+    """f(X) = [X + A(X) X W_V W_O] W for one X (D, L), with RevIN as equations 6 to 8 print it."""
+    settings, gamma, beta = model.settings, np.ones((len(x), 1)), np.zeros((len(x), 1))
+    mean, scale = np.zeros((len(x), 1)), np.ones((len(x), 1))
+    if settings["normalise"]:
+        gamma, beta = array(model.embed.weight)[:, None], array(model.embed.bias)[:, None]
+        mean = x.mean(axis=1, keepdims=True)
+        scale = np.sqrt(((x - mean) ** 2).sum(axis=1, keepdims=True) / x.shape[1] + 1e-5)
+    inside = gamma * (x - mean) / scale + beta
+    attn = model.blocks[0].attn
+    maps = {
+        name: (array(layer.weight).T, 0 if layer.bias is None else array(layer.bias))
+        for name, layer in {"q": attn.q, "k": attn.k, "v": attn.v, "o": attn.o, "w": model.readout}.items()
+    }
+    stream = inside.T if settings["attention"] == "time" else inside
+    q, k, v = (stream @ maps[name][0] + maps[name][1] for name in "qkv")
+    pattern = softmax(q @ k.T / np.sqrt(q.shape[1]))
+    if settings["attention"] == "identity":
+        pattern = np.eye(len(stream))
+    stream = stream + pattern @ v @ maps["o"][0] + maps["o"][1]
+    out = (stream.T if settings["attention"] == "time" else stream) @ maps["w"][0] + maps["w"][1]
+    return scale * (out - beta) / gamma + mean
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "with biases": {"bias": True},
+    "samformer": {"normalise": True},
+    "identity": {"normalise": True, "attention": "identity"},
+    "over time": {"normalise": True, "attention": "time", "bias": True},
+    "reparametrised": {"normalise": True, "sigma_reparam": True},
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_the_transformer_is_its_formula(options: dict[str, Any]) -> None:
+    model, x = moved(ChannelTransformer(L, H, D, width=WIDTH, **options)), windows()
+    expected = np.stack([reference(model, array(one)) for one in x])
+    assert_close(model(x), expected, depth=400, magnitude=30.0)
+
+
+@pytest.mark.parametrize("options", [KINDS["samformer"], KINDS["identity"]], ids=["samformer", "identity"])
+def test_channels_may_change_places(options: dict[str, Any]) -> None:
+    """Forecasts of exchanged channels are exchanged forecasts, where RevIN's γ and β are exchanged with them."""
+    model, x, order = moved(ChannelTransformer(L, H, D, **options)), windows(), torch.tensor([3, 0, 4, 1, 2])
+    before = model(x)[:, order]
+    with torch.no_grad():
+        assert isinstance(model.embed, RevIN)
+        for part in model.embed.parameters():
+            part.copy_(part[order].clone())
+    assert_close(model(x[:, order]), before, depth=400, magnitude=30.0)
+
+
+def test_without_revin_any_number_of_channels_is_taken() -> None:
+    model = ChannelTransformer(L, H).double()
+    for channels in (1, 2, 9):
+        assert model(windows(channels=channels)).shape == (6, channels, H)
+
+
+def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> None:
+    wide = {"width": 16}
+    for options, frozen in (({}, ()), ({"frozen": True}, "qkvo"), ({"attention": "identity"}, "qk")):
+        model = ChannelTransformer(L, H, D, normalise=True, **wide, **options)
+        model(windows().float()).square().mean().backward()
+        without = {name for name, weight in model.named_parameters() if weight.grad is None}
+        assert without == {f"blocks.0.attn.{letter}.weight" for letter in frozen}
+        # 4 L d_m + L H + 2 D (E1-12: table 8 counts otherwise)
+        assert sum(weight.numel() for weight in model.parameters()) == 4 * L * 16 + L * H + 2 * D
+
+
+def test_revin_can_be_held_fixed() -> None:
+    free, held = (ChannelTransformer(L, H, D, normalise=True, affine=affine) for affine in (True, False))
+    x = windows().float()
+    assert torch.equal(free(x), held(x))
+    held(x).square().mean().backward()
+    fixed = {name for name, weight in held.named_parameters() if not weight.requires_grad}
+    assert fixed == {"embed.weight", "embed.bias"} == {name for name, w in held.named_parameters() if w.grad is None}
+    assert held.settings == {**free.settings, "affine": False}
+
+
+def test_with_identical_rows_of_scores_attention_has_rank_one() -> None:
+    """A query that sees no difference between tokens: W_Q = 0 makes every row of A even."""
+    model, x = moved(ChannelTransformer(L, H, D)), windows()
+    with torch.no_grad():
+        model.blocks[0].attn.q.weight.zero_()
+    written = model.blocks[0].attn(x)
+    assert_close(written, written[:, :1].expand_as(written), depth=50)
+
+
+def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    first, second, other = (ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first.readout.weight, second.readout.weight)
+    assert not torch.equal(first.readout.weight, other.readout.weight)
+    limit = (6 / (L + H)) ** 0.5
+    assert 0.9 * limit < float(first.readout.weight.detach().abs().max()) <= limit
+
+
+def test_revin_takes_off_and_gives_back() -> None:
+    revin, x = moved(RevIN(D)), windows()
+    assert isinstance(revin, RevIN)
+    mean, scale = revin.statistics(x)
+    expected = np.sqrt(array(x).var(axis=-1, keepdims=True) + revin.eps)
+    assert_close(scale, expected, depth=50)
+    inside = revin(x, mean, scale)
+    back = (inside - revin.bias[:, None]) / revin.weight[:, None]
+    assert_close(back.mean(dim=-1), np.zeros((6, D)), depth=100, magnitude=10.0)
+    assert_close(revin.inverse(inside, mean, scale), x, depth=20, magnitude=20.0)
+
+
+@pytest.mark.parametrize("level", [0.0, 7.0, -1e6, 1e-12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_channel_is_safe(level: float, dtype: torch.dtype) -> None:
+    model = ChannelTransformer(L, H, 2, normalise=True).to(dtype)
+    x = torch.stack([torch.full((1, L), level), torch.linspace(0, 1, L)[None]], dim=1).to(dtype).requires_grad_()
+    out = model(x)
+    out.sum().backward()
+    assert bool(out.isfinite().all())
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
+    revin = model.embed
+    assert isinstance(revin, RevIN)
+    statistics = revin.statistics(x)
+    assert_close(revin.inverse(revin(x, *statistics), *statistics), x.detach(), depth=20, dtype=dtype)
+
+
+def test_the_spectral_norm_of_every_reparametrised_matrix_is_gamma() -> None:
+    model = ChannelTransformer(L, 40, D, sigma_reparam=True).double()
+    before = model.readout.parametrizations.weight.original.detach().clone()
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(layers) == 5
+    for index, layer in enumerate(layers):
+        matrix = layer.parametrizations.weight
+        with torch.no_grad():
+            matrix[0].gamma.fill_((-1) ** index * (0.5 + index))
+        assert_close(torch.linalg.svdvals(layer.weight)[0], 0.5 + index, depth=100)
+    factor = float((model.readout.weight / before).detach().mean())
+    assert_close(model.readout.weight, factor * before, depth=20)
+
+
+def test_the_gradient_through_the_spectral_norm_is_that_of_small_steps() -> None:
+    layer = sigma_reparametrised(nn.Linear(6, 4, bias=False).double())
+    original = layer.parametrizations.weight.original
+    fixed = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.autograd.gradcheck(lambda w: (fixed * w / spectral_norm(w)).sum(), original)
+    assert torch.autograd.gradgradcheck(lambda w: (fixed * w / spectral_norm(w)).sum(), original)
+
+
+def test_a_zero_or_twice_reparametrised_matrix_is_refused() -> None:
+    layer = nn.Linear(3, 3)
+    nn.init.zeros_(layer.weight)
+    with pytest.raises(InputError, match="all zeros"):
+        sigma_reparametrised(layer)
+    with pytest.raises(InputError, match="reparametrised already"):
+        sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3)))
+
+
+def test_least_squares_are_those_of_numpy_and_of_the_linear_model() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 3, 9)), rng.standard_normal((40, 3, 4))
+    expected = np.linalg.lstsq(x.reshape(-1, 9), y.reshape(-1, 4), rcond=None)[0]
+    batches = [(torch.tensor(x[start : start + 7]), torch.tensor(y[start : start + 7])) for start in range(0, 40, 7)]
+    assert_close(least_squares(batches), expected, depth=2000)
+    model = LinearForecaster(9, 4).double().fit(batches)
+    assert_close(model.readout.weight.mT, expected, depth=2000)
+
+
+def test_the_closed_form_with_revin_is_where_the_gradient_vanishes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(50, 3, size, dtype=torch.float64, generator=generator) for size in (9, 4))
+    model = LinearForecaster(9, 4, 3, normalise=True).double()
+    with torch.no_grad():
+        # so that the weights of the rows are those of the data, not of ε
+        assert model.revin is not None
+        model.revin.eps = 0.0
+    model.fit([(x, y)])
+    (model(x) - y).square().sum().backward()
+    assert_close(model.readout.weight.grad, np.zeros((4, 9)), depth=100, magnitude=200.0)
+
+
+def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
+    """Small sizes; the expectation holds within the spread over validation numbers."""
+    toy = LinearToy(length=30, horizon=12, channels=3, training=300, validation=3000)
+    model = LinearForecaster(30, 12).fit(toy.batches())
+    with torch.no_grad():
+        errors = torch.cat([(model(x) - y).square().double().flatten() for x, y in toy.batches(validation=True)])
+    expected = oracle_loss(30, 900)
+    of_noise, of_fit = expected * (2 / len(errors)) ** 0.5, (expected - 1) * (2 / (30 * 12)) ** 0.5
+    assert abs(float(errors.mean()) - expected) < 4 * (of_noise + of_fit)
+    assert round(oracle_loss(512, 70_000), 4) == 1.0074
+
+
+def test_tsmixer_is_its_description() -> None:
+    """One block in evaluation mode in numpy: a linear map over time, two over channels, each on its norm."""
+    for norm in ("batch", "layer"):
+        model, x = moved(TSMixer(L, H, D, blocks=1, hidden=6, norm=norm, normalise=False)), windows()
+        block: Any = model.blocks[0]
+        for part in block.norms:
+            if norm == "batch":
+                part.running_mean.normal_(generator=torch.Generator().manual_seed(2))
+                part.running_var.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(3))
+
+        def normed(part: Any, value: np.ndarray, norm: str = norm) -> np.ndarray:
+            shift, scale = (array(each).reshape(D, L) for each in (part.bias, part.weight))
+            if norm == "batch":
+                mean, variance = (array(each).reshape(D, L) for each in (part.running_mean, part.running_var))
+            else:
+                mean, variance = (f(value, axis=(1, 2), keepdims=True) for f in (np.mean, np.var))
+            return (value - mean) / np.sqrt(variance + part.eps) * scale + shift
+
+        def linear(layer: Any, value: np.ndarray) -> np.ndarray:
+            return value @ array(layer.weight).T + array(layer.bias)
+
+        stream = array(x)
+        stream = stream + np.maximum(linear(block.time, normed(block.norms[0], stream)), 0)
+        hidden = np.maximum(linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0)
+        stream = stream + linear(block.down, hidden).transpose(0, 2, 1)
+        assert_close(model(x), linear(model.readout, stream), depth=500, magnitude=30.0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_by_its_name_takes_windows_and_a_gradient(name: str) -> None:
+    model = make_model(name, L, H, D)
+    out = model(windows().float())
+    assert out.shape == (6, D, H)
+    out.square().mean().backward()
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: ChannelTransformer(0, 3), InputError, "length=0"),
+        (lambda: ChannelTransformer(4, 3, normalise=True), InputError, "channels is None"),
+        (lambda: ChannelTransformer(4, 3, attention="time"), InputError, "channels is None"),
+        (lambda: ChannelTransformer(4, 3, attention="chanels"), UnknownNameError, "Closest: channels"),  # type: ignore[arg-type]
+        (lambda: LinearForecaster(4, 3, normalise=True), InputError, "channels is None"),
+        (lambda: LinearForecaster(4, 3, bias=True).fit([]), InputError, "bias=False"),
+        (lambda: least_squares([(torch.ones(2, 4), torch.ones(2, 1))]), InputError, "2 rows for 4"),
+        (lambda: oracle_loss(4, 5), InputError, "6 rows on"),
+        (lambda: TSMixer(4, 3, 2, dropout=1.0), InputError, "dropout=1.0"),
+        (lambda: TSMixer(4, 3, 2, norm="bach"), UnknownNameError, "Closest: batch"),  # type: ignore[arg-type]
+        (lambda: RevIN(0), InputError, "channels=0"),
+        (lambda: make_model("samforer", 4, 3, 2), UnknownNameError, "Closest: samformer"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(make: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make()

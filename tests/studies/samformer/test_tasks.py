@@ -1,0 +1,210 @@
+"""Data and tasks: parts, standardisation, batches by seed and step, and runs of the training loop."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.studies.samformer import (
+    SPLITS,
+    BenchmarkTask,
+    LinearToy,
+    ToyTask,
+    benchmark,
+    cosine_by_epoch,
+    errors_of,
+    make_model,
+)
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training import SAM, Plan, Task, Training
+
+SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
+
+
+def waves(steps: int = 300, channels: int = 3) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    places = np.arange(channels)[:, None]
+    return 4.0 * places + np.sin(np.arange(steps) / (3 + places)) + 0.3 * rng.standard_normal((channels, steps))
+
+
+def toy_task(**options: Any) -> ToyTask:
+    return ToyTask(make_model("transformer", 16, 5, 3), SMALL, batch=16, **options)
+
+
+def test_the_toy_is_linear_with_noise_of_its_own_and_any_part_of_it_can_be_made_alone() -> None:
+    toy = LinearToy(length=40, horizon=6, channels=2, training=900, validation=300, noise=0.5)
+    x, y = toy.pairs(0, 1200)
+    noise = y - x @ toy.weight()
+    # four standard errors of a mean and of a variance
+    assert abs(float(noise.mean())) < 4 * 0.5 / noise.numel() ** 0.5
+    assert abs(float(noise.var()) - 0.25) < 4 * 0.25 * (2 / noise.numel()) ** 0.5
+    for start, stop in ((0, 1), (499, 501), (700, 1200)):
+        part = toy.pairs(start, stop)
+        assert torch.equal(part[0], x[start:stop])
+        assert torch.equal(part[1], y[start:stop])
+    joined = [torch.cat(parts) for parts in zip(*toy.batches(validation=True, size=70), strict=True)]
+    assert torch.equal(joined[1], y[900:])
+    assert not torch.equal(LinearToy(length=40, horizon=6, channels=2, seed=1).pairs(0, 1)[0], x[:1])
+
+
+def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
+    values = waves(503)
+    made = benchmark(values, length=24, horizon=6)
+    # 70 %, the rest, 20 %, each rounded down as the released code does (E1-8)
+    training, test = int(503 * 0.7), int(503 * 0.2)
+    ends = (0, training, 503 - test, 503)
+    mean, deviation = values[:, :training].mean(axis=1), values[:, :training].std(axis=1)
+    standard = ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
+    assert_close(made.mean, mean, depth=400)
+    for place, part in enumerate((made.training, made.validation, made.test)):
+        start = max(ends[place] - (24 if place else 0), 0)
+        assert_close(part.values, standard[:, start : ends[place + 1]], depth=10)
+        assert len(part) == ends[place + 1] - start - 30 + 1
+        x, y = part.take(torch.tensor([0, len(part) - 1]))
+        for row, at in enumerate((start, ends[place + 1] - 30)):
+            assert_close(x[row], standard[:, at : at + 24], depth=10)
+            assert_close(y[row], standard[:, at + 24 : at + 30], depth=10)
+
+
+def test_months_of_the_ett_split_are_of_thirty_days() -> None:
+    assert SPLITS["ett-hourly"] == (8640, 2880, 2880)
+    assert SPLITS["ett-15min"] == tuple(4 * rows for rows in (8640, 2880, 2880))
+    made = benchmark(waves(17_420, 2), length=512, horizon=96, split="ett-hourly")
+    assert [len(part) for part in (made.training, made.validation, made.test)] == [8033, 2785, 2785]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_files_are_read_plain_and_zipped(zipped: bool, tmp_path: Path) -> None:
+    values = waves(200)
+    text = "\n".join(",".join(f"{number:.6f}" for number in row) for row in values.T)
+    file = tmp_path / ("rates.txt.gz" if zipped else "rates.txt")
+    file.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
+    made, expected = (benchmark(source, length=10, horizon=3) for source in (file, np.round(values, 6)))
+    assert made.name == file.name
+    assert torch.equal(made.test.values, expected.test.values)
+    assert made.digest == expected.digest != benchmark(values[:, ::-1].copy(), length=10, horizon=3).digest
+
+
+def test_channels_are_chosen_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "load.csv"
+    rows = [f"2024-01-01 {hour // 60:02d}:{hour % 60:02d},{hour % 7},{hour % 5},3" for hour in range(200)]
+    file.write_text("\n".join(["date,a,b,still", *rows]))
+    made = benchmark(file, length=10, horizon=3, channels=["b", "a"])
+    assert made.channels == ("b", "a")
+    with pytest.raises(InputError, match="'still' is constant over the training rows"):
+        benchmark(file, length=10, horizon=3)
+
+
+def spoiled(change: Callable[[np.ndarray], object]) -> np.ndarray:
+    values = waves()
+    change(values)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: benchmark(spoiled(lambda v: v.__setitem__((1, 250), np.nan))), InputError, "no value in row 250"),
+        (lambda: benchmark(waves()), InputError, "the training part has 210 of 300 rows"),
+        (
+            lambda: benchmark(waves(), length=100, horizon=40),
+            InputError,
+            "validation .* and the window before it, 10 f",
+        ),
+        (lambda: benchmark(waves(), split="ett-hourly"), InputError, "takes 14400 rows, the series has 300"),
+        (lambda: benchmark(waves(), split="70/20/10"), UnknownNameError, "Closest: 70/10/20"),
+        (lambda: benchmark(waves(), horizon=0), InputError, "horizon=0"),
+        (lambda: LinearToy(channels=0), InputError, "channels=0"),
+        (lambda: LinearToy(noise=-1.0), InputError, "noise=-1.0"),
+        (lambda: SMALL.pairs(80, 91), InputError, "80 to 91 of 90"),
+        (lambda: ToyTask(make_model("linear", 16, 6, 3), SMALL), InputError, "horizon=6, the data horizon=5"),
+        (lambda: ToyTask(make_model("linear", 16, 5, 3), SMALL, batch=0), InputError, "batches of 0"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(make: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
+    task, twin, other = toy_task(), toy_task(), toy_task(seed=1)
+    assert task.batches_per_epoch == 5
+    epochs = [torch.cat([task.pairs_of(step) for step in range(5 * epoch, 5 * epoch + 5)]) for epoch in range(2)]
+    for order in epochs:
+        assert torch.equal(order.sort().values, torch.arange(70))
+    assert not torch.equal(*epochs)
+    # from anywhere, in any order
+    assert torch.equal(twin.pairs_of(7), task.pairs_of(7))
+    assert torch.equal(twin.pairs_of(2), task.pairs_of(2))
+    assert not torch.equal(other.pairs_of(2), task.pairs_of(2))
+
+
+def test_losses_and_measures_are_means_over_all_numbers() -> None:
+    task = toy_task()
+    x, y = SMALL.pairs(70, 90)
+    with torch.no_grad():
+        error = (task.model(x) - y).double().numpy()
+        found = task.evaluate()
+        loss, printed = task.loss(3), toy_task(as_printed=True).loss(3)
+    assert list(found) == ["mse", "mae"]
+    assert_close(found["mse"], (error**2).mean(), depth=100, dtype="float32")
+    assert_close(found["mae"], np.abs(error).mean(), depth=100, dtype="float32")
+    # equation 1: divided by pairs and channels, not by steps (E1-1)
+    assert_close(printed, 5 * loss, depth=4)
+
+
+def test_evaluation_leaves_the_mode_as_it_was_and_uses_no_dropout() -> None:
+    data = benchmark(waves(), length=16, horizon=5)
+    model = make_model("tsmixer", 16, 5, 3, dropout=0.5).train()
+    assert errors_of(model, data.test) == errors_of(model, data.test)
+    assert model.training
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_a_resumed_run_of_the_loop_is_the_undisturbed_one(rho: float, tmp_path: Path) -> None:
+    def run(folder: Path, until: int | None = None, *, resume: bool = False) -> dict[str, torch.Tensor]:
+        data = benchmark(waves(), length=16, horizon=5)
+        task = BenchmarkTask(make_model("samformer", 16, 5, 3), data, batch=64, settings={"rho": rho})
+        assert isinstance(task, Task)
+        optimizer = SAM(torch.optim.Adam(task.model.parameters()), rho)
+        rate = cosine_by_epoch(1e-3, task.batches_per_epoch, epochs=3)
+        training = Training(task, optimizer, Plan(steps=9, save_every=4, evaluate_every=4), folder, rate=rate)
+        if resume:
+            training.resume()
+        training.run(until=until, quiet=True)
+        return task.model.state_dict()
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parted", until=5)
+    parted = run(tmp_path / "parted", resume=True)
+    assert all(torch.equal(parted[name], value) for name, value in whole.items())
+
+
+def test_the_identity_tells_every_setting() -> None:
+    data = benchmark(waves(), length=16, horizon=5)
+    first = BenchmarkTask(make_model("samformer", 16, 5, 3), data).identity
+    assert json.loads(first)["model.normalise"] is True
+    others = [
+        BenchmarkTask(make_model("samformer", 16, 5, 3, width=8), data),
+        BenchmarkTask(make_model("samformer", 16, 5, 3, seed=1), data),
+        BenchmarkTask(make_model("samformer", 16, 5, 3), data, seed=1),
+        BenchmarkTask(make_model("samformer", 16, 5, 3), data, batch=16),
+        BenchmarkTask(make_model("samformer", 16, 5, 3), data, settings={"rho": 0.5}),
+        BenchmarkTask(make_model("samformer", 16, 5, 3), benchmark(2 + waves() ** 3, length=16, horizon=5)),
+    ]
+    assert len({first, *(other.identity for other in others)}) == 7
+
+
+def test_the_rate_is_a_half_cosine_by_epoch() -> None:
+    rate = cosine_by_epoch(1e-3, 4, epochs=10)
+    steps = np.arange(44)
+    expected = 1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * np.minimum(steps // 4, 10) / 10)) / 2
+    assert_close([rate(int(step)) for step in steps], expected, depth=10)

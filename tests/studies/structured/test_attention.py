@@ -1,0 +1,302 @@
+"""Attention with structured scores against its definition in numpy, masks by gradients, and cached decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.studies.structured import (
+    BilinearLevels,
+    BilinearTrain,
+    Form,
+    Reach,
+    ScoredAttention,
+    Standard,
+    TokenLevels,
+    key_cache_entries,
+    level_attention_operations,
+    reaching_attention,
+    reaching_scores,
+    token_blocks,
+)
+from tsfm_lens.testing import assert_close
+
+WIDTH, HEADS, SIZE = 16, 2, 8
+
+FORMS: dict[str, Form] = {
+    "standard": Standard(),
+    "standard, as printed": Standard(scale="none"),
+    "standard, mup and norm": Standard(scale="mup", constant=3.0, norm=True),
+    "window": Standard(window=3),
+    "window of one": Standard(window=0),
+    "token levels": TokenLevels(ranks=(4, 2, 2)),
+    "token levels of one rank 0": TokenLevels(ranks=(0, 6, 2), norm=True),
+    "token levels, scaled": TokenLevels(ranks=(4, 2, 2), level_scale=True, by_depth=True, norm=True),
+    "token levels of a length": TokenLevels(ranks=(3, 3, 1, 1), length=40, by_depth=True),
+    "bilinear levels": BilinearLevels(ranks=(3, 2, 1)),
+    "bilinear levels, keys": BilinearLevels(ranks=(3, 2, 1), order="keys"),
+    "bilinear levels, mup and norm": BilinearLevels(ranks=(3, 2, 1), scale="mup", norm=True),
+    "bilinear levels, mup, keys": BilinearLevels(ranks=(3, 2, 1), scale="mup", order="keys"),
+    "bilinear train": BilinearTrain(),
+    "bilinear train, keys": BilinearTrain(rank=2, order="keys"),
+    "bilinear train, both": BilinearTrain(rank=2, out_factors=(2, 8), in_factors=(4, 4), order="both"),
+    "bilinear train, norm": BilinearTrain(scale="mup", norm=True),
+}
+
+
+def module(form: Form, *, causal: bool = True) -> ScoredAttention:
+    torch.manual_seed(0)
+    made = ScoredAttention(WIDTH, HEADS, form, causal=causal).double()
+    with torch.no_grad():
+        for part in made.parameters():
+            part.copy_(torch.randn_like(part) * 0.5)
+    return made
+
+
+def normed(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def factor(form: Form, features: int) -> float:
+    return {"none": 1.0, "sqrt": features**-0.5, "mup": form.constant / features}[form.scale]
+
+
+def block_sum(x: np.ndarray, y: np.ndarray, left: np.ndarray, right: np.ndarray, head: int) -> tuple[np.ndarray, ...]:
+    """Queries and keys of one level of one head: chunk k of the features through block k."""
+    own = x.shape[1] // len(left)
+    q = [x[:, k * own : (k + 1) * own] @ left[k, :, head] for k in range(len(left))]
+    k = [y[:, k * own : (k + 1) * own] @ right[k, :, head] for k in range(len(right))]
+    return np.concatenate(q, 1), np.concatenate(k, 1)
+
+
+def scores_of(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
+    """The scores of one head by the definition, entry by entry where blocks matter."""
+    form, tokens = made.form, len(x)
+    if isinstance(form, BilinearLevels):
+        sides = (made.q, made.k) if hasattr(made.q, "factors") else (made.k.left, made.k.right)
+        total = np.zeros((tokens, tokens))
+        for left, right in zip(sides[0].factors, sides[1].factors, strict=True):
+            q, k = block_sum(x, x, left.detach().numpy(), right.detach().numpy(), head)
+            q, k = (normed(q), normed(k)) if form.norm else (q, k)
+            total += q @ k.T * factor(form, q.shape[1])
+        return total
+    if isinstance(form, BilinearTrain):
+        matrix = train_of(made, head)
+        q, k = (normed(x), normed(x @ matrix.T)) if form.norm else (x, x @ matrix.T)
+        return q @ k.T * factor(form, WIDTH)
+    rows = slice(head * made.d_score, (head + 1) * made.d_score)
+    q, k = (x @ part.weight.detach().numpy()[rows].T for part in (made.q, made.k))
+    q, k = (normed(q), normed(k)) if form.norm else (q, k)
+    if isinstance(form, TokenLevels):
+        return level_scores(form, q, k)
+    scores = q @ k.T * factor(form, q.shape[1])
+    at = np.arange(tokens)
+    far = np.abs(at[:, None] - at) > (tokens if form.window is None else form.window)
+    return np.where(far, -np.inf, scores)
+
+
+def train_of(made: ScoredAttention, head: int) -> np.ndarray:
+    """M[αb + β, γd + δ] = Σ_t L_β[α, γs + t] R_γ[δ, βs + t] of a head."""
+    left, right = (made.q, made.k) if hasattr(made.q, "factor") else (made.k.left, made.k.right)
+    outer, inner = left.factor.detach().numpy()[:, :, head], right.factor.detach().numpy()[:, :, head]
+    b, a, c, d, s = left.b, left.a, left.c, left.d, left.rank
+    out = np.zeros((a * b, c * d))
+    for alpha, beta, gamma, delta in np.ndindex(a, b, c, d):
+        rows, columns = outer[beta, alpha, gamma * s : (gamma + 1) * s], inner[gamma, delta, beta * s : (beta + 1) * s]
+        out[alpha * b + beta, gamma * d + delta] = rows @ columns
+    return out
+
+
+def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """x_jᵀ Σ_{l ≤ d(j, j')} L_l R_lᵀ x_j' with d by floor(j p_l / T), T filled up to what the levels divide."""
+    tokens, levels = len(q), len(form.ranks)
+    length = form.length or tokens
+    length += -length % 2 ** (levels - 1)
+    out = np.zeros((tokens, tokens))
+    ends = np.cumsum((0, *form.ranks))
+    for j, i in np.ndindex(tokens, tokens):
+        depth = max(level for level in range(levels) if j * 2**level // length == i * 2**level // length) + 1
+        for level in range(depth):
+            own = slice(ends[level], ends[level + 1])
+            if form.ranks[level]:
+                share = 1 / form.ranks[level] if form.level_scale else factor(form, q.shape[1])
+                out[j, i] += q[j, own] @ k[i, own] * share
+        out[j, i] /= depth if form.by_depth else 1
+    return out
+
+
+def reference(made: ScoredAttention, x: np.ndarray) -> np.ndarray:
+    """The module by its definition, one sequence (token, width)."""
+    out = np.zeros_like(x)
+    for head in range(HEADS):
+        scores = scores_of(made, x, head)
+        if made.causal:
+            scores = np.where(np.triu(np.ones_like(scores), 1) > 0, -np.inf, scores)
+        pattern = np.exp(scores - scores.max(-1, keepdims=True))
+        rows = slice(head * SIZE, (head + 1) * SIZE)
+        z = pattern / pattern.sum(-1, keepdims=True) @ (x @ made.v.weight.detach().numpy()[rows].T)
+        out += z @ made.o.weight.detach().numpy()[:, rows].T
+    return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", FORMS)
+def test_attention_is_its_definition(name: str, causal: bool) -> None:
+    made = module(FORMS[name], causal=causal)
+    x = torch.randn(2, 16, WIDTH, dtype=torch.float64)
+    expected = np.stack([reference(made, sequence) for sequence in x.numpy()])
+    assert_close(made(x), expected, depth=2000)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_token_depends_on_a_later_one(name: str) -> None:
+    made = module(FORMS[name])
+    x = torch.randn(1, 12, WIDTH, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda x: made(x)[0].sum(-1), x)[:, 0].abs().sum(-1)
+    assert torch.equal(jacobian.triu(1), torch.zeros(12, 12, dtype=torch.float64))
+    window = getattr(FORMS[name], "window", None)
+    near = jacobian.tril() > 0
+    assert torch.equal(near, torch.ones_like(near).tril().triu(-(12 if window is None else window)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_decoding_with_a_cache_is_the_full_pass(name: str) -> None:
+    made = module(FORMS[name])
+    x = torch.randn(2, 16, WIDTH, dtype=torch.float64)
+    cache = made.cache(2, 16)
+    with torch.no_grad():
+        steps = torch.cat([made.step(x[:, at : at + 1], cache) for at in range(16)], 1)
+    assert_close(steps, made(x), depth=2000)
+    with pytest.raises(InputError, match="room for 16 tokens and is full"):
+        made.step(x[:, :1], cache)
+
+
+@pytest.mark.parametrize("ranks", [(8,), (4, 4), (2, 2, 2, 2), (3, 0, 5)])
+def test_the_key_cache_takes_the_bytes_of_the_formula(ranks: tuple[int, ...]) -> None:
+    made = module(TokenLevels(ranks=ranks))
+    cache = made.cache(3, 64)
+    assert cache.key_bytes == 3 * HEADS * key_cache_entries(64, ranks) * 8
+    assert module(Standard()).cache(3, 64).key_bytes == 3 * HEADS * 64 * 8 * 8
+    assert module(Standard(window=7)).cache(3, 64).key_bytes == 3 * HEADS * 8 * 8 * 8
+
+
+def test_one_level_is_standard_attention() -> None:
+    x = torch.randn(2, 16, WIDTH, dtype=torch.float64)
+    assert_close(module(TokenLevels(ranks=(SIZE,)))(x), module(Standard())(x), depth=400)
+
+
+def test_bilinear_forms_score_with_matrices_of_full_rank_where_standard_heads_cannot() -> None:
+    for form, rank in ((Standard(), SIZE), (BilinearTrain(), WIDTH), (BilinearLevels((4, 2, 2)), WIDTH)):
+        made = module(form)
+        q, k = (part.weight.detach().reshape(HEADS, made.d_score, WIDTH) for part in (made.q, made.k))
+        assert {int(torch.linalg.matrix_rank(matrix)) for matrix in q.mT @ k} == {rank}
+
+
+RANKS = {"one": (6,), "few": (3, 2, 1), "many": (2, 0, 1, 1, 2, 1)}
+
+
+@pytest.mark.parametrize("tokens", [7, 130, 256])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("ranks", "window"), [("one", None), ("one", 5), ("one", 100), ("few", None), ("many", None)])
+def test_tiles_give_what_the_whole_scores_give_and_so_do_their_gradients(
+    tokens: int, causal: bool, ranks: str, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    rows = RANKS[ranks]
+    reach = Reach(rows, token_blocks(max(tokens, 32), len(rows)), causal, window, 0.7, by_depth=ranks != "one")
+    q, k = (torch.randn(1, 2, tokens, sum(rows), dtype=torch.float64, requires_grad=True) for _ in range(2))
+    v = torch.randn(1, 2, tokens, 3, dtype=torch.float64, requires_grad=True)
+    whole = torch.softmax(reaching_scores(q, k, reach), -1) @ v
+    tiled = reaching_attention(q, k, v, reach)
+    assert_close(tiled, whole, depth=1000)
+    ahead = torch.randn_like(whole)
+    pairs = zip(*(torch.autograd.grad(out, (q, k, v), ahead) for out in (tiled, whole)), strict=True)
+    for ours, expected in pairs:
+        assert_close(ours, expected, depth=4000)
+
+
+def test_second_derivatives_are_those_of_the_whole_scores() -> None:
+    torch.manual_seed(0)
+    reach = Reach((2, 1), (8, 4))
+    q, k = (torch.randn(1, 8, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    v = torch.randn(1, 8, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda *x: reaching_attention(*x, reach), (q, k, v))
+
+
+def operations(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> int:
+    """Multiply-adds as torch counts them, those of products written in place too."""
+
+    def product(_into: list[int], left: list[int], right: list[int], **_: object) -> int:
+        return 2 * left[0] * left[1] * left[2] * right[2]
+
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: product}) as counter:
+        reaching_attention(query, key, value, reach)
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize(("tokens", "ranks"), [(256, (4, 2, 1, 1)), (256, (1,) * 8), (128, (6,))])
+def test_the_operations_of_token_levels_are_those_of_the_formula(tokens: int, ranks: tuple[int, ...]) -> None:
+    reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
+    q, v = torch.randn(1, tokens, sum(ranks)), torch.randn(1, tokens, 5)
+    assert operations(q, q, v, reach) == level_attention_operations(tokens, ranks) + tokens**2 * 5
+
+
+def test_a_window_costs_by_its_width_not_by_the_length() -> None:
+    short, middle, long = (
+        operations(*[torch.randn(1, tokens, 4)] * 3, Reach((4,), (tokens,), window=64)) for tokens in (1024, 2048, 4096)
+    )
+    assert long - middle == 2 * (middle - short)
+
+
+def test_the_definition_of_depth_is_that_of_blocks_not_of_distance() -> None:
+    """d(7, 8) = 1, d(0, 7) = 2 and d(0, 3) = 3 of 16 tokens in three levels: lemma D.1 with one feature a level."""
+    ones = torch.ones(1, 16, 3, dtype=torch.float64)
+    depth = reaching_scores(ones, ones, Reach((1, 1, 1), token_blocks(16, 3), causal=False))[0]
+    assert [float(depth[pair]) for pair in ((7, 8), (0, 7), (0, 3))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ScoredAttention(16, 3, Standard()), "16 is not divided by 3 blocks; .* 2 blocks, or 15"),
+        (lambda: ScoredAttention(16, 2, BilinearLevels((17,))), "17, more than the width of 16"),
+        (lambda: ScoredAttention(12, 2, BilinearLevels((1, 1, 1, 1))), "12 is not divided by 8 blocks"),
+        (lambda: ScoredAttention(13, 1, BilinearTrain()), "13 is a prime"),
+        (lambda: ScoredAttention(16, 2, TokenLevels((1,) * 5))(torch.zeros(1, 8, 16)), "8 tokens are fewer.* 16 .*4 l"),
+        (lambda: ScoredAttention(16, 2, TokenLevels((4, 4), length=8))(torch.zeros(1, 9, 16)), "9 tokens are more"),
+        (lambda: module(Standard(), causal=False).cache(1, 4), "not causal cannot be decoded"),
+        (lambda: BilinearTrain(norm=True, order="both"), 'choose order="keys"'),
+        (lambda: BilinearLevels(norm=True, order="keys"), 'choose order="both"'),
+        (lambda: Standard(window=-1), "a window of -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_unknown_words_name_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="sqrt"):
+        Standard(scale="sqr")  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="both"):
+        BilinearTrain(order="boht")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_layer_reads_as_the_matrix_that_it_is(name: str) -> None:
+    made = module(FORMS[name])
+    x = torch.randn(5, WIDTH, dtype=torch.float64)
+    for part in (made.q, made.k):
+        weight: Tensor = part.weight
+        assert weight.shape == (HEADS * made.d_score, WIDTH)
+        assert_close(part(x), x @ weight.double().T, depth=200)
+        if not isinstance(part, nn.Linear):
+            with part.as_matrix(torch.zeros_like(weight)):
+                assert not part(x).any()
+            assert_close(part(x), x @ weight.double().T, depth=200)

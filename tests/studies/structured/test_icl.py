@@ -1,0 +1,241 @@
+"""Regression in context: prompts, the least-squares oracle, the task, its runs and their grid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.studies import experiments
+from tsfm_lens.studies.experiments.in_context import form_of
+from tsfm_lens.studies.experiments.running import rate_of
+from tsfm_lens.studies.samformer import cosine_by_epoch
+from tsfm_lens.studies.structured import (
+    REGRESSORS,
+    InContextTask,
+    Prompts,
+    errors_by_pairs,
+    least_squares_in_context,
+    make_regressor,
+    oracle_errors,
+)
+from tsfm_lens.testing import assert_close
+from tsfm_lens.training import Task
+
+DATA = {"kind": "in-context", "inputs": 3, "epoch": 4, "held_out": 32}
+OPTIMIZER = {"name": "adamw", "learning_rate": 0.01, "betas": [0.9, 0.95], "warm_up": 3, "schedule": "constant"}
+
+
+def config(model: str = "attention", *, data: dict[str, Any] | None = None, **fields: Any) -> experiments.TrainConfig:
+    options = {"width": 8, "layers": 1, "heads": 2, **fields.pop("options", {})}
+    content = {
+        "model": {"name": model, "options": options},
+        "data": {**DATA, **(data or {})},
+        "optimizer": OPTIMIZER,
+        "plan": {"epochs": 2, "batch": 4, "patience": None},
+        **fields,
+    }
+    return experiments.TrainConfig.model_validate(content)
+
+
+class Oracle(nn.Module):
+    """Least squares as a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return least_squares_in_context(x, y).float()
+
+
+def test_least_squares_is_numpys_of_the_pairs_before() -> None:
+    x, y = Prompts(inputs=5).draw(3, seed=1)
+    found = least_squares_in_context(x, y)
+    for prompt in range(3):
+        for pairs in range(10):
+            known, answers = (part[prompt, :pairs].double().numpy() for part in (x, y))
+            weight = np.linalg.lstsq(known, answers, rcond=None)[0] if pairs else np.zeros(5)
+            assert_close(found[prompt, pairs], x[prompt, pairs].double().numpy() @ weight, depth=10**5, magnitude=10.0)
+
+
+def test_the_oracle_errs_as_its_expectation_says() -> None:
+    count = 4096
+    x, y = Prompts(inputs=4).draw(count, seed=2)
+    errors = errors_by_pairs(Oracle(), x, y)
+    expected = oracle_errors(4, 8)
+    assert expected.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0]
+    squares = (least_squares_in_context(x, y) - y).square()
+    off = (errors - expected)[:4].abs() / (squares.std(0)[:4] / count**0.5)
+    # of four means none lies five standard errors off
+    assert off.max() < 5
+    assert_close(errors[4:], torch.zeros(4), depth=100, magnitude=1.0, dtype="float32")
+
+
+def test_prompts_are_functions_of_seed_and_parts_and_have_the_stated_moments() -> None:
+    prompts = Prompts(inputs=6)
+    x, y = prompts.draw(2000, 3, 1)
+    assert x.shape == (2000, 12, 6)
+    assert all(torch.equal(*pair) for pair in zip((x, y), prompts.draw(2000, 3, 1), strict=True))
+    assert not torch.equal(x, prompts.draw(2000, 3, 2)[0])
+    assert not torch.equal(x, prompts.draw(2000, 4, 1)[0])
+    # x ~ N(0, I/d): 144,000 squares of mean 1/6 and deviation √2/6
+    assert abs(float(x.square().mean()) * 6 - 1) < 5 * (2 / x.numel()) ** 0.5
+    # answers are linear: the last six follow from the first six
+    weight = torch.linalg.solve(x[:5, :6].double(), y[:5, :6, None].double())
+    assert_close((x[:5].double() @ weight)[..., 0], y[:5], depth=10**5, magnitude=10.0, dtype="float32")
+
+
+def test_the_curriculum_rises_from_four_dimensions_to_all() -> None:
+    prompts = Prompts(inputs=16, curriculum=12)
+    assert prompts.sizes(0) == (4, 8)
+    assert prompts.sizes(6) == (10, 20)
+    assert [prompts.sizes(step) for step in (12, 500)] == [(16, 32)] * 2
+    x, _ = prompts.draw(5, 0, step=6)
+    assert x.shape == (5, 20, 16)
+    assert x[..., 10:].count_nonzero() == 0
+    assert x[..., :10].count_nonzero() == x[..., :10].numel()
+    assert Prompts(inputs=16).sizes(0) == (16, 32)
+    assert Prompts(inputs=2, curriculum=5).sizes(0) == (2, 4)
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_a_task_begins_at_the_mean_square_of_the_answers(name: str) -> None:
+    prompts = Prompts(inputs=4)
+    ranks = {} if name in ("attention", "bilinear-btt") else {"ranks": [2, 1]}
+    model = make_regressor(name, prompts, width=8, layers=1, heads=2, seed=0, **ranks)
+    task = InContextTask(model, prompts, batch=16, held_out=512)
+    assert isinstance(task, Task)
+    _, y = prompts.draw(16, 0, 0, 7)
+    assert task.loss(7).item() == float(y.square().mean())
+    assert_close(task.by_pairs(), task.y.double().square().mean(0), depth=600)
+    # E f² = 1
+    deviation = float(task.y.square().mean(1).std()) / 512**0.5
+    assert abs(task.evaluate()["mse"] - 1) < 5 * deviation
+    assert task.evaluate()["last"] == task.by_pairs()[-1]
+
+
+def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
+    found = experiments.train(config(), tmp_path / "run", quiet=True)
+    prompts = Prompts(inputs=3)
+    model = make_regressor("attention", prompts, width=8, layers=1, heads=2, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(8):
+        optimizer.param_groups[0]["lr"] = 0.01 * min(1.0, (step + 1) / 3)
+        x, y = prompts.draw(4, 0, 0, step)
+        optimizer.zero_grad()
+        (model(x, y) - y).square().mean().backward()
+        optimizer.step()
+    kept = load_file(tmp_path / "run" / "best.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
+    assert found["by_pairs"] == errors_by_pairs(model, *prompts.draw(32, 0, 1)).tolist()
+    assert found["validation"]["last"] == found["by_pairs"][-1]
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == found
+
+
+@pytest.mark.parametrize("tokens", ["single", "pairs"])
+def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(tokens: str) -> None:
+    """By gradients: of y earlier ones, of x earlier ones and its own, and each of them."""
+    model = make_regressor("attention", Prompts(3), width=8, layers=1, heads=2, tokens=tokens)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    x, y = Prompts(3).draw(2, 0)
+    by_x, by_y = torch.autograd.functional.jacobian(lambda a, b: model(a, b)[0], (x, y))
+    earlier = torch.ones(6, 6, dtype=torch.bool)
+    assert torch.equal(by_y[:, 0] != 0, earlier.tril(-1))
+    assert torch.equal((by_x[:, 0] != 0).all(-1), earlier.tril(0))
+    assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    chosen = config(data={"curriculum": 6, "inputs": 5})
+    whole = experiments.train(chosen, tmp_path / "whole", quiet=True)
+    run, _, _ = experiments.prepare(chosen, tmp_path / "parts")
+    (tmp_path / "parts" / "config.json").write_text(chosen.model_dump_json())
+    run.run(until=3, quiet=True)
+    again = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    with pytest.raises(CheckpointError, match="other settings"):
+        experiments.train(config(data={"inputs": 5}), tmp_path / "parts", resume=True)
+
+
+def test_settings_that_change_nothing_leave_an_older_run_its_identity() -> None:
+    toy = {"kind": "toy", "length": 12, "horizon": 4, "channels": 3, "training": 96, "validation": 32}
+    fields: dict[str, Any] = {"model": {"name": "linear"}, "data": toy}
+    told = []
+    for optimizer in ({}, {"betas": [0.9, 0.95]}, {"warm_up": 5}):
+        _, task, _ = experiments.prepare(experiments.TrainConfig.model_validate({**fields, "optimizer": optimizer}))
+        told.append(json.loads(task.identity)["optimizer"])
+    assert [{"betas", "warm_up"} & set(one) for one in told] == [set(), {"betas"}, {"warm_up"}]
+
+
+def test_a_warm_up_rises_into_either_schedule() -> None:
+    flat, falling = (config(optimizer={**OPTIMIZER, "schedule": schedule}) for schedule in ("constant", "cosine"))
+    rates = [rate_of(each, epoch=4) for each in (flat, falling)]
+    assert rates[0] is not None
+    assert rates[1] is not None
+    half = cosine_by_epoch(0.01, 4, epochs=2)
+    for step in (0, 1, 2, 3, 7, 8):
+        share = min(1.0, (step + 1) / 3)
+        assert rates[0](step) == 0.01 * share
+        assert rates[1](step) == half(step) * share
+    assert rate_of(config(optimizer={**OPTIMIZER, "warm_up": 0}), epoch=4) is None
+
+
+def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path: Path) -> None:
+    arms = {name: experiments.IN_CONTEXT_ARMS[name] for name in ("1 head, rank 2", "8 heads, rank 2", "1 head, BTT")}
+    made = experiments.in_context_arms(arms, epochs=1, epoch=2, held_out=16)
+    runs = list(experiments.of_seeds(made, range(2)))
+    experiments.run_arms(runs, tmp_path, quiet=True)
+    data = experiments.in_context_results(runs, tmp_path)
+    assert data.attrs["kind"] == "in_context_runs"
+    assert data["score_rank"].values.tolist() == [2, 2, 16]
+    assert data["rank_ratio"].values.tolist() == [2 / 6, 2 / 6, 16 / 6]
+    assert data["score_parameters"].values.tolist() == [64, 64, 128]
+    one = data.sel(arm="1 head, BTT, D = 16", seed=1)
+    kept = json.loads((tmp_path / "1-head,-BTT,-D-=-16-1" / "result.json").read_text())
+    assert one["by_pairs"].values.tolist() == kept["by_pairs"]
+    assert float(one["validation_last"]) == kept["by_pairs"][-1]
+    assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
+    assert data.attrs["tokens"] == "pairs"
+
+
+def test_score_ranks_are_those_of_the_dense_matrices() -> None:
+    for name, made in experiments.in_context_arms().items():
+        form = form_of(made.model)
+        found = int(torch.linalg.matrix_rank(form.double().dense().detach()))
+        assert found == form.generic_rank, name
+        model = experiments.prepare(made)[0].model
+        attention = model.encoder.blocks[0].attn  # type: ignore[union-attr, index]
+        per_head = sum(part.numel() for side in (attention.q, attention.k) for part in side.parameters())
+        assert form.n_parameters * attention.n_heads == per_head, name
+
+
+def test_wrong_settings_are_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match="'samformer' is not for prompts in context; there are attention"):
+        config("samformer")
+    with pytest.raises(ValidationError, match="'attention' is not for series"):
+        experiments.TrainConfig.model_validate({"model": {"name": "attention"}, "data": {"kind": "toy"}})
+    with pytest.raises(ValidationError, match="watch looks at models of series alone"):
+        config(watch={"every": 1})
+    with pytest.raises(ValidationError, match="betas are arguments of adam and adamw"):
+        config(optimizer={"name": "sgd", "betas": [0.9, 0.95]})
+    with pytest.raises(InputError, match=r"model\.options"):
+        experiments.prepare(config(options={"wdith": 3}))
+    with pytest.raises(InputError, match="divided"):
+        experiments.prepare(config(options={"heads": 3}))
+    with pytest.raises(UnknownNameError, match="attention"):
+        make_regressor("atention", Prompts(3))
+    with pytest.raises(InputError, match="curriculum of -1"):
+        Prompts(3, curriculum=-1)
+    with pytest.raises(InputError, match="takes 6 points of 3 inputs"):
+        InContextTask(make_regressor("attention", Prompts(3), width=8, layers=1, heads=1), Prompts(4))

@@ -1,0 +1,208 @@
+"""Structured matrices: products against dense matrices from the definition, counts against counts of the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.structured import (
+    BlockTensorTrain,
+    LowRank,
+    LowRankBlockDiagonal,
+    MultiLevelLowRank,
+    StructuredMatrix,
+    as_contraction,
+    as_levels,
+    balanced_factors,
+    kronecker,
+    left_permutation,
+    nearest_tensor_train,
+    right_permutation,
+)
+from tsfm_lens.testing import assert_close
+
+
+def of_levels(matrix: MultiLevelLowRank) -> np.ndarray:
+    """Σ_l ⊕_k L R', entry by entry."""
+    out = np.zeros((matrix.out_features, matrix.in_features))
+    for left, right in zip(matrix.left, matrix.right, strict=True):
+        rows, columns = left.shape[1], right.shape[1]
+        for i in range(matrix.out_features):
+            for j in range(matrix.in_features):
+                if i // rows == j // columns:
+                    outer, inner = left[i // rows, i % rows], right[j // columns, j % columns]
+                    out[i, j] += outer.detach().numpy() @ inner.detach().numpy()
+    return out
+
+
+def of_train(matrix: BlockTensorTrain) -> np.ndarray:
+    """Σ_t L_β[α, γs + t] R_γ[δ, βs + t] at (αb + β, γd + δ)."""
+    left, right, s = matrix.left.detach().numpy(), matrix.right.detach().numpy(), matrix.rank
+    out = np.zeros((matrix.out_features, matrix.in_features))
+    for alpha, beta, gamma, delta in np.ndindex(matrix.a, matrix.b, matrix.c, matrix.d):
+        outer, inner = left[beta, alpha, gamma * s :][:s], right[gamma, delta, beta * s :][:s]
+        out[alpha * matrix.b + beta, gamma * matrix.d + delta] = outer @ inner
+    return out
+
+
+CASES: dict[str, tuple[Callable[[], StructuredMatrix], Callable[..., np.ndarray]]] = {
+    "low rank": (lambda: LowRank(10, 6, 3), of_levels),
+    "low-rank blocks": (lambda: LowRankBlockDiagonal(12, 8, 2, 4), of_levels),
+    "diagonal": (lambda: LowRankBlockDiagonal(7, 7, 1, 7), of_levels),
+    "levels": (lambda: MultiLevelLowRank(16, 8, (3, 2, 1)), of_levels),
+    "levels, one empty": (lambda: MultiLevelLowRank(16, 8, (3, 0, 1)), of_levels),
+    "levels of three": (lambda: MultiLevelLowRank(18, 9, (2, 1), (1, 3)), of_levels),
+    "train": (lambda: BlockTensorTrain(16, 16), of_train),
+    "train, all sizes apart": (lambda: BlockTensorTrain(15, 24, 2, (3, 5), (4, 6)), of_train),
+}
+
+
+def drawn(name: str) -> StructuredMatrix:
+    torch.manual_seed(0)
+    return CASES[name][0]().double()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_product_is_that_of_the_matrix_by_its_definition(name: str) -> None:
+    matrix = drawn(name)
+    expected = CASES[name][1](matrix)
+    assert_close(matrix.dense(), expected, depth=40)
+    x = torch.randn(2, 3, matrix.in_features, dtype=torch.float64)
+    assert_close(matrix(x), np.einsum("oi,abi->abo", expected, x.numpy()), depth=100)
+    y = torch.randn(2, 3, matrix.out_features, dtype=torch.float64)
+    assert_close(matrix.bilinear(y, x), np.einsum("abo,oi,abi->ab", y.numpy(), expected, x.numpy()), depth=400)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_and_operations_by_formula_are_those_counted(name: str) -> None:
+    matrix = drawn(name)
+    assert matrix.n_parameters == sum(part.numel() for part in matrix.parameters())
+    x = torch.randn(5, matrix.in_features, dtype=torch.float64)
+    with FlopCounterMode(display=False) as counter:
+        matrix(x)
+    # torch counts a multiplication and an addition
+    assert counter.get_total_flops() == 2 * matrix.operations(5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_almost_all_have_the_generic_rank(name: str) -> None:
+    matrix = drawn(name)
+    assert np.linalg.matrix_rank(CASES[name][1](matrix)) == matrix.generic_rank
+
+
+@pytest.mark.parametrize(
+    "ranks", [(12,), (5, 5), (3, 2, 1), (8, 4, 4), (2, 2, 2, 2), (1, 1, 1, 1, 1), (0, 0, 4), (0, 3), (4, 4, 4, 4, 1)]
+)
+def test_the_rank_of_levels_saturates_from_the_finest_up(ranks: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    matrix = MultiLevelLowRank(32, 32, ranks).double()
+    assert np.linalg.matrix_rank(matrix.dense().detach().numpy()) == matrix.generic_rank <= matrix.rank_bound
+
+
+def test_sizes_of_the_table() -> None:
+    """Square matrices of width D: 2 D Σ r, 2 s D^(3/2) and rank D."""
+    assert MultiLevelLowRank(64, 64, (4, 2, 1)).n_parameters == 2 * 64 * 7
+    train = BlockTensorTrain(64, 64)
+    assert (train.n_parameters, train.generic_rank) == (2 * 64 * 8, 64)
+    assert (LowRank(64, 64, 5).n_parameters, LowRank(64, 64, 5).generic_rank) == (2 * 64 * 5, 5)
+
+
+@pytest.mark.parametrize(("a", "b", "c", "s"), [(2, 3, 4, 1), (3, 2, 5, 2), (4, 4, 4, 3)])
+def test_permutations_are_those_of_the_definition(a: int, b: int, c: int, s: int) -> None:
+    vector = np.arange(a * b)
+    assert (vector[left_permutation(a, b).numpy()] == vector.reshape(b, a).T.ravel()).all()
+    inner, order = np.arange(c * b * s), right_permutation(b, c, s).numpy()
+    assert (inner[order] == np.swapaxes(inner.reshape(c, b, s), 0, 1).ravel()).all()
+    assert (np.sort(order) == inner).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_contraction_holds_every_family(name: str) -> None:
+    matrix = drawn(name)
+    whole = as_contraction(matrix)
+    expected = CASES[name][1](matrix)
+    assert_close(whole.dense(), expected, depth=60)
+    assert_close(whole(torch.eye(matrix.in_features, dtype=torch.float64)).T, expected, depth=60)
+    assert whole.n_parameters == matrix.n_parameters
+
+
+def test_a_contraction_weighs_its_levels() -> None:
+    matrix = drawn("levels")
+    assert isinstance(matrix, MultiLevelLowRank)
+    whole = as_contraction(matrix)
+    whole.alphas.copy_(torch.tensor([2.0, -1.0, 0.0]))
+    parts = [torch.block_diag(*(x @ y.mT)) for x, y in zip(matrix.left, matrix.right, strict=True)]
+    assert_close(whole.dense(), 2 * parts[0] - parts[1], depth=60)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8])
+def test_levels_hold_low_rank_blocks(blocks: int) -> None:
+    matrix = LowRankBlockDiagonal(16, 8, 1, blocks).double()
+    levels = as_levels(matrix)
+    assert_close(levels.dense(), matrix.dense(), depth=20)
+    assert levels.blocks[-1] == blocks
+    assert levels.n_parameters == matrix.n_parameters
+
+
+def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest() -> None:
+    torch.manual_seed(2)
+    matrix = torch.randn(12, 20, dtype=torch.float64)
+    for s in (1, 2, 3):
+        train = nearest_tensor_train(matrix, s, (3, 4), (5, 4))
+        kept = sum(float(torch.linalg.svdvals(piece)[s:].square().sum()) for piece in slices_of(matrix, 3, 4, 5, 4))
+        assert_close((train.dense() - matrix).square().sum(), kept, depth=400, magnitude=float(matrix.square().sum()))
+    assert_close(train.dense(), matrix, depth=100)
+
+
+def slices_of(matrix: torch.Tensor, a: int, b: int, c: int, d: int) -> list[torch.Tensor]:
+    return [matrix[beta::b, gamma * d : (gamma + 1) * d] for beta in range(b) for gamma in range(c)]
+
+
+def test_a_train_holds_low_rank_and_kronecker_products() -> None:
+    torch.manual_seed(3)
+    low = LowRank(16, 16, 2).double().dense()
+    assert_close(nearest_tensor_train(low, 2).dense(), low, depth=100)
+    first, second = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    assert_close(kronecker(first, second).dense(), np.kron(first, second), depth=4)
+    assert kronecker(first, second).rank == 1
+
+
+def test_gradients_reach_every_parameter() -> None:
+    for name in CASES:
+        matrix = drawn(name)
+        matrix(torch.randn(4, matrix.in_features, dtype=torch.float64)).square().sum().backward()
+        assert all(part.grad is not None and part.grad.abs().sum() > 0 for part in matrix.parameters() if part.numel())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MultiLevelLowRank(12, 12, (1, 1, 1, 1)), "12 is not divided by 8 blocks.* 6 blocks, or 16"),
+        (lambda: LowRank(8, 6, 7), "7, more than the width of 6; the nearest valid rank is 6"),
+        (lambda: LowRank(8, 6, 0), "leave nothing"),
+        (lambda: LowRank(8, 6, -1), "-1, expected a whole number from 0 on"),
+        (lambda: LowRank(0, 6, 1), "out_features is 0"),
+        (lambda: MultiLevelLowRank(8, 8, (1, 1), (1,)), "2 ranks for 1 levels"),
+        (lambda: MultiLevelLowRank(12, 12, (1, 1), (2, 3)).generic_rank, "not nested: 2 does not divide 3"),
+        (lambda: BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
+        (lambda: BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
+        (lambda: BlockTensorTrain(13, 16), "13 is a prime.*14"),
+        (lambda: as_levels(LowRankBlockDiagonal(12, 12, 1, 3)), "3 blocks are no level .*nearest is 2"),
+        (lambda: nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
+        (lambda: MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_factors_are_as_near_to_a_square_as_can_be() -> None:
+    assert [balanced_factors(width) for width in (1, 2, 3, 4, 256, 512, 48)] == [
+        (1, 1), (1, 2), (1, 3), (2, 2), (16, 16), (16, 32), (6, 8),
+    ]  # fmt: skip

@@ -1,0 +1,164 @@
+"""The forecaster of time steps, and forecasters behind a lens by the one way to open a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+import tsfm_lens
+from tsfm_lens import probes
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.studies import experiments, structured
+from tsfm_lens.studies.structured import PatchForecaster, StepAdapter, StepForecaster, as_lens, make_forecaster, redraw
+from tsfm_lens.testing import assert_close, check_wiring
+from tsfm_lens.testing.suite import check_lens
+from tsfm_lens.training import Plan, Training
+
+T, CHANNELS = 12, 3
+FORMS = {
+    "attention": {},
+    "mlr-attention": {"ranks": [2, 2]},
+    "bilinear-btt": {},
+    "bilinear-mlr": {"ranks": [2, 1, 1]},
+}
+
+
+def drawn(name: str, **form: object) -> StepForecaster:
+    model = make_forecaster(name, T, T, CHANNELS, width=8, heads=2, **form)
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            # larger than as drawn, so that every head and RevIN's own weights move the forecast
+            weight.mul_(3.0) if weight.ndim > 1 else weight.add_(0.2 * torch.randn(weight.shape))
+            assert torch.isfinite(weight).all(), path
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_oracle_holds(name: str) -> None:
+    failed = [
+        result for result in check_wiring(StepAdapter, drawn(name, **FORMS[name]), quiet=True) if not result.passed
+    ]
+    assert not failed, failed
+
+
+def test_a_forecaster_opens_like_any_other_model() -> None:
+    """``load`` finds its wiring, and what it opens is what the other way to a lens gives."""
+    torch.manual_seed(0)
+    encoder = structured.Encoder(8, 2, 2, structured.TokenLevels((2, 2)), causal=False)
+    model = PatchForecaster(encoder, 8, patch=4, context_length=32, prediction_length=5).eval()
+    lens = tsfm_lens.load(model)
+    assert all(result.passed for result in check_lens(lens))
+    series = np.sin(np.arange(40.0))
+    assert np.array_equal(lens.forecast(series, 5).quantiles, as_lens(model).forecast(series, 5).quantiles)
+    steps = tsfm_lens.load(drawn("attention"))
+    x = np.random.default_rng(0).standard_normal((CHANNELS, 20))
+    given = steps.forecast(as_series([x]), T)
+    with torch.no_grad():
+        native = steps.adapter.native(torch.from_numpy(x[None, :, -T:]).float())[0]
+    assert_close(torch.as_tensor(np.asarray(given.quantiles)).squeeze().float(), native, depth=400)
+
+
+def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
+    """The rank of what a head scores with: that of the width for a tensor train, of a head for standard attention."""
+    ranks = {
+        name: probes.scoring_structure(tsfm_lens.load(drawn(name)), draws=3, sweeps=1)["epsilon_rank"].values
+        for name in ("attention", "bilinear-btt")
+    }
+    assert ranks["attention"].max() == 4 < ranks["bilinear-btt"].min()
+
+
+def test_forecasts_move_with_the_units_of_each_channel() -> None:
+    model = drawn("bilinear-btt")
+    x = torch.randn(2, CHANNELS, T)
+    scale, shift = torch.tensor([2.0, 5.0, 0.5])[:, None], torch.tensor([0.0, -3.0, 7.0])[:, None]
+    with torch.no_grad():
+        # but for the epsilon beside the variance
+        assert_close(model(x * scale + shift), model(x) * scale + shift, depth=2**13)
+
+
+def test_a_run_on_a_file_is_of_the_named_scoring_function(tmp_path: Path) -> None:
+    rows = np.sin(np.arange(120)[:, None] / np.array([3.0, 7.0]))
+    (tmp_path / "waves.csv").write_text("a,b\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    content = {
+        "model": {"name": "mlr-attention", "options": {"width": 8, "heads": 2, "ranks": [3, 1]}},
+        "data": {"kind": "file", "file": str(tmp_path / "waves.csv"), "length": 8, "horizon": 8},
+        "plan": {"epochs": 1, "patience": None},
+    }
+    found = experiments.train(experiments.TrainConfig.model_validate(content), tmp_path / "run", quiet=True)
+    assert np.isfinite(found["test"]["mae"])
+    _, task, _ = experiments.prepare(experiments.TrainConfig.model_validate(content))
+    assert "TokenLevels" in task.identity
+    content["data"]["horizon"] = 4  # type: ignore[index]
+    with pytest.raises(InputError, match="a horizon of 4 steps after windows of 8"):
+        experiments.prepare(experiments.TrainConfig.model_validate(content))
+    with pytest.raises(ValidationError, match="'mlr-attention' is not for series"):
+        experiments.TrainConfig.model_validate({**content, "data": {"kind": "toy"}})
+    with pytest.raises(UnknownNameError, match="Closest: bilinear-mlr"):
+        make_forecaster("mlr", 8, 8, 2)
+
+
+def test_the_grid_on_etth1_has_the_settings_of_the_paper() -> None:
+    arms = experiments.encoder_arms("ETTh1.csv")
+    assert {config.data.length for config in arms.values()} == {96, 192}
+    for config in arms.values():
+        assert config.data.length == config.data.horizon
+        assert config.data.split == "ett-hourly"
+        ranks = config.model.options.get("ranks")
+        # of heads of one size
+        assert ranks is None or sum(ranks) == config.model.options["width"] // config.model.options["heads"]
+
+
+def moved(width: int, *, mup: bool) -> tuple[float, float]:
+    """What a few steps of training change: scores of the first layer, and the stream before the read-out."""
+    arms = experiments.transfer_arms(widths=(16, 64, 256), rates=(4e-3,), steps=8, held_out=8)
+    title = "μP" if mup else "standard parametrisation"
+    run, task, _ = experiments.prepare(arms[f"{title}, D = {width}, 0.004"])
+    x, y = structured.Prompts(6).draw(16, 5)
+    seen: list[torch.Tensor] = []
+
+    def look() -> list[torch.Tensor]:
+        model = task.model
+        with torch.no_grad():
+            stream = model.encoder.blocks[0].norm1(model.embed(tokens(x, y)))  # type: ignore[union-attr, index, operator]
+            query, key, _ = model.encoder.blocks[0].attn.projected(stream)  # type: ignore[union-attr, index]
+            return [query @ key.mT, model.encoder(model.embed(tokens(x, y)))]  # type: ignore[operator]
+
+    seen = look()
+    Training(task, run.optimizer, Plan(steps=4), rate=None).run(quiet=True)
+    scores, stream = (after - before for after, before in zip(look(), seen, strict=True))
+    return float(scores.square().mean().sqrt()), float(stream.square().mean().sqrt())
+
+
+def tokens(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    before = torch.nn.functional.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
+    return torch.cat([x, before], -1)
+
+
+def test_training_moves_features_alike_at_every_width_by_the_rules_alone() -> None:
+    """The coordinate check: changes of a feature do not grow with the width, where they otherwise do."""
+    steady, growing = ([moved(width, mup=mup) for width in (16, 64, 256)] for mup in (True, False))
+    for part in (0, 1):
+        by_rule, plain = ([float(each[part]) for each in found] for found in (steady, growing))
+        assert max(by_rule) / min(by_rule) < 3, (part, by_rule)
+        assert plain[-1] / plain[0] > 1.5 * by_rule[-1] / by_rule[0], (part, plain, by_rule)
+
+
+def test_rates_by_width_reach_the_optimiser() -> None:
+    arms = experiments.transfer_arms(widths=(16, 64), rates=(4e-3,))
+    model = experiments.prepare(arms["μP, D = 64, 0.004"])[0]
+    found = {group["share"] for group in model.optimizer.param_groups}
+    assert found == {1.0, 16 / 64, 16 / 128}
+    again = structured.make_regressor(
+        "attention", structured.Prompts(6), width=64, layers=2, heads=16, d_mlp=128, tokens="pairs", scale="mup"
+    )
+    redraw(again, 0)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.model.parameters(), strict=True))
+    with pytest.raises(ValidationError, match="base_width is for models of structured scores"):
+        experiments.TrainConfig.model_validate(
+            {"model": {"name": "linear"}, "data": {"kind": "toy"}, "optimizer": {"base_width": 8}}
+        )

@@ -1,0 +1,29 @@
+"""What the studies register with the core: measurements, figures, commands."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsfm_lens import catalogue
+from tsfm_lens.catalogue import measurements
+from tsfm_lens.errors import InputError
+from tsfm_lens.pipeline import checked_chapters
+from tsfm_lens.studies.papers import items_samformer, items_structured
+from tsfm_lens.studies.papers.values import ITEMS
+
+
+def test_every_reported_value_is_one_of_a_measurement() -> None:
+    named = {name for each in measurements().values() for name in each.paper}
+    # sizes of models follow from counts alone, as do statements on printed tables
+    assert named == {item.id for item in ITEMS} - {"S3-SYS", *items_samformer.FORMULAS, *items_structured.FORMULAS}
+
+
+def test_a_result_of_no_model_is_no_chapter() -> None:
+    with pytest.raises(InputError, match="made of no model"):
+        checked_chapters(["theory_sketching"])
+
+
+def test_figures_of_studies_are_functions_of_their_own() -> None:
+    own = [figure for _, figure in catalogue.figures() if not isinstance(figure.renderer, str)]
+    assert len(own) > 15
+    assert {figure.renderer.__module__.split(".")[1] for figure in own} == {"studies"}

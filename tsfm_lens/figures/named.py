@@ -1,0 +1,216 @@
+"""Figures by name: those of the tsfm-lens paper, and one for every renderer, for any model and series."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tsfm_lens import viz
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
+from tsfm_lens.figures.captions import caption
+from tsfm_lens.figures.plain import entries
+from tsfm_lens.figures.registry import Entry, Plate, within_pass
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.run import Run
+from tsfm_lens.registry import SHOWN, load_extensions
+from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+
+STATIC = ("svg", "pdf", "png")
+DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
+
+_ADDED: dict[str, Entry] = {}
+_ELSEWHERE: dict[str, str] = {}
+
+
+def add_figures(entries: Iterable[Entry], elsewhere: Mapping[str, str]) -> None:
+    """Register figures of a package above.
+
+    Args:
+        entries: listed before those of the renderers, in this order.
+        elsewhere: figures that no single run can draw: what draws them, by name.
+    """
+    _ADDED.update((entry.name, entry) for entry in entries)
+    _ELSEWHERE.update(elsewhere)
+
+
+def figures() -> dict[str, Entry]:
+    """Every figure by name: those that were added in their order, then one per renderer of the catalogue."""
+    load_extensions(SHOWN)
+    return _ADDED | {entry.name: entry for entry in entries()}
+
+
+def find_figure(name: str) -> Entry:
+    """A figure by its name; "fig. 6b" finds "6B".
+
+    Raises:
+        UnknownNameError: there is none of this name; the message has the nearest, or what draws a figure that no
+            single run can.
+    """
+    known = figures()
+    short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
+    for candidate in (name, short, short.upper()):
+        if candidate in known:
+            return known[candidate]
+    if short in _ELSEWHERE:
+        raise UnknownNameError(_ELSEWHERE[short])
+    raise unknown_name("figure", name, known, hint="`tsfm-lens figure --list` names them all.")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A figure that was computed.
+
+    Attributes:
+        entry: which one.
+        plates: its parts, one file each.
+        run: what it was made of.
+        others: models beside that of the run.
+    """
+
+    entry: Entry
+    plates: tuple[Plate, ...]
+    run: Run
+    others: tuple[Lens, ...] = ()
+
+    def caption(self, sources: Sequence[str] = ()) -> str:
+        """Title, what is shown, all parameters and provenance; ``sources`` is where the series come from."""
+        return caption(self.entry, self.plates, self.run, sources, self.others)
+
+
+def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> Made:
+    """Compute a figure.
+
+    Args:
+        name: as in :func:`figures`.
+        run: what it shows; figures of a single series take the first. Unless its horizon was chosen, those that roll
+            out take the paper's, as far as model and series allow, and all others at most one pass.
+        others: models beside the run's: one more, which forecasts the same series and stands at the right, or any
+            number for a figure that compares.
+
+    Raises:
+        InputError: the figure's definition forbids a model, or series and horizon do not fit it; it is given more
+            models than it can show, or one beside which nothing can stand.
+        UnknownNameError: no such figure.
+    """
+    entry = find_figure(name)
+    entry.check(run.lens)
+    if not others:
+        return Made(entry, tuple(entry.draw(run if run.chosen else within_pass(run))), run)
+    refuse_several(entry, 1 + len(others))
+    if entry.compare is not None:
+        return Made(entry, tuple(entry.compare([run.lens, *others])), run, tuple(others))
+    return Made(entry, tuple(_beside(entry, run, others[0])), run, tuple(others))
+
+
+def _beside(entry: Entry, run: Run, other: Lens) -> Iterator[Plate]:
+    """The plates of two models side by side, of the same series and horizon."""
+    how: dict[str, Any] = {"holdout": True} if run.whole is not None else {"truth": run.truth}
+    series = run.batch if run.whole is None else run.whole
+    second = replace(other.run(series, run.horizon, seed=run.seed, **how), chosen=run.chosen)
+    plates = [entry.draw(each if run.chosen else within_pass(each)) for each in (run, second)]
+    if [plate.suffix for plate in plates[0]] != [plate.suffix for plate in plates[1]]:
+        raise InputError(f"figure {entry.name} has other parts for {run.lens.model_id} than for {other.model_id}")
+    ids = [run.lens.model_id, other.model_id]
+    names = ids if ids[0] != ids[1] else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
+    for one, two in zip(*plates, strict=True):
+        figure = viz.side_by_side([one.figure, two.figure], names, entry.title.rstrip("."))
+        yield Plate(one.suffix, figure, (*one.results, *two.results), one.note)
+
+
+def refuse_several(entry: Entry, count: int) -> None:
+    """Refuse more models than a figure can show.
+
+    Raises:
+        InputError: it does; the message names the figures that show any number.
+    """
+    if count > 2 and entry.compare is None:
+        known = ", ".join(name for name, each in figures().items() if each.compare is not None)
+        raise InputError(
+            f"figure {entry.name} can show two models side by side, and {count} are named; {known} shows more"
+        )
+
+
+def write_figure(
+    made: Made,
+    out: str | Path,
+    *,
+    formats: Iterable[str] = ("html", *STATIC),
+    column: str | float | None = None,
+    model: str | None = None,
+    sources: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Write a figure's files and its caption, all of them or none.
+
+    Args:
+        made: the figure.
+        out: folder.
+        formats: of "html", "json" (as on a screen), "svg", "pdf" and "png" (in the print theme).
+        column: width of the print theme; see :func:`tsfm_lens.viz.for_print`.
+        model: the model's name in file names; the lens's own if None.
+        sources: where the series come from, for the caption.
+        progress: called with the name of each file before it is drawn.
+
+    Returns:
+        The files ``NAME-MODEL.FORMAT`` (``NAME-A-MODEL.FORMAT`` of a figure of several parts) and ``NAME-MODEL.txt``.
+
+    Raises:
+        InputError: a part cannot be read at this width.
+        RenderError: a static image is asked for and cannot be drawn.
+        UnknownNameError: no such format.
+    """
+    wanted = checked_formats(formats)
+    slug = file_word(model or made.run.lens.model_id)
+    if made.others:
+        slug += f"-and-{len(made.others)}-more"
+    printed = {plate.suffix: viz.for_print(plate.figure, column) for plate in made.plates if set(wanted) & set(STATIC)}
+    contents: dict[Path, bytes] = {}
+    for plate in made.plates:
+        stem = "-".join(part for part in (file_word(made.entry.name), plate.suffix, slug) if part)
+        for kind in wanted:
+            path = Path(out) / f"{stem}.{kind}"
+            if progress is not None:
+                progress(path.name)
+            figure = printed[plate.suffix] if kind in STATIC else plate.figure
+            contents[path] = rendered(figure, kind, scale=DOTS)
+    text = made.caption(sources) + _sizes(printed)
+    contents[Path(out) / f"{file_word(made.entry.name)}-{slug}.txt"] = text.encode()
+    return write_together(contents)
+
+
+def checked_formats(formats: Iterable[str]) -> list[str]:
+    """The formats asked for, each once.
+
+    Raises:
+        UnknownNameError: a figure cannot be written in one of them.
+    """
+    wanted = list(dict.fromkeys(formats))
+    for kind in wanted:
+        if kind not in FORMATS:
+            raise unknown_name("format", kind, FORMATS)
+    return wanted
+
+
+def _sizes(printed: dict[str, go.Figure]) -> str:
+    """The size of every printed part, in mm."""
+    if not printed:
+        return ""
+    sizes = [
+        f"  {suffix or 'figure'}: {figure.layout.meta['width_mm']:g} × {figure.layout.meta['height_mm']:g} mm"
+        for suffix, figure in printed.items()
+    ]
+    smallest = min(figure.layout.meta["type_pt"] for figure in printed.values())
+    return "\n".join(["", f"Print (svg, pdf, png; type from {smallest:g} pt on)", *sizes, ""])
+
+
+def file_word(name: str) -> str:
+    """A name as a part of a file name: the end of a path, without what file systems or shells refuse."""
+    last = name.rstrip("/").split("/")
+    # a hub id keeps its owner, a folder only its own name
+    short = "-".join(last[-2:]) if len(last) == 2 and not name.startswith((".", "~")) else last[-1]
+    return re.sub(r"[^\w.+-]+", "-", short).strip("-.") or "model"

@@ -1,0 +1,242 @@
+"""How many directions a matrix uses: measures of its singular values, and angles between its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tsfm_lens.errors import InputError
+
+__all__ = [
+    "angles",
+    "decade_histogram",
+    "effective_rank",
+    "epsilon_rank",
+    "flow_bound",
+    "least_sums",
+    "measured_bound",
+    "participation_ratio",
+    "positive_and_falling",
+    "relative_spectrum",
+]
+
+_E2 = float(np.exp(2.0))
+
+
+def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
+    """Singular values over the largest, (…, j); zeros where all are zero.
+
+    Args:
+        singular_values: (…, j) from 0 on, in any order.
+
+    Raises:
+        InputError: there is none, or one is negative or no number.
+
+    Example:
+        >>> ranks.relative_spectrum(np.array([4.0, 2.0, 1.0])).tolist()
+        [1.0, 0.5, 0.25]
+    """
+    values = np.asarray(singular_values, dtype=np.float64)
+    if values.ndim == 0 or not values.shape[-1]:
+        raise InputError(f"singular values of shape {values.shape}, expected at least one on the last axis")
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise InputError("singular values hold a negative number or none; they are finite and from 0 on")
+    values = -np.sort(-values, axis=-1)
+    largest = values[..., :1]
+    return np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
+
+
+def epsilon_rank(singular_values: np.ndarray, epsilon: float | Sequence[float]) -> np.ndarray:
+    """Numerical rank: how many singular values are larger than ``epsilon`` times the largest.
+
+    Cutting a matrix off at this rank leaves an error of at most ``epsilon`` times its spectral norm.
+
+    Args:
+        singular_values: (…, j).
+        epsilon: above 0 and below 1; several give an axis of their own, the first.
+
+    Returns:
+        (…) or (epsilon, …) of int; 0 for the zero matrix.
+
+    Source:
+        Flow of ranks, equation 1 (S0-ERANK): strict and relative.
+
+    Raises:
+        InputError: an epsilon is not between 0 and 1, or as in :func:`relative_spectrum`.
+
+    Example:
+        >>> ranks.epsilon_rank(np.array([1.0, 0.1, 0.001]), [0.5, 0.1, 0.01]).tolist()
+        [1, 1, 2]
+    """
+    levels = np.asarray(epsilon, dtype=np.float64)
+    if not ((levels > 0) & (levels < 1)).all():
+        raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
+    relative = relative_spectrum(singular_values)
+    ranks = (relative > levels.reshape(*levels.shape, *[1] * relative.ndim)).sum(-1)
+    return np.asarray(ranks)
+
+
+def effective_rank(singular_values: np.ndarray) -> np.ndarray:
+    """The exponential of the entropy of the singular values as shares of their sum, (…); NaN for the zero matrix.
+
+    Source:
+        Roy and Vetterli 2007, The effective rank.
+
+    Example:
+        >>> float(ranks.effective_rank(np.array([2.0, 2.0, 0.0])).round(12))
+        2.0
+    """
+    relative = relative_spectrum(singular_values)
+    with np.errstate(invalid="ignore"):
+        shares = relative / relative.sum(-1, keepdims=True)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    return np.asarray(np.exp(-(shares * logs).sum(-1)))
+
+
+def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
+    """The square of the summed variances over the sum of their squares, (…); NaN for the zero matrix.
+
+    Args:
+        singular_values: (…, j); their squares are the variances along the principal directions.
+
+    Source:
+        Gao et al. 2017, A theory of multineuronal dimensionality.
+
+    Example:
+        >>> float(ranks.participation_ratio(np.array([2.0, 2.0, 0.0])))
+        2.0
+    """
+    variances = np.square(relative_spectrum(singular_values))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.square(variances.sum(-1)) / np.square(variances).sum(-1))
+
+
+def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarray:
+    """How many relative singular values lie in each decade below the largest, (…, decade).
+
+    Args:
+        singular_values: (…, j).
+        decades: how many; the first counts those above 0.1, up to and with the largest.
+
+    Source:
+        Flow of ranks, figure 10 (S0-HIST): intervals (1e-5, 1e-4] to (1e-1, 1].
+
+    Raises:
+        InputError: fewer than one decade.
+
+    Example:
+        >>> ranks.decade_histogram(np.array([1.0, 0.5, 0.1, 0.002]), 3).tolist()
+        [2, 1, 1]
+    """
+    if decades < 1:
+        raise InputError(f"decades is {decades}, expected 1 or more")
+    relative = relative_spectrum(singular_values)[..., None, :]
+    # one number is the foot of a decade and the top of the next, or a value between two roundings would be in neither
+    edges = np.array([float(f"1e-{decade}") for decade in range(decades + 1)])[:, None]
+    return np.asarray(((relative <= edges[:-1]) & (relative > edges[1:])).sum(-1))
+
+
+def angles(columns: np.ndarray) -> np.ndarray:
+    """Angles between all pairs of columns as lines through the origin, in radians from 0 to π/2, (n, n).
+
+    Args:
+        columns: (d, n); angles with a column of zeros are NaN, those of parallel lines exact to about 2e-8.
+
+    Source:
+        Flow of ranks, equation 2 with the arccos of appendix H (S0-ANG).
+
+    Raises:
+        InputError: no matrix, or an entry that is no number.
+
+    Example:
+        >>> np.degrees(ranks.angles(np.array([[1.0, 0.0, -2.0], [0.0, 1.0, 0.0]])))[0].round(9).tolist()
+        [0.0, 90.0, 0.0]
+    """
+    matrix = np.asarray(columns, dtype=np.float64)
+    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+        raise InputError(f"columns of shape {matrix.shape}, expected a finite matrix (d, n)")
+    length = np.linalg.norm(matrix, axis=0)
+    unit = np.divide(matrix, length, out=np.full_like(matrix, np.nan), where=length > 0)
+    return np.asarray(np.arccos(np.minimum(np.abs(unit.T @ unit), 1.0)))
+
+
+def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
+    """What σ_k(Z)/σ_1(Z) of a layer's output cannot exceed, for each k from 1 on, (d,).
+
+    Z = U + attention(U)/√D, for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
+
+    Args:
+        singular_values: of the input U, (d,), from the largest on; taken relative to the largest.
+        heads: h.
+        depth: D, layers of the model.
+
+    Source:
+        Flow of ranks, equation 5 (S0-TH4).
+
+    Raises:
+        InputError: D is too small for so many heads, or the singular values are not positive and falling.
+
+    Example:
+        >>> ranks.flow_bound(np.array([1.0, 0.1, 0.01]), 1, 10**6).round(3).tolist()
+        [2.015, 0.215, 0.035]
+    """
+    if np.sqrt(depth) < 2 * _E2 * heads:
+        least = int(np.ceil((2 * _E2 * heads) ** 2))
+        raise InputError(f"depth is {depth}: with {heads} heads the bound is of models of {least} layers or more")
+    values = positive_and_falling(singular_values, len(singular_values))
+    return 2 * least_sums(values / values[0], heads, _E2 * heads / np.sqrt(depth))
+
+
+def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
+    """What σ_k(U + Σ Y_i) cannot exceed, (d,): the step of the proof of theorem 4 before its constants are put in.
+
+    min over j ≤ k of σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality. It holds for every model.
+
+    Args:
+        stream: singular values of U, (d,), from the largest on.
+        written: of each of h heads what σ_m(Y_i) cannot exceed, (head, m), from the largest on; 0 beyond the last m.
+
+    Source:
+        Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in matrix analysis, theorem 3.3.16.
+
+    Raises:
+        InputError: values are negative, not finite, or rise.
+
+    Example:
+        >>> ranks.measured_bound(np.array([1.0, 0.1, 0.01]), np.array([[0.5, 0.2]])).round(3).tolist()
+        [1.5, 0.6, 0.3]
+    """
+    values, heads = np.asarray(stream, dtype=float), np.asarray(written, dtype=float)
+    for each in (values, *heads):
+        if not (np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()):
+            raise InputError(
+                "singular values that are negative, not finite, or rise; expected them from the largest on"
+            )
+    j = np.arange(len(values))
+    places = j // len(heads)
+    sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(places, heads.shape[1])]
+    return np.array([(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))])
+
+
+def least_sums(values: np.ndarray, heads: int, factor: float) -> np.ndarray:
+    """min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k."""
+    j = np.arange(len(values))
+    written = factor * values[j // heads]
+    return np.array([(values[k - j[: k + 1]] + written[: k + 1]).min() for k in range(len(values))])
+
+
+def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:
+    """Singular values of a construction, checked.
+
+    Raises:
+        InputError: they are not positive and falling, or there are fewer tokens than singular values.
+    """
+    values = np.asarray(singular_values, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not (np.isfinite(values).all() and values[-1] > 0):
+        raise InputError(f"singular values of shape {values.shape}, expected one axis of finite numbers above 0")
+    if (np.diff(values) > 0).any():
+        raise InputError("singular values rise, expected them from the largest to the smallest")
+    if n_tokens < len(values):
+        raise InputError(f"{n_tokens} tokens cannot have {len(values)} singular values; give {len(values)} or more")
+    return values

@@ -1,0 +1,1 @@
+"""Studies on the core: papers, training recipes, rank theory, scores of methods. The core never imports them."""

@@ -1,0 +1,162 @@
+"""``python -m tsfm_lens.studies.experiments toy --out DIR``: train a grid of a paper's experiment, and write what it came to.
+
+Runs that have ended are left as they are, so that a grid that was stopped goes on with the same command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+import xarray as xr
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.experiments.encoders import encoder_arms
+from tsfm_lens.studies.experiments.ends import ends
+from tsfm_lens.studies.experiments.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
+from tsfm_lens.studies.experiments.grid import Arm, gathered, of_seeds, run_arms
+from tsfm_lens.studies.experiments.in_context import WIDTH_ARMS, WIDTHS, in_context_arms, in_context_results
+from tsfm_lens.studies.experiments.transfer import transfer_arms, transfer_results
+from tsfm_lens.studies.samformer import oracle_loss
+from tsfm_lens.training.command import HELP, run_command
+
+app = typer.Typer(no_args_is_help=True, help=__doc__, context_settings=HELP)
+Out = Annotated[Path, typer.Option(help="folder of the runs")]
+Seeds = Annotated[int, typer.Option(min=1, help="seeds of each arm")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads")]
+
+RADII = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0]
+
+_TOY = {"oracle": oracle_loss(512, 70_000), "about": "forecasts that are linear in the window"}
+
+
+@app.command()
+def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
+    """The toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
+    made = toy_arms(TOY_ARMS, epochs=epochs, watch=True)
+    _train(list(of_seeds(made, range(seeds))), out, "toy", threads, {"epochs": epochs, **_TOY})
+
+
+@app.command()
+def optimizers(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
+    """The toy problem by other optimisers (figure 15)."""
+    made = toy_arms(TOY_OPTIMIZERS, epochs=epochs)
+    _train(list(of_seeds(made, range(seeds))), out, "optimizers", threads, {"epochs": epochs, **_TOY})
+
+
+@app.command()
+def benchmarks(
+    out: Out,
+    *,
+    data: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange; repeatable")],
+    horizon: Annotated[list[int], typer.Option(help="96, 192, 336 or 720; repeatable")],
+    arm: Annotated[list[str], typer.Option(help="SAMformer, Transformer, …; repeatable")],
+    seeds: Seeds = 5,
+    threads: Threads = 1,
+) -> None:
+    """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from files of your own."""
+    runs: list[Arm] = []
+    for name, file in map(_named, data):
+        for steps in horizon:
+            made = benchmark_arms(file, name, steps)
+            chosen = {title: config for title, config in made.items() if title.split(" ", 2)[2] in arm}
+            if len(chosen) < len(set(arm)):
+                known = ", ".join(title.split(" ", 2)[2] for title in made)
+                raise InputError(f"arms {', '.join(arm)}; there are {known}")
+            runs += of_seeds(chosen, range(seeds))
+    _train(runs, out, "benchmarks", threads, {"names": ", ".join(RHO)}, _with_ends)
+
+
+@app.command()
+def radii(
+    out: Out,
+    *,
+    data: Annotated[str, typer.Option(metavar="NAME=FILE", help="ETTh1, ETTh2 or exchange")],
+    horizon: Annotated[int, typer.Option(help="96, 192, 336 or 720")] = 96,
+    rho: Annotated[list[float], typer.Option(min=0.0, help="0 is Adam alone; repeatable")] = RADII,
+    seeds: Seeds = 5,
+    threads: Threads = 1,
+) -> None:
+    """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a file of your own."""
+    name, file = _named(data)
+    runs = list(of_seeds(rho_arms(file, name, horizon, rho), range(seeds)))
+    _train(runs, out, "radii", threads, {"names": name})
+
+
+def _named(entry: str) -> tuple[str, str]:
+    name, _, file = entry.partition("=")
+    if not file:
+        raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
+    return name, file
+
+
+def _with_ends(runs: list[Arm], out: Path) -> xr.Dataset:
+    return xr.merge([gathered(runs, out), ends(runs, out)], combine_attrs="override")
+
+
+@app.command()
+def in_context(out: Out, *, seeds: Seeds = 14, epochs: int = 4, threads: Threads = 1) -> None:
+    """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
+    runs = list(of_seeds(in_context_arms(epochs=epochs), range(seeds)))
+    _train(runs, out, "in_context", threads, {}, in_context_results)
+
+
+@app.command()
+def widths(out: Out, *, seeds: Seeds = 8, threads: Threads = 1) -> None:
+    """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a, S2-F11)."""
+    runs = list(of_seeds(in_context_arms(WIDTH_ARMS, widths=WIDTHS), range(seeds)))
+    _train(runs, out, "in_context_widths", threads, {}, in_context_results)
+
+
+@app.command()
+def encoders(
+    out: Out,
+    *,
+    data: Annotated[Path, typer.Option(help="file of ETTh1")],
+    horizon: Annotated[list[int], typer.Option(help="96, 192 or 336; repeatable")],
+    seeds: Seeds = 7,
+    threads: Threads = 1,
+) -> None:
+    """Forecasts of ETTh1 by one encoder with several scoring functions (S2-ETT)."""
+    _train(list(of_seeds(encoder_arms(data, horizons=horizon), range(seeds))), out, "encoders", threads, {})
+
+
+@app.command()
+def transfer(out: Out, *, seeds: Seeds = 3, threads: Threads = 1) -> None:
+    """Learning rates across three widths, by μP and by the standard parametrisation (S2-F5)."""
+    _train(list(of_seeds(transfer_arms(), range(seeds))), out, "transfer", threads, {}, transfer_results)
+
+
+def _train(
+    runs: list[Arm],
+    out: Path,
+    name: str,
+    threads: int,
+    facts: Mapping[str, object],
+    gather: Callable[[list[Arm], Path], xr.Dataset] = gathered,
+) -> None:
+    torch.set_num_threads(threads)
+
+    def tell(what: str, done: int, of: int) -> None:
+        console(stderr=True).print(f"{what}: {done} of {of} done")
+
+    if not run_arms(runs, out, progress=tell):
+        console().print("stopped; the same command goes on")
+        raise typer.Exit(130)
+    record = gather(runs, out).assign_attrs({key: value for key, value in facts.items() if value})
+    _write(record, out / f"{name}.nc")
+
+
+def _write(record: xr.Dataset, file: Path) -> None:
+    part = file.with_name(f"{file.name}.part")
+    record.to_netcdf(part, engine="scipy")
+    part.replace(file)
+    console().print(str(file))
+
+
+if __name__ == "__main__":
+    run_command(app)

@@ -1,0 +1,240 @@
+"""The configuration of a training run of the lab: a YAML file, checked field by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from tsfm_lens.data.checked import Strict, complaints, read_fields
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.samformer import MODELS, SPLITS
+from tsfm_lens.studies.structured import REGRESSORS
+
+__all__ = ["TrainConfig", "read_train_config"]
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ModelFields(Strict):
+    """What is trained.
+
+    Attributes:
+        name: of ``samformer.MODELS``, such as "samformer", or, for prompts and files, of
+            ``structured.REGRESSORS``.
+        options: further arguments of its class, such as ``width``.
+    """
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in (*MODELS, *REGRESSORS):
+            raise ValueError(f"there is no model {name!r}; there are {', '.join((*MODELS, *REGRESSORS))}")
+        return name
+
+
+class ToyData(Strict):
+    """The toy problem of SAMformer, forecasts that are linear in the window.
+
+    Attributes:
+        length, horizon, channels, training, validation, noise: as in ``samformer.LinearToy``.
+        problem_seed: of its draws.
+    """
+
+    kind: Literal["toy"]
+    length: int = 512
+    horizon: int = 96
+    channels: int = 7
+    training: int = 10_000
+    validation: int = 5_000
+    noise: float = 1.0
+    problem_seed: int = 0
+
+
+class FileData(Strict):
+    """A multivariate series in a file.
+
+    Attributes:
+        file: CSV, Parquet or text, plain or .gz.
+        length, horizon, split, channels: as ``samformer.benchmark`` takes them.
+    """
+
+    kind: Literal["file"] = "file"
+    file: Path
+    length: int = Field(default=512, ge=1)
+    horizon: int = Field(default=96, ge=1)
+    split: str = "70/10/20"
+    channels: tuple[str, ...] | None = None
+
+    @field_validator("split")
+    @classmethod
+    def _known(cls, split: str) -> str:
+        if split not in SPLITS:
+            raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
+        return split
+
+
+class InContextData(Strict):
+    """Prompts of linear regression in context, drawn anew for every step.
+
+    Attributes:
+        inputs, points, curriculum: as in ``structured.Prompts``.
+        epoch: steps between two evaluations.
+        held_out: prompts that they are on.
+    """
+
+    kind: Literal["in-context"]
+    inputs: int = Field(default=16, ge=1)
+    points: int | None = Field(default=None, ge=1)
+    curriculum: int = Field(default=0, ge=0)
+    epoch: int = Field(default=500, ge=1)
+    held_out: int = Field(default=2048, ge=1)
+
+
+class OptimizerFields(Strict):
+    """The optimiser.
+
+    Attributes:
+        name: "adam", "adamw" or "sgd".
+        learning_rate: at the start.
+        weight_decay, momentum: as torch's optimiser takes them.
+        rho: radius of sharpness-aware minimisation; 0 for none.
+        schedule: "cosine", falling by epoch to 1e-6 at the last one, or "constant".
+        clip: largest norm of a gradient; None for any.
+        betas: of adam and adamw; torch's own if None.
+        warm_up: steps over which the rate rises from 0.
+        base_width: width at which the rate was tuned; models of structured scores are then drawn, and their matrices
+            given rates, as the maximal update parametrisation asks, see ``structured.parameter_groups``. 0 leaves
+            weights and rates as they are.
+    """
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    rho: float = Field(default=0.0, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    clip: float | None = Field(default=None, gt=0)
+    betas: tuple[Beta, Beta] | None = None
+    warm_up: int = Field(default=0, ge=0)
+    base_width: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _arguments_of_it(self) -> OptimizerFields:
+        if self.momentum and self.name != "sgd":
+            raise ValueError(f"momentum is an argument of sgd, not of {self.name}")
+        if self.betas and self.name == "sgd":
+            raise ValueError("betas are arguments of adam and adamw, not of sgd")
+        return self
+
+
+class PlanFields(Strict):
+    """How long.
+
+    Attributes:
+        epochs: at most.
+        batch: windows in a batch.
+        patience: epochs without a lower validation error after which the run ends, with the best weights; None for
+            never.
+    """
+
+    epochs: int = Field(default=300, ge=1)
+    batch: int = Field(default=32, ge=1)
+    patience: int | None = Field(default=5, ge=0)
+
+
+class WatchFields(Strict):
+    """What is looked at during training.
+
+    Attributes:
+        every: epochs between two looks.
+        measures: among "sharpness", "gradient_noise" and "attention".
+        windows: training windows that are looked at.
+        snapshots: whether the patterns themselves are kept at every look.
+        products: the most products with the Hessian.
+    """
+
+    every: int = Field(default=1, ge=1)
+    measures: tuple[Literal["sharpness", "gradient_noise", "attention"], ...] = ("attention",)
+    windows: int = Field(default=64, ge=2)
+    snapshots: bool = False
+    products: int = Field(default=20, ge=1)
+
+
+class TrainConfig(Strict):
+    """A training run.
+
+    Attributes:
+        model, data, optimizer, plan: see there.
+        watch: what is looked at; nothing if None.
+        seed: of the weights and of the order of batches.
+        device: of torch; a GPU if there is one, where "auto".
+    """
+
+    model: ModelFields
+    data: Annotated[ToyData | FileData | InContextData, Field(discriminator="kind")]
+    optimizer: OptimizerFields = OptimizerFields()
+    plan: PlanFields = PlanFields()
+    watch: WatchFields | None = None
+    seed: int = Field(default=0, ge=0)
+    device: str = "auto"
+
+    @model_validator(mode="after")
+    def _model_of_the_data(self) -> TrainConfig:
+        prompts = isinstance(self.data, InContextData)
+        # scoring functions make a model of either; the toy's windows and forecasts differ in length
+        both = isinstance(self.data, FileData)
+        fitting = (*MODELS, *REGRESSORS) if both else tuple(REGRESSORS) if prompts else tuple(MODELS)
+        if self.model.name not in fitting:
+            kind = "prompts in context" if prompts else "series"
+            raise ValueError(f"model {self.model.name!r} is not for {kind}; there are {', '.join(fitting)}")
+        if self.optimizer.base_width and self.model.name not in REGRESSORS:
+            raise ValueError(f"base_width is for models of structured scores, {', '.join(REGRESSORS)}")
+        if prompts and self.watch is not None:
+            raise ValueError("watch looks at models of series alone; leave it out for prompts in context")
+        return self
+
+
+def read_train_config(path: str | Path) -> TrainConfig:
+    """A configuration from a YAML file; the path of its data starts at its folder.
+
+    Raises:
+        InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
+
+    Example:
+        >>> _ = (folder / "train.yaml").write_text("{model: {name: samformer}, data: {kind: toy}}")
+        >>> experiments.read_train_config(folder / "train.yaml").plan.epochs
+        300
+    """
+    file = Path(path)
+    content = read_fields(file, "the configuration", "the fields of a training run: model, data, …")
+    data = content.get("data")
+    if isinstance(data, dict) and "kind" not in data:
+        data = content["data"] = {"kind": "file", **data}
+    if isinstance(data, dict) and isinstance(data.get("file"), str):
+        content["data"] = {**data, "file": str(file.parent / Path(data["file"]).expanduser())}
+    try:
+        return TrainConfig.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{file}: {complaints(error, 'a training run', _fields_at)}") from error
+
+
+_PARTS: dict[str, type[Strict]] = {
+    "model": ModelFields,
+    "optimizer": OptimizerFields,
+    "plan": PlanFields,
+    "watch": WatchFields,
+    "toy": ToyData,
+    "file": FileData,
+    "in-context": InContextData,
+}
+
+
+def _fields_at(place: tuple[Any, ...]) -> list[str]:
+    """Fields of the part of a configuration at a place."""
+    part = _PARTS.get(str(place[-1])) if place else TrainConfig
+    return [] if part is None else list(part.model_fields)

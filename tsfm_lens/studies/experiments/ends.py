@@ -1,0 +1,149 @@
+"""What trained weights are like: how sharp the loss is around them, and what their attention does on test windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from safetensors.torch import load_file
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.studies.experiments.grid import Arm
+from tsfm_lens.studies.experiments.running import RESULT, WEIGHTS, attention_of, losses_of, task_of
+from tsfm_lens.studies.samformer import BenchmarkTask
+from tsfm_lens.training import attention_measures, sharpness
+
+__all__ = ["end_norms", "ends"]
+
+BY_WINDOW = ("nuclear_norm", "diagonal_mass")
+MEANS = ("entropy", "numerical_rank")
+
+
+def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20) -> xr.Dataset:
+    """Sharpness and attention at the weights that runs on benchmarks ended with.
+
+    Args:
+        arms: runs; those that have not ended are left out.
+        out: folder of their folders.
+        windows: test windows that attention is looked at on, evenly spread; twice as many training windows are those
+            of the loss whose sharpness is meant.
+        products: with the Hessian.
+
+    Returns:
+        Dataset over ``arm`` and ``seed``, NaN where a model has none: ``end_sharpness``, the largest eigenvalue of the
+        Hessian, with ``end_sharpness_residual``; ``end_entropy`` and ``end_numerical_rank`` of the attention between
+        channels, means over windows; ``end_nuclear_norm`` and ``end_diagonal_mass`` (arm, seed, window); and
+        ``end_pattern`` (arm, seed, query, key), the mean pattern.
+
+    Raises:
+        InputError: no run has ended, or one is of no benchmark.
+
+    Example:
+        >>> waves = folder / "waves.csv"
+        >>> rows = np.sin(np.arange(200)[:, None] / np.array([3.0, 7.0]))
+        >>> np.savetxt(waves, rows, delimiter=",", header="a,b", comments="")
+        >>> data = {"kind": "file", "file": waves, "length": 8, "horizon": 2}
+        >>> fields = {"model": {"name": "samformer"}, "data": data, "plan": {"epochs": 1}}
+        >>> config = experiments.TrainConfig.model_validate(fields)
+        >>> runs = list(experiments.of_seeds({"waves 2 SAMformer": config}, range(1)))
+        >>> _ = experiments.run_arms(runs, folder / "ends", quiet=True)
+        >>> dict(experiments.ends(runs, folder / "ends", windows=4)["end_pattern"].sizes)
+        {'arm': 1, 'seed': 1, 'query': 2, 'key': 2}
+    """
+    done = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
+    if not done:
+        raise InputError(f"no run in {out} has ended; train them first")
+    names, seeds = (list(dict.fromkeys(part)) for part in zip(*((a.name, a.config.seed) for a in done), strict=True))
+    found = {
+        (names.index(arm.name), seeds.index(arm.config.seed)): _of_run(arm, Path(out) / arm.folder, windows, products)
+        for arm in done
+    }
+    columns: dict[str, Any] = {}
+    for name, dims in _DIMS.items():
+        known = {place: values[name] for place, values in found.items() if name in values}
+        if known:
+            columns[f"end_{name}"] = (("arm", "seed", *dims), _stacked(known, (len(names), len(seeds))))
+    return xr.Dataset(columns, coords={"arm": names, "seed": seeds})
+
+
+_DIMS: Mapping[str, tuple[str, ...]] = {
+    "sharpness": (),
+    "sharpness_residual": (),
+    **dict.fromkeys(MEANS, ()),
+    **dict.fromkeys(BY_WINDOW, ("window",)),
+    "pattern": ("query", "key"),
+}
+
+
+def _stacked(known: Mapping[tuple[int, int], np.ndarray], shape: tuple[int, int]) -> np.ndarray:
+    """Values of all runs in one array, those of fewer channels in its corner."""
+    sizes = [max(sizes) for sizes in zip(*(np.shape(values) for values in known.values()), strict=True)]
+    out = np.full((*shape, *sizes), np.nan, dtype=np.float32)
+    for place, values in known.items():
+        corner: tuple[int | slice, ...] = (*place, *(slice(size) for size in np.shape(values)))
+        out[corner] = values
+    return out
+
+
+def _of_run(arm: Arm, folder: Path, windows: int, products: int) -> dict[str, np.ndarray]:
+    task = task_of(arm.config)
+    if not isinstance(task, BenchmarkTask):
+        raise InputError(f"run {arm.name!r} is of no benchmark; expected one on a file")
+    task.model.load_state_dict(load_file(folder / WEIGHTS))
+    task.model.eval()
+    x, y = task.training.take(_spread(len(task.training), 2 * windows))
+    trained = [weight for weight in task.model.parameters() if weight.requires_grad]
+    curved = sharpness(losses_of(task, x, y), trained, steps=products)
+    out = {"sharpness": np.array(curved.largest), "sharpness_residual": np.array(curved.largest_residual)}
+    if getattr(task.model, "over", "time") == "time":
+        return out
+    looked = attention_of(task, task.data.test.take(_spread(len(task.data.test), windows))[0])
+    pattern = looked()["0"][:, 0].double()
+    measured = attention_measures(pattern)
+    return {
+        **out,
+        **{name: measured[name].mean() for name in MEANS},
+        **{name: measured[name] for name in BY_WINDOW},
+        "pattern": pattern.mean(0).cpu().numpy(),
+    }
+
+
+def _spread(count: int, some: int) -> torch.Tensor:
+    """So many numbers from 0 to below a count, evenly spread, each once."""
+    return torch.linspace(0, count - 1, min(some, count), dtype=torch.float64).long()
+
+
+def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
+    """Nuclear norms of some arms' attention, all seeds and windows, for :func:`tsfm_lens.viz.nuclear_norms`.
+
+    Args:
+        data: with ``end_nuclear_norm``, such as :func:`tsfm_lens.studies.experiments.record` ("benchmarks").
+        arms: of it, with attention between channels.
+
+    Returns:
+        Dataset of kind "attention_norms" over (run, layer, head, input); a run is an arm.
+
+    Raises:
+        UnknownNameError: there is no such arm.
+
+    Example:
+        >>> norms = experiments.end_norms(experiments.record("benchmarks"), ["ETTh1 96 SAMformer", "ETTh1 96 Transformer"])
+        >>> norms["nuclear_norm"].dims
+        ('run', 'layer', 'head', 'input')
+    """
+    known = [str(name) for name in data["arm"].values]
+    for arm in arms:
+        if arm not in known:
+            raise unknown_name("arm", arm, known)
+    of_arms = data["end_nuclear_norm"].sel(arm=list(arms))
+    values = of_arms.values.reshape(len(arms), 1, 1, -1)
+    channels = int(data["end_pattern"].sel(arm=list(arms)).isel(query=0).notnull().any(("arm", "seed")).sum())
+    return xr.Dataset(
+        {"nuclear_norm": (("run", "layer", "head", "input"), values)},
+        coords={"run": list(arms), "layer": ["0"], "head": [0], "n_keys": ("layer", [channels])},
+        attrs={"kind": "attention_norms", "title": "Attention input by input", "model": ", ".join(arms)},
+    )

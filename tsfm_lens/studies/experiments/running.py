@@ -1,0 +1,263 @@
+"""Training runs of the lab: from a configuration to weights, a log, what was watched, and the errors at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.models import load
+from tsfm_lens.studies.experiments.config import FileData, InContextData, OptimizerFields, TrainConfig
+from tsfm_lens.studies.samformer import (
+    BenchmarkTask,
+    ForecastTask,
+    LinearToy,
+    ToyTask,
+    benchmark,
+    cosine_by_epoch,
+    make_model,
+)
+from tsfm_lens.studies.structured import (
+    REGRESSORS,
+    InContextTask,
+    Prompts,
+    make_forecaster,
+    make_regressor,
+    parameter_groups,
+    redraw,
+)
+from tsfm_lens.training import SAM, Plan, Training, Watch
+from tsfm_lens.training.state import STATE
+
+__all__ = ["prepare", "train"]
+
+RESULT = "result.json"
+CONFIG = "config.json"
+WEIGHTS = "best.safetensors"
+LATER = ("betas", "warm_up", "base_width")
+
+
+def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
+    """The model, drawn, and its data.
+
+    Raises:
+        InputError: the data cannot be read, or do not fit; an option is none of the model's.
+    """
+    data = config.data
+    options = {"batch": config.plan.batch, "seed": config.seed}
+    settings = {"optimizer": _settings(config.optimizer), "plan": config.plan.model_dump(), "seed": config.seed}
+    if isinstance(data, InContextData):
+        prompts = Prompts(data.inputs, data.points, data.curriculum)
+        regressor = _model(config, make_regressor, prompts)
+        return InContextTask(regressor, prompts, epoch=data.epoch, held_out=data.held_out, **options, settings=settings)
+    if isinstance(data, FileData):
+        made = benchmark(
+            data.file, length=data.length, horizon=data.horizon, split=data.split, channels=data.channels or None
+        )
+        make = make_forecaster if config.model.name in REGRESSORS else make_model
+        model = _model(config, make, data.length, data.horizon, len(made.channels))
+        return BenchmarkTask(model, made, **options, settings=settings)
+    fields = data.model_dump(exclude={"kind", "problem_seed"})
+    model = _model(config, make_model, data.length, data.horizon, data.channels)
+    return ToyTask(model, LinearToy(**fields, seed=data.problem_seed), **options, settings=settings)
+
+
+def _settings(fields: OptimizerFields) -> dict[str, Any]:
+    """What a run's identity says of the optimiser; later fields only where they are set, so that older runs go on."""
+    return {key: value for key, value in fields.model_dump().items() if value or key not in LATER}
+
+
+def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
+    try:
+        model = make(config.model.name, *sizes, seed=config.seed, **config.model.options)
+    except TypeError as error:
+        raise InputError(f"model.options {config.model.options}: {error}") from error
+    if config.optimizer.base_width:
+        redraw(model, config.seed)
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device)
+
+
+def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
+    """The optimiser of what is trained of a model."""
+    trained: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
+    if fields.base_width:
+        groups = parameter_groups(model, fields.learning_rate, fields.base_width)
+        trained = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+    }
+    extra: dict[str, Any] = {"momentum": fields.momentum} if fields.momentum else {}
+    if fields.betas:
+        extra["betas"] = fields.betas
+    base = kinds[fields.name](trained, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
+    return SAM(base, fields.rho) if fields.rho else base
+
+
+def rate_of(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
+    """Learning rate of each step; None where it stays what it is.
+
+    Args:
+        config: of the run.
+        epoch: steps of an epoch.
+    """
+    fields = config.optimizer
+    falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
+    if not fields.warm_up:
+        return falling if fields.schedule == "cosine" else None
+
+    def rate(step: int) -> float:
+        full = falling(step) if fields.schedule == "cosine" else fields.learning_rate
+        return full * min(1.0, (step + 1) / fields.warm_up)
+
+    return rate
+
+
+def prepare(
+    config: TrainConfig, out: str | Path | None = None
+) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
+    """A run that has not begun, its task, and what watches it.
+
+    Args:
+        config: of the run.
+        out: its folder; nothing is kept if None.
+
+    Raises:
+        InputError: as :func:`tsfm_lens.studies.samformer.benchmark` and the models say.
+
+    Example:
+        >>> fields = {"model": {"name": "linear"}, "data": {"kind": "toy", "training": 64, "validation": 32}}
+        >>> run, task, watch = experiments.prepare(experiments.TrainConfig.model_validate(fields))
+        >>> run.step, task.batches_per_epoch
+        (0, 2)
+    """
+    task = task_of(config)
+    fields, epoch = config.optimizer, task.batches_per_epoch
+    plan = Plan(
+        steps=config.plan.epochs * epoch,
+        save_every=epoch,
+        evaluate_every=epoch,
+        patience=config.plan.patience,
+        clip=fields.clip,
+    )
+    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch))
+    watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
+    if watch is not None:
+        run.callbacks.append(watch)
+    return run, task, watch
+
+
+def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch | None:
+    fields = config.watch
+    if fields is None:
+        return None
+    x, y = task.training.take(torch.arange(min(fields.windows, len(task.training))))
+    looks: dict[str, Any] = {}
+    if "attention" in fields.measures:
+        looks["patterns"] = attention_of(task, x)
+    return Watch(
+        task.model,
+        fields.measures,
+        every=fields.every * task.batches_per_epoch,
+        out=out,
+        loss=losses_of(task, x, y),
+        snapshots=fields.every * task.batches_per_epoch if fields.snapshots else None,
+        products=fields.products,
+        name=config.model.name,
+        resume=out is not None and (out / CONFIG).exists(),
+        **looks,
+    )
+
+
+def losses_of(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
+    """The losses of both halves of some windows, of which sharpness takes the mean."""
+    halves = [(part.to(task.device) for part in pair) for pair in zip(x.chunk(2), y.chunk(2), strict=True)]
+
+    def loss_of(given: Tensor, wanted: Tensor) -> Callable[[], Tensor]:
+        return lambda: (task.model(given) - wanted).square().mean()
+
+    return [loss_of(*half) for half in halves]
+
+
+def attention_of(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
+    """Attention of a model over some windows by the lens on it."""
+    lens = load(task.model, check=False)
+    (stack,) = lens.wiring.stacks
+    point = f"{stack.prefix}.0.attn.hook_pattern"
+    encoded = lens.encode(as_series(x.double().numpy()))
+
+    def patterns() -> dict[str, Tensor]:
+        return {"0": lens.run_with_cache(encoded, names_filter=[point])[1][point]}
+
+    return patterns
+
+
+def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Train to the end and measure, or go on with a run that was stopped.
+
+    Args:
+        config: of the run.
+        out: its folder: config.json, log.jsonl, state.pt, watch.jsonl, and at the end best.safetensors and result.json.
+        resume: go on with the run in ``out``.
+        quiet: no progress bar.
+
+    Returns:
+        ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the weights of the lowest
+        validation error where there is patience, else the last ones ("test" for files alone); ``epochs``,
+        ``best_epoch``, ``seconds`` and ``parameters``. Of prompts ``validation`` has "mse" over all points and "last",
+        and ``by_pairs`` the error after 0, 1, … pairs.
+
+    Raises:
+        CheckpointError: the folder holds a run and it is not to be resumed, or one of another configuration.
+        InputError: as :func:`prepare` says, or the loss is not finite.
+
+    Example:
+        >>> fields = {"model": {"name": "linear"}, "data": {"kind": "toy", "training": 64, "validation": 32}}
+        >>> config = experiments.TrainConfig.model_validate({**fields, "plan": {"epochs": 2}})
+        >>> experiments.train(config, folder / "run", quiet=True)["epochs"]
+        2
+    """
+    folder = Path(out)
+    known, state = folder / CONFIG, folder / STATE
+    if state.exists() and not resume:
+        raise CheckpointError(f"{folder} holds a run; go on with it by --resume (resume=True), or give another folder")
+    if resume and not state.exists():
+        raise CheckpointError(f"{folder} holds no run to go on with; start without --resume, or give its folder")
+    run, task, _ = prepare(config, folder)
+    if resume:
+        run.resume()
+    _write(known, config.model_dump_json(indent=1))
+    if not run.run(quiet=quiet):
+        return {"ended": False, "step": run.step}
+    found: dict[str, Any] = {"ended": True, "validation": task.evaluate()}
+    if isinstance(task, BenchmarkTask):
+        found["test"] = task.test()
+    if isinstance(task, InContextTask):
+        found["by_pairs"] = task.by_pairs()
+    epoch = task.batches_per_epoch
+    found |= {
+        "epochs": run.step // epoch,
+        "best_epoch": None if run.best is None else run.best[1] // epoch,
+        "seconds": round(run.seconds, 2),
+        "parameters": sum(weight.numel() for weight in task.model.parameters()),
+    }
+    part = folder / f"{WEIGHTS}.part"
+    save_file({name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}, part)
+    part.replace(folder / WEIGHTS)
+    _write(folder / RESULT, json.dumps(found, indent=1))
+    return found
+
+
+def _write(file: Path, text: str) -> None:
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(file)

@@ -1,0 +1,1 @@
+"""Scores of methods on planted models, whose mechanism is known."""

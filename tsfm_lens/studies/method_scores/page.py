@@ -1,0 +1,208 @@
+"""The page of scores: tables from what was measured, between two marks of a page whose sentences stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.probes.findings import FEWEST, interval_over_series
+from tsfm_lens.studies.method_scores.methods import METHODS
+
+if TYPE_CHECKING:
+    from tsfm_lens.studies.method_scores.scores import Scores
+
+START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"
+LEVELS = {
+    "parts": "Which heads and MLPs",
+    "edges": "Which edges",
+    "inputs": "Which of the past",
+    "repaired": "Which part is made up for by another",
+    "pairs": "Which two make up for each other",
+}
+DECOYS = {
+    "lifts": "lifts all logits alike",
+    "copying head": "looks where the copying head looks",
+    "loud|times": "writes much, to where nobody reads",
+    "noise|nothing|the same": "looks sharply, and writes next to nothing",
+}
+"""Words of a decoy's sentence on its card, the first that is found, and what kind of decoy has them."""
+PLANTED, UNTRAINED = "planted", "untrained"
+
+
+def write_page(found: Scores, page: Path) -> None:
+    """Put the tables between the marks of a page; one that is not there is made of them alone."""
+    if not page.exists():
+        page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
+    put_between(page, START, STOP, tables(found))
+
+
+def put_between(page: Path, start: str, stop: str, text: str) -> None:
+    """Replace what stands between two marks of a page.
+
+    Raises:
+        InputError: the page has no such marks.
+    """
+    whole = page.read_text() if page.exists() else ""
+    if whole.count(start) != 1 or whole.count(stop) != 1:
+        raise InputError(f"{page} has no marks {start.strip()} and {stop}, between which tables are put")
+    before, rest = whole.split(start)
+    _, after = rest.split(stop)
+    part = page.with_name(page.name + ".part")
+    part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
+    part.replace(page)
+
+
+def tables(found: Scores) -> str:
+    """All tables as markdown."""
+    rows = found.methods
+    parts = [_about(rows)]
+    for level, title in LEVELS.items():
+        of_level = rows[rows["level"] == level]
+        if len(of_level):
+            parts += [f"## {title}", _summary(of_level)]
+            if level in ("parts", "edges", "inputs"):
+                parts += ["AUROC by mechanism:", _by(of_level, "mechanism")]
+    parts += [
+        "## Noise",
+        "AUROC of every method, over the models that were measured under all conditions:",
+        _by_condition(rows),
+    ]
+    if len(found.decoys):
+        parts += ["## Decoys", _decoys(found.decoys)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(rows: pd.DataFrame) -> str:
+    """What was measured: parametrisations by condition, and how well the planted models do what their cards say."""
+    conditions = _conditions(rows)
+    heads = ["mechanism", "architecture", *map(str, conditions), "largest error of the planted forecasts"]
+    table = [[*heads, "noise on the weights", "largest error then"]]
+    for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
+        counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
+        noisy = group[group["weight_noise"] > 0]
+        errors = [f"{each['error'].max():.1e}" if len(each) else "" for each in (_planted(group), noisy)]
+        levels = sorted(noisy["weight_noise"].unique())
+        table.append([str(mechanism), str(architecture), *counts, errors[0], _range(levels), errors[1]])
+    words = "Parametrisations by condition; errors are in mean absolute values of the context."
+    return f"## Models\n\n{words}\n\n{_markdown(table)}"
+
+
+def _range(values: list[float]) -> str:
+    return "–".join(dict.fromkeys(f"{100 * each:g} %" for each in (*values[:1], *values[-1:])))
+
+
+def _planted(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["condition"] == PLANTED]
+
+
+def _summary(rows: pd.DataFrame) -> str:
+    """A line a method: means over all models, and on untrained twins."""
+    heads = ["method", "in scope", "AUROC", "precision at the true size", "worst rank of a true one", "of"]
+    heads += ["claims right", "claims complete", "untrained: AUROC", "untrained: claimed"]
+    table = [heads]
+    for name, group in _methods(rows):
+        own, twin = _planted(group), group[group["condition"] == UNTRAINED]
+        line = [name, _share(own["scope"]), _interval(own["auroc"]), _interval(own["precision"])]
+        line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
+        line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
+        table.append([*line, _interval(twin["auroc"]), _share(twin["claimed"])])
+    return _markdown(table)
+
+
+def _by(rows: pd.DataFrame, column: str) -> str:
+    """AUROC of planted models by method and by the values of a column."""
+    planted = _planted(rows)
+    values = sorted(planted[column].unique())
+    table = [["method", *map(str, values)]]
+    for name, group in _methods(planted):
+        table.append([name, *(_interval(group.loc[group[column] == value, "auroc"]) for value in values)])
+    return _markdown(table)
+
+
+def _conditions(rows: pd.DataFrame) -> list[str]:
+    """Planted models first, untrained ones last."""
+    order = {PLANTED: -1, UNTRAINED: 1}
+    return sorted(dict.fromkeys(rows["condition"]), key=lambda each: order.get(each, 0))
+
+
+def _by_condition(rows: pd.DataFrame) -> str:
+    """AUROC by method and condition, of models that were measured under every one."""
+    values = _conditions(rows)
+    model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
+    rows = rows[model.transform("nunique") == len(values)]
+    table = [["method", *map(str, values)]]
+    errors = rows.groupby("condition")["error"].max()
+    table.append(["*largest error of the forecast*", *(f"{errors[value]:.1e}" for value in values)])
+    for name, group in _methods(rows):
+        table.append([name, *(_interval(group.loc[group["condition"] == value, "auroc"]) for value in values)])
+    return _markdown(table)
+
+
+def _decoys(decoys: pd.DataFrame) -> str:
+    """Share of decoys that a method ranks among the true ones, or claims."""
+    planted = _planted(decoys)
+    planted = planted.assign(decoy=planted["decoy"].map(_kind))
+    kinds = [kind for kind in DECOYS.values() if kind in set(planted["decoy"])]
+    table = [["method", *kinds]]
+    for name, group in _methods(planted):
+        table.append([name, *(_fooled(group[group["decoy"] == kind]) for kind in kinds)])
+    words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
+    return f"{words}\n\n{_markdown(table)}"
+
+
+def _kind(does: str) -> str:
+    """Of a decoy, by the sentence on its card.
+
+    Raises:
+        InputError: no word of it is known.
+    """
+    for words, kind in DECOYS.items():
+        if re.search(words, does):
+            return kind
+    raise InputError(f"a decoy {does!r} is of no known kind; its words belong into DECOYS")
+
+
+def _fooled(rows: pd.DataFrame) -> str:
+    if not len(rows):
+        return ""
+    claimed = rows["claimed"].dropna()
+    return _share(rows["fooled"]) + (f" / {_share(claimed)}" if len(claimed) else "")
+
+
+def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    """Methods in the order in which they are declared, those of others behind them."""
+    measured = dict.fromkeys(rows["method"])
+    names = [*(name for name in METHODS if name in measured), *(name for name in measured if name not in METHODS)]
+    return ((name, rows[rows["method"] == name]) for name in names)
+
+
+def _interval(values: pd.Series) -> str:
+    """Mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
+    known = values.dropna().to_numpy(dtype=float)
+    if not len(known):
+        return ""
+    mean, low, high = (float(each) for each in interval_over_series(known))
+    if len(known) < FEWEST or high - low < 0.005:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"
+
+
+def _share(values: pd.Series) -> str:
+    known = values.dropna().to_numpy(dtype=float)
+    return f"{100 * known.mean():.0f} %" if len(known) else ""
+
+
+def _mean(values: pd.Series) -> str:
+    known = values.dropna().to_numpy(dtype=float)
+    return f"{np.mean(known):.1f}" if len(known) else ""
+
+
+def _markdown(table: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])

@@ -1,0 +1,219 @@
+"""The command that puts the paper's numbers beside the same measurements here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsfm_lens.cli import completing
+from tsfm_lens.cli.common import (
+    DATA_HELP,
+    AsJson,
+    Engine,
+    Horizon,
+    Samples,
+    Seed,
+    SweepDisplay,
+    Workers,
+    app,
+    emit,
+    show,
+    show_rows,
+)
+from tsfm_lens.cli.reading import Reading, read_data, reads_files
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def _items() -> list[str]:
+    from tsfm_lens.studies.papers.values import ITEMS
+
+    return [item.id for item in ITEMS]
+
+
+@app.command()
+@reads_files
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Table or figure, such as S3-T5.", autocompletion=completing.among(_items)),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="The paper's own by default; may be given more than once for a sweep.",
+            autocompletion=completing.models,
+        ),
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Windows of chaotic systems, where no data is given (16), or the last ones of each series of --data "
+            "(1). Of a sweep over the benchmark: windows drawn from each configuration (all).",
+        ),
+    ] = None,
+    horizon: Horizon = None,
+    samples: Samples = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences of the repeated-random-tokens test.")] = 64,
+    seed: Seed = 0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Seeds of forecasts that a model draws, from --seed on (3); draws of an experiment of no model."
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", "-s", help="Folder of a sweep's results; the id with .store if none.")
+    ] = None,
+    gift_eval: Annotated[
+        Path | None, typer.Option(help="Folder of GIFT-Eval; the variable GIFT_EVAL if none, and no --data.")
+    ] = None,
+    configs: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME|GLOB", help="Configurations of GIFT-Eval; all of them if none."),
+    ] = None,
+    engine: Engine = "single",
+    workers: Workers = None,
+    listed: Annotated[bool, typer.Option("--list", help="Show every id, and what it needs.")] = False,
+    as_json: AsJson = False,
+    *,
+    reading: Reading,
+) -> None:
+    """Measure what a table or figure of the paper reports, and show the paper's numbers beside it."""
+    if listed:
+        _list(as_json)
+        return
+    if name is None:
+        raise typer.BadParameter("give the id of a table or figure, or --list")
+    from transformers.utils import logging
+
+    from tsfm_lens.studies.papers.reproduce import item_of
+    from tsfm_lens.studies.papers.reproduce import reproduce as measure
+
+    logging.disable_progress_bar()
+    sweep = item_of(name).sweep
+    series = (data if sweep else read_data(data, reading)) if data else None
+    try:
+        with SweepDisplay("cells" if sweep else "parts") as display:
+            result = measure(
+                name,
+                model or None,
+                series,
+                windows=windows,
+                horizon=horizon,
+                num_samples=samples,
+                n_sequences=sequences,
+                seed=seed,
+                seeds=seeds,
+                store=store,
+                benchmark=gift_eval,
+                configs=configs or ("*",),
+                engine=engine,
+                workers=workers,
+                progress=display.update,
+                reading=reading.given if sweep else None,
+            )
+    except KeyboardInterrupt:
+        if sweep:
+            typer.echo("cancelled; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        emit(result)
+        return
+    _render(result)
+
+
+def _list(as_json: bool) -> None:
+    from tsfm_lens.catalogue import measured_by
+    from tsfm_lens.studies.papers.values import ITEMS
+
+    if as_json:
+        rows = [
+            {
+                "id": item.id,
+                "title": item.title,
+                "also": list(item.also),
+                "model": item.model or ", ".join(item.models),
+                "needs_sweep": item.sweep,
+                "measurements": [measurement.kind for measurement in measured_by(item.id)],
+                "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
+                "settings": dict(item.settings),
+                "note": item.note,
+            }
+            for item in ITEMS
+        ]
+        typer.echo(json.dumps(rows))
+        return
+    show_rows(
+        ["id", "what", "numbers", "model", "measurement", "needs"],
+        [
+            [
+                " ".join(item.ids),
+                item.title,
+                str(len(item.values)),
+                item.model or ", ".join(item.models),
+                " ".join(measurement.kind for measurement in measured_by(item.id)),
+                "benchmark sweep" if item.sweep else "no model" if item.theory else "",
+            ]
+            for item in ITEMS
+        ],
+    )
+
+
+def _render(result: xr.Dataset) -> None:
+    from rich.table import Table
+
+    table = Table(title=result.attrs["title"], title_justify="left", header_style="bold")
+    columns = ["quantity", "paper", "ours", "estimate", "95 % interval", "difference", "unit", "where"]
+    for column in columns:
+        table.add_column(column, justify="right" if column in columns[1:-2] else "left")
+    reasons: dict[str, None] = {}
+    numbers = result.drop_dims("setting")
+    for index in range(result.sizes["quantity"]):
+        row = {str(name): value.values.item() for name, value in numbers.isel(quantity=index).reset_coords().items()}
+        table.add_row(*_cells(row))
+        if row["why"]:
+            reasons[f"{row['verdict']}: {row['why']}"] = None
+    show(table)
+    if any(result["verdict"].values != ""):
+        typer.echo(
+            "A claim holds if all of its parts do, and does not if one does not. The estimate of a part is by how much "
+            f"it is true of the median {result.attrs['over']}: it holds if that stands above 0, at 5 % after Holm over "
+            "the parts, and does not if it stands below."
+        )
+    for reason in reasons:
+        typer.echo(reason)
+    if result.sizes["setting"]:
+        differ = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
+        for name, theirs, ours in zip(
+            result["setting"].values, result["paper_setting"].values, result["our_setting"].values, strict=True
+        ):
+            differ.add_row(*map(str, (name, theirs, ours)))
+        show(differ)
+    if result.attrs["note"]:
+        typer.echo(result.attrs["note"], err=True)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table: a number, a claim, or one of its parts."""
+    interval = "" if row["low"] != row["low"] else f"{row['low']:.4g} to {row['high']:.4g}"
+    if not row["verdict"]:
+        numbers = [_number(row[key]) for key in ("paper", "ours")]
+        return [row["quantity"], *numbers, "", interval, _number(row["difference"]), row["unit"], row["where"]]
+    is_part = bool(row["part_of"])
+    words = f"  - {row['quantity'].removeprefix(row['part_of'] + ': ')}" if is_part else row["quantity"]
+    paper = "" if is_part else "holds"
+    unit = row["margin"] or "claim"
+    return [words, paper, row["verdict"], _number(row["estimate"]), interval, "", unit, row["where"]]
+
+
+def _number(value: float) -> str:
+    return "" if value != value else f"{value:.4g}"

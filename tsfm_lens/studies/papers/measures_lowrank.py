@@ -1,0 +1,229 @@
+"""How printed numbers of compressed models are measured: on a model that is cut off, or on models trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import xarray as xr
+
+from tsfm_lens import compress
+from tsfm_lens.hooks.weights import parameters
+from tsfm_lens.models import Lens
+from tsfm_lens.studies import recipes
+from tsfm_lens.studies.papers import values_lowrank as said
+from tsfm_lens.studies.papers.measuring import Asked, Found
+from tsfm_lens.studies.papers.verdicts import Part, judged
+
+ROUNDS = 5
+_HALVINGS = 40
+_ARMS = {"small schedule": said.FIGURE_7[0], "medium schedule": said.FIGURE_7[2]}
+
+
+def cut_off(asked: Asked) -> Found:
+    """Table 2: the model cut off where its ranks come to the paper's ratios."""
+    lens = asked.model
+    known = compress.matrices(lens)
+    forms = {name: matrix.form() for name, matrix in known.items()}
+    spectra = {
+        name: torch.linalg.svdvals(parameters(lens.adapter.model, matrix.path)[0].detach().double()).cpu().numpy()
+        for name, matrix in known.items()
+    }
+    found = Found({})
+    for row in said.TABLE_2:
+        epsilon, ranks = _at_ratio(spectra, forms, row.ratio)
+        smaller, of = compress.factorised(lens, ranks), f"ratio {row.ratio:g}"
+        scores = compress.quality(asked.run, smaller)
+        _relative(found, scores, f", {of}")
+        found.values[f"overlap of the ten likeliest tokens, {of}"] = float(scores.get("overlap", np.nan))
+        if "log_perplexity" in scores:
+            whole, other = scores["log_perplexity"].values
+            found.values[f"log-perplexity over the whole model's, {of}"] = float(other / whole)
+        ratio = compress.ratio_of(forms, ranks)
+        found.values.update({f"ε, {of}": epsilon, f"share of ranks, {of}": ratio.ranks})
+        found.values.update({f"share of numbers in factors, {of}": ratio.factors})
+        for name in ("in_domain_wql", "in_domain_mase", "t5_log_perplexity", "t5_overlap"):
+            found.values[f"{said.COLUMNS_2[name]}, {of}"] = np.nan
+        asked.tell("ratios", said.TABLE_2.index(row) + 1, len(said.TABLE_2))
+    return Found(found.values, {**asked.settings(), "ratio": "share of ranks"}, intervals=found.intervals)
+
+
+def _at_ratio(
+    spectra: dict[str, np.ndarray], forms: dict[str, compress.Form], ratio: float
+) -> tuple[float, dict[str, int]]:
+    """The ε at which the share of ranks is nearest to one, and the ranks."""
+    low, high = -12.0, 0.0
+    best: tuple[float, float, dict[str, int]] | None = None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        ranks = compress.ranks_by_epsilon(spectra, 10**middle)
+        share = compress.ratio_of(forms, ranks).ranks
+        if best is None or abs(share - ratio) < best[0]:
+            best = abs(share - ratio), 10**middle, ranks
+        low, high = (middle, high) if share > ratio else (low, middle)
+    assert best is not None
+    return best[1], best[2]
+
+
+def _relative(found: Found, scores: xr.Dataset, words: str, kind: str = "zero-shot ") -> None:
+    """WQL and MASE over those of the whole model, with their intervals."""
+    for name in ("wql", "mase"):
+        value, low, high = (1 + float(scores[f"{name}_rise_{end}"]) for end in ("estimate", "low", "high"))
+        found.values[f"{kind}{name.upper()}{words}"] = value
+        if low < high:
+            found.intervals[f"{kind}{name.upper()}{words}"] = (low, high)
+
+
+def scheduled_bolt(asked: Asked) -> Found:
+    """Table 3, of a model that is cut and not trained."""
+    found = Found({})
+    for row in said.TABLE_3:
+        smaller = _cut(asked.model, row)
+        _relative(found, compress.quality(asked.run, smaller), f", {row.words}")
+        found.values.update({f"{name}, {row.words}": value for name, value in _cost(asked, smaller).items()})
+        for name in ("in-domain WQL", "in-domain MASE"):
+            found.values[f"{name}, {row.words}"] = np.nan
+    settings = {**asked.settings(), "ranks": "cut off, not trained"}
+    return Found(found.values, settings, intervals=found.intervals)
+
+
+def _cut(lens: Lens, row: said.Schedule) -> Lens:
+    """A model cut to a schedule, its ranks brought from heads of 64 to those of the model."""
+    known = compress.matrices(lens)
+    layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
+    ranks = {}
+    for name, matrix in known.items():
+        full = matrix.form(by_head=True).full
+        first = max(1.0, row.first * full / said.D_HEAD)
+        ranks[name] = int(compress.rank_schedule(first, row.exponent, layers[matrix.stack], full)[matrix.layer])
+    return compress.factorised(lens, ranks, by_head=True)
+
+
+def _cost(asked: Asked, other: Lens) -> dict[str, float]:
+    """Time of a forward of one series, and memory of weights, over those of the whole model."""
+    shape = (1, min(max(asked.run.batch.lengths), asked.model.adapter.context_length))
+    found = compress.cost(asked.model, other, shapes=[shape], rounds=ROUNDS).isel(shape=0)
+    whole, less = found["weight_bytes"].values
+    return {"time": float(found["time_ratio"]), "space": float(less / whole)}
+
+
+def schedules(asked: Asked) -> Found:
+    """Figure 7."""
+    record = recipes.low_rank_record("attention")
+    found, dense = Found({}), float(record["parameters"].sel(arm="dense"))
+    for arm, row in _ARMS.items():
+        one = record.sel(arm=arm)
+        values = {
+            "size ratio": float(one["rank_ratio"]),
+            "time": float(one["step_time"]),
+            "space": float(one["parameters"]) / dense,
+        }
+        found.values.update({f"{name}, {row.words}": value for name, value in values.items()})
+        found.intervals[f"time, {row.words}"] = (float(one["step_time_low"]), float(one["step_time_high"]))
+        _relative(found, one, f", {row.words}")
+    _cuts(found, asked, said.FIGURE_7)
+    return Found(found.values, _of_record(record), intervals=found.intervals)
+
+
+def layered(asked: Asked) -> Found:
+    """Table 4."""
+    record = recipes.low_rank_record("attention")
+    found = Found({})
+    for arm, row in (("medium schedule", said.TABLE_4[0]), ("constant", said.TABLE_4[1])):
+        one = record.sel(arm=arm)
+        found.values[f"size ratio, {row.words}"] = float(one["rank_ratio"])
+        _relative(found, one, f", {row.words}", kind="")
+    errors = (np.log1p(record["mase_rise"].sel(arm=arm).values) for arm in ("constant", "medium schedule"))
+    constant, schedule = errors
+    part = Part("", constant - schedule, "logarithm of MASE with one rank, less that with the schedule")
+    _cuts(found, asked, said.TABLE_4)
+    claims = {said.LAYERED: judged([part], record["seed"].values.tolist())}
+    return Found(found.values, _of_record(record), intervals=found.intervals, claims=claims)
+
+
+def _cuts(found: Found, asked: Asked, rows: tuple[said.Schedule, ...]) -> None:
+    """Scores of a given model that is cut to each schedule and not trained."""
+    if asked.lens is None:
+        return
+    for row in rows:
+        scores = compress.quality(asked.run, _cut(asked.model, row))
+        _relative(found, scores, f", {row.words}", kind="cut, not trained: ")
+
+
+def sketches(asked: Asked) -> Found:
+    """Equations 19 and 20: what they can represent, and models trained with as many numbers."""
+    generator = torch.Generator().manual_seed(asked.seed)
+    missed, sizes = 0, [(1, 16), (3, 5), (4, 16), (8, 8)]
+    for heads, size in sizes:
+        for of in ("rows", "columns"):
+            weight = torch.randn(heads * size, heads * size, generator=generator, dtype=torch.float64)
+            factors = compress.cut_off(weight, size, heads=heads, of=of)
+            off = compress.error_of(weight, compress.product(factors)) ** 0.5
+            missed += off > heads * size * np.finfo(float).eps
+    record = recipes.low_rank_record("attention")
+    found = Found({said.NOT_GIVEN_BACK: float(missed)})
+    for arm, words in (("shared", "factors for all heads"), ("constant", "factors of each head")):
+        one = record.sel(arm=arm)
+        found.values[f"numbers in attention, {words}"] = float(one["attention_parameters"])
+        _relative(found, one, f" over the dense model's, {words}", kind="")
+    settings = {"matrices": str(2 * len(sizes)), **_of_record(record)}
+    return Found(found.values, settings, intervals=found.intervals)
+
+
+def vocabularies(asked: Asked) -> Found:
+    """Figure 4c."""
+    record = recipes.low_rank_record("vocabulary")
+    last = record.isel(training_step=-1)
+    parts, values = [], {}
+    for name, words in (("rank", "W_Q"), ("moved_rank", "what training added to W_Q")):
+        ranks = last[name].mean("seed").transpose("epsilon", "vocabulary", "layer").astype(float)
+        for epsilon, of_epsilon in zip(record["epsilon"].values, ranks, strict=True):
+            margins = (of_epsilon.isel(vocabulary=-1) - of_epsilon.isel(vocabulary=0)).values
+            parts.append(Part(f"{words}, ε = {epsilon:g}", margins, "ε-rank at the largest vocabulary, less at rank 1"))
+            for number, mean in zip(record["vocabulary"].values, of_epsilon.mean("layer").values, strict=True):
+                values[f"ε-rank of {words}, ε = {epsilon:g}, vocabulary of rank {number}"] = float(mean)
+    claims = {said.INCREASES: judged(parts, range(record.sizes["layer"]))}
+    numbers = record["vocabulary"].values
+    settings = {
+        **_of_record(record),
+        "d": str(record.attrs["width"]),
+        "ranks of the vocabulary": f"{numbers[0]} to {numbers[-1]}",
+        "intervals over": "layers of the encoder",
+    }
+    return Found(values, settings, claims=claims)
+
+
+def leading(asked: Asked) -> Found:
+    """Figure 11."""
+    record = recipes.low_rank_record("spectra")
+    largest = record["singular_value"].isel(index=0)
+    times = largest.isel(training_step=-1) / largest.isel(training_step=0)
+    grown = np.log(times.transpose("layer", "seed").values)
+    parts = [Part(f"layer {layer}", margins, "logarithm of its growth") for layer, margins in enumerate(grown)]
+    means = np.exp(grown.mean(axis=1))
+    values = {f"times that σ₁ grew, layer {layer}": float(mean) for layer, mean in enumerate(means)}
+    settings = {**_of_record(record), "layers": str(len(grown))}
+    return Found(values, settings, claims={said.LEADING: judged(parts, record["seed"].values.tolist())})
+
+
+def _of_record(record: xr.Dataset) -> dict[str, str]:
+    attrs = record.attrs
+    return {
+        "model": f"{attrs['model']}: width {attrs['width']}, {attrs['encoder_layers']} layers",
+        "heads": f"{attrs['heads']} of {attrs['head_size']}",
+        "training": f"{attrs['steps']} steps of {attrs['rows']} synthetic rows",
+        "seeds": str(record.sizes["seed"]),
+        "intervals over": "seeds",
+    }
+
+
+MEASURES_OF_LOW_RANK: dict[str, Callable[[Asked], Found]] = {
+    "S0-F11": leading,
+    "S0-F4C": vocabularies,
+    "S0-F7": schedules,
+    "S0-LR": sketches,
+    "S0-T2": cut_off,
+    "S0-T3": scheduled_bolt,
+    "S0-T4": layered,
+}

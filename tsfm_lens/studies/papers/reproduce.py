@@ -1,0 +1,301 @@
+"""Reported numbers of the paper beside the same measurements here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.models import Lens, load
+from tsfm_lens.models.run import Run
+from tsfm_lens.studies.papers.items import Item
+from tsfm_lens.studies.papers.items_samformer import SHIPPED_RUNS
+from tsfm_lens.studies.papers.items_structured import SHIPPED_IN_CONTEXT
+from tsfm_lens.studies.papers.measures import MEASURES, MEASURES_OF_MODELS
+from tsfm_lens.studies.papers.measuring import Asked, Found
+from tsfm_lens.studies.papers.sweeps import Where, sweep_item
+from tsfm_lens.studies.papers.tabulated import table_of
+from tsfm_lens.studies.papers.values import ITEMS
+from tsfm_lens.studies.papers.values_lowrank import SHIPPED
+from tsfm_lens.studies.recipes.chaos import WARM_UP, Flow, lorenz, rk4, roessler
+from tsfm_lens.sweep.run.ledger import Progress
+from tsfm_lens.zoo import checkpoint_names
+
+LIST_HINT = "`tsfm-lens reproduce --list` shows all."
+EMBEDDED = checkpoint_names()
+WINDOWS = 16
+NO_MODEL = ("S3-SYS", "S3-F6", "S3-F13", "S3-F14", "S3-F15", *SHIPPED, *SHIPPED_RUNS, *SHIPPED_IN_CONTEXT)
+# Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
+_FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roessler", roessler, 0.3))
+
+
+def item_of(name: str) -> Item:
+    """The table or figure of an id; capitals do not matter.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    known = {each: item for item in ITEMS for each in item.ids}
+    if name.upper() not in known:
+        raise unknown_name("reported value", name.upper(), known, hint=LIST_HINT)
+    return known[name.upper()]
+
+
+def reproduce(
+    name: str,
+    model: str | Lens | Sequence[str] | None = None,
+    data: Any = None,
+    *,
+    windows: int | None = None,
+    horizon: int | None = None,
+    num_samples: int | None = None,
+    n_sequences: int = 64,
+    seed: int = 0,
+    seeds: int | None = None,
+    store: str | Path | None = None,
+    benchmark: str | Path | None = None,
+    configs: Sequence[str] = ("*",),
+    engine: str = "single",
+    workers: int | None = None,
+    progress: Progress | None = None,
+    reading: Mapping[str, Any] | None = None,
+) -> xr.Dataset:
+    """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
+
+    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``: the same call
+    goes on with one that was interrupted.
+
+    Args:
+        name: id of the table or figure, such as "S3-T5".
+        model: checkpoint, folder, hub id or lens, or several where the item is of several models or a sweep. The
+            paper's own if None, or the embedded models where the item is of several.
+        data: series with the truth at their end; of a sweep names of bundled series, or files. If None windows of
+            chaotic systems, like the paper's for Chronos, of a language model random ids; of a sweep GIFT-Eval.
+        windows: how many of the chaotic windows, 16 if None, or the last ones of each series, one if None; of a sweep
+            over the benchmark those drawn from each configuration, all if None.
+        horizon: forecast steps; the paper's, or the model's prediction length, if None.
+        num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
+        n_sequences: sequences of the repeated-random-tokens test.
+        seed: of the windows, forecasts and sequences.
+        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. What follows a path of
+            medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
+            how often it is drawn; as often as its settings say if None.
+        store: folder of a sweep's results; the id with .store if None.
+        benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
+        configs: configurations of GIFT-Eval, or patterns of their names.
+        engine: of a sweep: "single", "processes" or "ray".
+        workers: of the engine; one per core if None.
+        progress: called with what is done, how much, of how much, and the seconds left where they are known; see
+            :data:`tsfm_lens.sweep.run.ledger.Progress`. Measures that take one pass of a model have nothing to tell.
+        reading: how the files of a sweep are read, as options of ``tsfm_lens.data.read_series``.
+
+    Returns:
+        Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
+        paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
+        A claim stands in the paper's words, its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
+        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and says ``why`` if it is undecided; see
+        :func:`tsfm_lens.studies.papers.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median margin by
+        which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm; of a number
+        that number, with the interval of those that are means over windows or counts of heads. NaN where there is none.
+        Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper;
+        they say what intervals are over. ``note`` says what keeps the two from being compared, ``over`` what claims are
+        tested over, windows or draws.
+
+    Raises:
+        UnknownNameError: no such id.
+        InputError: the model cannot be measured so, the benchmark is not there, or an option is of sweeps only.
+        CheckpointError: the checkpoint is not there; the message says how to get it.
+        SweepFailedError: some cells of the sweep could not be computed.
+    """
+    item = item_of(name)
+    where = Where(store, benchmark, configs, engine, workers, progress, dict(reading or {}))
+    several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
+    if item.sweep:
+        if seeds is not None:
+            raise InputError(f"{item.id} is a sweep, which takes one seed and no number of seeds")
+        options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples, "seed": seed}
+        return _beside(item, *sweep_item(item, several, data, where, **options))
+    if where != Where(progress=progress):
+        raise InputError(f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers")
+    if len(several) > 1 and not item.models:
+        raise InputError(f"{item.id} is measured on one model, and {len(several)} are given")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"seeds is {seeds}, expected 1 or more")
+    if item.theory:
+        if several or any(given is not None for given in (data, windows, horizon, num_samples)):
+            raise InputError(
+                f"{item.id} is of no model: it takes a seed and a number of seeds, which are draws, and no model, "
+                "series, windows, horizon or sample paths"
+            )
+        return compare(item, MEASURES[item.id](Asked(None, None, False, 0, seed, seeds or 0, progress=progress)))
+
+    def asked(model: str | Lens | None) -> Asked:
+        if model is None:
+            return Asked(None, None, data is None, n_sequences, seed, seeds or 3, progress=progress)
+        lens = model if isinstance(model, Lens) else load(model)
+        run, clusters = _run_of(item, lens, data, windows, horizon, num_samples=num_samples, seed=seed)
+        return Asked(run, lens, data is None, n_sequences, seed, seeds or 3, clusters, progress)
+
+    if item.models:
+        return _over_models(item, map(asked, several or item.models))
+    one = asked(several[0] if several else None if item.id in NO_MODEL else item.model)
+    return compare(item, MEASURES[item.id](one), one.lens)
+
+
+def _over_models(item: Item, given: Iterator[Asked]) -> xr.Dataset:
+    """What is measured on one model after another, each opened when its turn comes."""
+    names: list[str] = []
+
+    def told() -> Iterator[Asked]:
+        for each in given:
+            if each.model.model_id in names:
+                raise InputError(f"two models are called {each.model.model_id!r}, expected names that tell them apart")
+            names.append(each.model.model_id)
+            yield each
+
+    found = MEASURES_OF_MODELS[item.id](told())
+    return _beside(item, found, tuple(names), {"model": ", ".join(names)})
+
+
+def compare(item: Item, found: Found, lens: Lens | None = None) -> xr.Dataset:
+    """The paper's numbers beside found ones; see :func:`reproduce`.
+
+    Args:
+        item: the table or figure.
+        found: values by the item's own quantities, others beside them, and settings.
+        lens: the model that was measured, if any.
+
+    Raises:
+        InputError: none of the item's quantities was found.
+    """
+    if not any(value.quantity in {*found.values, *found.claims} for value in item.values):
+        raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
+    return _beside(item, found, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
+
+
+def _beside(item: Item, measured: Found, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
+    """The paper's numbers beside found ones, of models by name."""
+    other = _other_models(item, models)
+    printed = {**item.settings, "model": item.model or ", ".join(item.others)}
+    here = {**({"model": ", ".join(models)} if other else {}), **measured.settings}
+    differ = {key: value for key, value in here.items() if value != printed.get(key)}
+    data = table_of(item, measured).assign_coords(setting=list(differ))
+    data["paper_setting"] = ("setting", [printed.get(key, "not given") for key in differ])
+    data["our_setting"] = ("setting", list(differ.values()))
+    data.attrs = {
+        "kind": "reproduction",
+        "title": f"{item.id}: {item.title}",
+        "source": item.source,
+        "paper_model": item.model,
+        **attrs,
+        "note": "; ".join(part for part in (other, item.note, *measured.notes) if part),
+        "over": next((claim.over for claim in measured.claims.values()), ""),
+    }
+    return data
+
+
+def _other_models(item: Item, models: Sequence[str]) -> str:
+    """Words on models that are not the paper's."""
+    theirs = tuple(dict.fromkeys(name for name in (*item.model.split(", "), *item.others) if name))
+    others = [name for name in models if name not in theirs]
+    if not theirs or not others:
+        return ""
+    whose = f"the paper's values are for {', '.join(theirs)}"
+    if any(name in EMBEDDED for name in others):
+        return f"embedded model: mechanics only; {whose}"
+    return f"not the paper's model; {whose}"
+
+
+def _run_of(
+    item: Item,
+    lens: Lens,
+    data: Any,
+    windows: int | None,
+    horizon: int | None,
+    *,
+    num_samples: int | None,
+    seed: int,
+) -> tuple[Run, tuple[str, ...]]:
+    """The run of the windows that an item is measured on, and the series that each window is from."""
+    if windows is not None and windows < 1:
+        raise InputError(f"windows is {windows}, expected 1 or more")
+    default_horizon = lens.adapter.prediction_length
+    steps = int(horizon if horizon is not None else item.settings.get("horizon", default_horizon))
+    if lens.takes_ids and not item.models:
+        raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
+    if data is None and lens.takes_ids:
+        shape = (windows or WINDOWS, lens.adapter.context_length + steps)
+        ids = np.random.default_rng(seed).choice(lens.example_ids, shape).astype(float)
+        batch = as_series(ids)
+        clusters = batch.ids
+    elif data is None:
+        count = 1 if item.id == "S3-F21" else windows or WINDOWS
+        batch = chaotic_windows(count, lens.adapter.context_length + steps, seed)
+        clusters = batch.ids
+    else:
+        batch, clusters = last_windows(as_series(data), windows or 1, steps)
+    samples = num_samples if lens.adapter.readout != "quantile" else None
+    return lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed), clusters
+
+
+def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBatch, tuple[str, ...]]:
+    """The last windows of each series, whose held-out ends follow one another.
+
+    Args:
+        batch: the series.
+        count: windows of each.
+        horizon: steps that are held out at the end of each window.
+
+    Returns:
+        The windows, and the item that each is from.
+
+    Raises:
+        InputError: a series is too short for them.
+    """
+    if count == 1:
+        return batch, batch.groups
+    shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
+    if batch.lengths[shortest] <= count * horizon:
+        raise InputError(
+            f"series {batch.ids[shortest]!r} has {batch.lengths[shortest]} steps: {count} windows of {horizon} "
+            f"forecast steps need more than {count * horizon}; give fewer windows, a shorter horizon or longer series"
+        )
+    cut = []
+    for back in range(count):
+        shown = batch if not back else batch.split(back * horizon)[0]
+        if back:
+            names, groups = ([f"{name} -{back * horizon}" for name in labels] for labels in (batch.ids, batch.groups))
+            shown = replace(shown, ids=tuple(names), groups=tuple(groups))
+        cut.append(shown)
+    return SeriesBatch.concat(cut), batch.groups * count
+
+
+def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
+    """Windows of the first coordinate of Lorenz and Roessler trajectories, in turn.
+
+    They stand in for the paper's chaotic systems, of which they are two. Starts are drawn at random and run onto the
+    attractor first.
+
+    Args:
+        count: windows.
+        length: steps of each.
+        seed: of the starts.
+    """
+    starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
+    values: dict[int, np.ndarray] = {}
+    for turn, (_, flow, dt) in enumerate(_FLOWS):
+        turns = range(turn, count, len(_FLOWS))
+        if not turns:
+            continue
+        # all windows of a system side by side, four steps of the integration to one of the series
+        settled = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
+        path = rk4(flow, settled, dt / 4, 4 * length)[::4, :, 0]
+        values.update(zip(turns, path.T, strict=True))
+    names = tuple(f"{_FLOWS[i % len(_FLOWS)][0]}-{i // len(_FLOWS)}" for i in range(count))
+    return SeriesBatch(tuple(values[index] for index in range(count)), names)

@@ -1,0 +1,240 @@
+"""The paper's errors over the whole benchmark: the sweep is run, or gone on with, and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tsfm_lens.data import bundled_names
+from tsfm_lens.errors import InputError, SweepFailedError, unknown_name
+from tsfm_lens.pipeline import bundled_in
+from tsfm_lens.studies.papers.items import TABLE_3, Item
+from tsfm_lens.studies.papers.measures_sweeps import DESIGNS, Subject
+from tsfm_lens.studies.papers.measuring import Found
+from tsfm_lens.studies.papers.values_sweeps import GIFT
+from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig, parse_config
+from tsfm_lens.sweep.plan.released import SAME_WEIGHTS
+from tsfm_lens.sweep.results.gathering import Gathered, gather
+from tsfm_lens.sweep.run.cells import open_model
+from tsfm_lens.sweep.run.ledger import Progress
+from tsfm_lens.sweep.run.sweeping import run_sweep
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a sweep runs on, and where it is kept.
+
+    Attributes:
+        store: folder; the item's id with .store if None.
+        benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
+        configs: names of its configurations, or patterns of names.
+        reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
+        engine, workers: see :func:`tsfm_lens.sweep.run.sweeping.run_sweep`.
+        progress: see :data:`tsfm_lens.sweep.run.ledger.Progress`.
+    """
+
+    store: str | Path | None = None
+    benchmark: str | Path | None = None
+    configs: Sequence[str] = ("*",)
+    engine: str = "single"
+    workers: int | None = None
+    progress: Progress | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def folder(self, item: Item) -> Path:
+        """The store."""
+        return Path(self.store or f"{item.id}.store")
+
+
+def sweep_item(
+    item: Item,
+    models: Sequence[str],
+    data: Any,
+    where: Where,
+    *,
+    windows: int | None = None,
+    horizon: int | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> tuple[Found, list[str], dict[str, Any]]:
+    """Run the sweep behind a table or figure, and read what it reports.
+
+    Args:
+        item: the table or figure.
+        models: checkpoints, folders or hub ids; the paper's own if there are none.
+        data: bundled series or files instead of the benchmark.
+        where: benchmark, store and engine.
+        windows: of each configuration or series; all of the benchmark, one of each series, if None.
+        horizon: forecast steps of series; the shortest of the models' own if None.
+        num_samples: sample paths of sampling models; those of table 3 if None.
+        seed: of windows, forecasts and replicates.
+
+    Returns:
+        What was found, the models that ran, and attributes of the result: store, versions.
+
+    Raises:
+        InputError: models or data cannot be used for this item, or the benchmark is not there.
+        CheckpointError: a checkpoint is not there.
+        SweepFailedError: some cells could not be computed; the others are kept.
+        KeyboardInterrupt: it was interrupted; the same call goes on.
+    """
+    if data is not None and (where.benchmark is not None or tuple(where.configs) != ("*",)):
+        raise InputError("give series or a folder and configurations of GIFT-Eval, not both")
+    config, subjects = sweep_config(
+        item, models, data, where, windows=windows, horizon=horizon, num_samples=num_samples, seed=seed
+    )
+    folder = where.folder(item)
+    outcome = run_sweep(config, folder, engine=where.engine, workers=where.workers, progress=where.progress)
+    if outcome.cancelled:
+        raise KeyboardInterrupt
+    if outcome.failed:
+        raise SweepFailedError(
+            f"{len(outcome.failed)} groups of {item.id} failed, the rest is kept in {folder} and the same command "
+            f"goes on with it; the first: {outcome.failed[0]}"
+        )
+    gathered = gather(folder, config.name)
+    numbers = DESIGNS[item.id].read(gathered, subjects)
+    numbers = replace(
+        numbers, settings=_settings(item, gathered, subjects, config), notes=(*numbers.notes, *gathered.notes)
+    )
+    return numbers, [subject.source for subject in subjects], _attributes(gathered, subjects, folder)
+
+
+def sweep_config(
+    item: Item,
+    models: Sequence[str] = (),
+    data: Any = None,
+    where: Where | None = None,
+    *,
+    windows: int | None = None,
+    horizon: int | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> tuple[SweepConfig, Sequence[Subject]]:
+    """The sweep behind a table or figure, and the models that it runs; see :func:`sweep_item`.
+
+    Models that are not the paper's are opened to learn their sizes.
+    """
+    design = DESIGNS[item.id]
+    given = list(dict.fromkeys(models)) or item.model.split(", ")
+    if design.single and len(given) > 1:
+        raise InputError(f"{item.id} is about one model, and {len(given)} are given: {', '.join(given)}")
+    subjects = design.fit([subject_of(source) for source in given])
+    chosen = where or Where()
+    if windows is not None and windows < 1:
+        raise InputError(f"windows is {windows}, expected 1 or more")
+    content = {
+        "name": item.id,
+        "models": [_model(subject, num_samples) for subject in subjects],
+        "data": _gift_eval(chosen) if data is None else _series(data, subjects, windows or 1, horizon, chosen.reading),
+        "variants": design.variants(subjects),
+        "windows": windows if data is None else None,
+        "seed": seed,
+    }
+    return parse_config(content, f"the sweep of {item.id}"), subjects
+
+
+def subject_of(source: str) -> Subject:
+    """A model by name; the paper's own are known without being opened.
+
+    Raises:
+        InputError: it is none of time series.
+        CheckpointError: it is not there.
+    """
+    if not isinstance(source, str | Path):
+        raise InputError(
+            f"a sweep opens its models by name, in every worker: give a checkpoint, folder or hub id, not {source!r}"
+        )
+    for architecture, configured in TABLE_3.items():
+        if configured.model == source:
+            return Subject(configured.model, architecture, configured.layers, configured.heads)
+    lens = open_model(ModelConfig(source=str(source)))
+    if getattr(lens.adapter, "integers", False):
+        raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
+    stack, architecture = lens.wiring.output_stack, lens.wiring.architecture
+    known = SAME_WEIGHTS.get(architecture, architecture)
+    return Subject(str(source), known, stack.n_layers, stack.n_heads, int(lens.adapter.prediction_length))
+
+
+def _model(subject: Subject, num_samples: int | None) -> dict[str, Any]:
+    configured = subject.settings
+    model: dict[str, Any] = {"source": subject.source}
+    if configured is not None:
+        model["context_length"] = configured.context
+        model["num_samples"] = None if configured.samples is None else num_samples or configured.samples
+    return model
+
+
+def _gift_eval(where: Where) -> list[dict[str, Any]]:
+    path = None if where.benchmark is None else str(where.benchmark)
+    return [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
+
+
+def _series(
+    data: Any, subjects: Sequence[Subject], windows: int, horizon: int | None, reading: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Bundled series and files, as sources of a sweep."""
+    named = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, list | tuple) else []
+    if not named or not all(isinstance(entry, str | Path) for entry in named):
+        raise InputError(
+            "a sweep reads its series in every worker: give names of bundled series or CSV or Parquet files, not "
+            f"{type(data).__name__}"
+        )
+    known = [subject.steps for subject in subjects if subject.steps is not None]
+    if horizon is None and not known:
+        raise InputError("give a horizon, in forecast steps, for series of your own")
+    cut = {"horizon": min(known) if horizon is None else horizon, "windows": windows}
+    names: list[str] = []
+    files: list[Path] = []
+    for name in map(str, named):
+        bundled = bundled_in([name]) or ([name] if name in bundled_names() else [])
+        names += bundled
+        if not bundled:
+            files.append(Path(name))
+    for file in files:
+        if not file.is_file():
+            raise unknown_name("series", str(file), bundled_names(), hint="Or give a CSV or Parquet file.")
+    if reading and not files:
+        raise InputError(f"{next(iter(reading))}=… says how to read a file, and there is none")
+    sources: list[dict[str, Any]] = [{"source": "bundled", "names": list(dict.fromkeys(names)), **cut}] if names else []
+    return sources + [{"source": "file", "path": str(file.resolve()), **cut, **reading} for file in files]
+
+
+def _settings(item: Item, gathered: Gathered, subjects: Sequence[Subject], config: SweepConfig) -> dict[str, str]:
+    """Series, windows, contexts and samples, in the words of the items' settings."""
+    sets = gathered.provenance["datasets"]
+    names = [dataset["name"] for dataset in sets]
+    benchmark = config.data[0].source == "gift_eval"
+    listed = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+    words = {
+        "series": GIFT if benchmark and str(len(names)) == item.settings["datasets"] else listed,
+        "datasets": str(len(names)),
+        "windows": "all" if benchmark and config.windows is None else str(sum(dataset["windows"] for dataset in sets)),
+    }
+    if not benchmark:
+        words["horizon"] = ", ".join(sorted({str(dataset["horizon"]) for dataset in sets}))
+    for subject, model in zip(subjects, config.models, strict=True):
+        configured = subject.settings
+        title = configured.title if configured is not None else subject.source
+        words[f"context of {title}"] = str(gathered.provenance["models"][subject.source]["context_length"])
+        if model.num_samples is not None:
+            words[f"samples of {title}"] = str(model.num_samples)
+    return words
+
+
+def _attributes(gathered: Gathered, subjects: Sequence[Subject], folder: Path) -> dict[str, Any]:
+    about = [gathered.provenance["models"][subject.source] for subject in subjects]
+
+    def joined(name: str) -> str:
+        return ", ".join(dict.fromkeys(str(model.get(name, "")) for model in about))
+
+    return {
+        "model": ", ".join(subject.source for subject in subjects),
+        "revision": joined("revision"),
+        "architecture": joined("architecture"),
+        "versions": joined("versions"),
+        "store": str(folder),
+        "confidence": gathered.provenance["config"]["statistics"]["confidence"],
+    }

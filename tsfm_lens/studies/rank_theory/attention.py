@@ -1,0 +1,268 @@
+"""Attention with tokens as columns, as the paper on the flow of ranks writes it: one head or several, without W_O.
+
+Of the paper's names, W_Q acts on the token that is attended to and W_K on the one that attends: output column j mixes
+the values of tokens t by softmax over t of q_t · k_j. Libraries name them the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tsfm_lens.errors import InputError, unknown_name
+
+__all__ = ["SCALINGS", "AttentionWeights", "attention", "column_softmax", "logits", "orthonormal", "residual_layer"]
+
+SCALINGS = ("theorem", "unit", "normalised")
+"""How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
+which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with variance 1; all with variance 1/d."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """The matrices of an attention layer, head by head, each (head, d_head, d) and acting from the left on columns.
+
+    Attributes:
+        query: W_Q, of tokens that are attended to.
+        key: W_K, of tokens that attend.
+        value: W_V.
+
+    Raises:
+        InputError: the three have different shapes, or an entry is no number.
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("query", "key", "value"):
+            matrix = np.asarray(getattr(self, name), dtype=np.float64)
+            if matrix.ndim != 3 or not matrix.size or not np.isfinite(matrix).all():
+                raise InputError(f"{name} has shape {matrix.shape}, expected a finite array (head, d_head, d)")
+            object.__setattr__(self, name, matrix)
+        shapes = {name: getattr(self, name).shape for name in ("query", "key", "value")}
+        if len(set(shapes.values())) > 1:
+            raise InputError(f"the matrices have shapes {shapes}, expected one and the same")
+
+    @classmethod
+    def stacked(cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1) -> AttentionWeights:
+        """Of three matrices (d, d) whose rows belong to one head after another.
+
+        Raises:
+            InputError: the rows cannot be shared out over so many heads.
+        """
+        return cls(*(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value)))
+
+    @classmethod
+    def random(cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0) -> AttentionWeights:
+        """Of Gaussian entries.
+
+        Args:
+            width: d.
+            heads: a divisor of it.
+            scaling: one of :data:`SCALINGS`.
+            seed: of the draw.
+
+        Raises:
+            InputError: the width cannot be shared out over so many heads.
+            UnknownNameError: no such scaling.
+        """
+        if scaling not in SCALINGS:
+            raise unknown_name("scaling", scaling, SCALINGS)
+        inner, outer = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}[scaling]
+        query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
+        small, large = float(width) ** inner, float(width) ** outer
+        return cls.stacked(small * query, small * key, large * value, heads)
+
+    @property
+    def heads(self) -> int:
+        """How many."""
+        return self.query.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Rows of the input, d."""
+        return self.query.shape[2]
+
+    @property
+    def head_width(self) -> int:
+        """Rows of one head's output, d_h."""
+        return self.query.shape[1]
+
+    @property
+    def score_norms(self) -> np.ndarray:
+        """Spectral norm of W_QᵀW_K of each head, (head,)."""
+        return np.array([_product_norm(q, k) for q, k in zip(self.query, self.key, strict=True)])
+
+    @property
+    def value_norms(self) -> np.ndarray:
+        """Spectral norm of W_V of each head, (head,)."""
+        return np.asarray(np.linalg.norm(self.value, 2, axis=(1, 2)))
+
+    def times(self, matrix: np.ndarray) -> AttentionWeights:
+        """Each matrix of the layer times one of shape (d, d): the layer of what that matrix makes of the input."""
+        return AttentionWeights(self.query @ matrix, self.key @ matrix, self.value @ matrix)
+
+    def within(self, score: float, value: float) -> AttentionWeights:
+        """The same directions, scaled so that every head has these norms of W_QᵀW_K and of W_V."""
+        by_score = np.sqrt(score / self.score_norms)[:, None, None]
+        by_value = (value / self.value_norms)[:, None, None]
+        return AttentionWeights(self.query * by_score, self.key * by_score, self.value * by_value)
+
+    def with_value(self, value: np.ndarray) -> AttentionWeights:
+        """The same with another W_V, (head, d_head, d) or (d, d)."""
+        matrix = np.asarray(value, dtype=np.float64)
+        return replace(self, value=matrix if matrix.ndim == 3 else _by_head(matrix, self.heads))
+
+
+def column_softmax(scores: np.ndarray) -> np.ndarray:
+    """Softmax of each column, (…, t, j): every column sums to 1, however large the scores.
+
+    Example:
+        >>> rank_theory.column_softmax(np.array([[0.0, 1000.0], [0.0, 0.0]])).tolist()
+        [[0.5, 1.0], [0.5, 0.0]]
+    """
+    weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
+    weights /= weights.sum(axis=-2, keepdims=True)
+    return np.asarray(weights)
+
+
+def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
+    """UᵀW_QᵀW_KU / √d_h of each head, (head, t, j): what token t, attended to, scores with token j.
+
+    Args:
+        tokens: U, (d, L).
+        weights: of the layer.
+
+    Source:
+        Flow of ranks, section 3 and equation 18 (S0-ATT, S0-MHA). The formula of section 3 prints W_K transposed, the
+        proofs and equation 18 do not.
+
+    Raises:
+        InputError: the tokens have another width than the weights.
+
+    Example:
+        >>> weights = rank_theory.AttentionWeights.random(6, heads=2)
+        >>> rank_theory.logits(np.ones((6, 4)), weights).shape
+        (2, 4, 4)
+    """
+    checked = _tokens(tokens, weights)
+    return np.stack([next(_logit_blocks(checked, weights, head, checked.shape[1]))[1] for head in range(weights.heads)])
+
+
+def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 1024) -> np.ndarray:
+    """W_V U softmax(UᵀW_QᵀW_KU / √d_h), the heads below one another, (head · d_head, L).
+
+    Args:
+        tokens: U, (d, L), a token a column.
+        weights: of the layer; one head is attention as theorem 3 has it.
+        chunk: columns of the softmax that are held at a time, which bounds memory and changes nothing else.
+
+    Source:
+        Flow of ranks, section 3 and equation 18 (S0-ATT, S0-MHA).
+
+    Raises:
+        InputError: the tokens have another width than the weights, or a chunk has no column.
+
+    Example:
+        >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
+        >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
+        [[3.0, 3.0], [1.0, 1.0]]
+    """
+    checked = _tokens(tokens, weights)
+    if chunk < 1:
+        raise InputError(f"chunk is {chunk}, expected 1 column or more")
+    out = np.empty((weights.heads, weights.head_width, checked.shape[1]))
+    # tokens of few coordinates are mixed before they become values, which is less work
+    late = weights.width < weights.head_width
+    for head, value in enumerate(weights.value):
+        values = checked if late else value @ checked
+        for columns, block in _logit_blocks(checked, weights, head, chunk):
+            mixed = values @ column_softmax(block)
+            out[head, :, columns] = value @ mixed if late else mixed
+    return out.reshape(-1, checked.shape[1])
+
+
+def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
+    """U + attention(U) / √D: what a layer of a model of D layers hands on, (d, L).
+
+    Args:
+        tokens: U, (d, L).
+        weights: of the layer, whose heads together write all d rows.
+        depth: D.
+
+    Source:
+        Flow of ranks, theorem 4 (S0-TH4).
+
+    Raises:
+        InputError: the heads do not fill the width, or there is no layer.
+
+    Example:
+        >>> weights = rank_theory.AttentionWeights.random(4, heads=2)
+        >>> rank_theory.residual_layer(np.eye(4), weights, depth=16).shape
+        (4, 4)
+    """
+    if depth < 1:
+        raise InputError(f"depth is {depth}, expected 1 layer or more")
+    if weights.heads * weights.head_width != weights.width:
+        raise InputError(
+            f"{weights.heads} heads of {weights.head_width} rows write {weights.heads * weights.head_width} rows, "
+            f"expected {weights.width} as the tokens have"
+        )
+    return np.asarray(tokens + attention(tokens, weights) / np.sqrt(depth))
+
+
+def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """Random orthonormal columns (rows, columns), evenly over all directions.
+
+    Source:
+        QR of a Gaussian matrix, with signs by which the result does not depend on the library (Mezzadri 2007).
+
+    Raises:
+        InputError: more columns than rows.
+
+    Example:
+        >>> columns = rank_theory.orthonormal(5, 2, np.random.default_rng(0))
+        >>> bool(np.allclose(columns.T @ columns, np.eye(2)))
+        True
+    """
+    if not 0 < columns <= rows:
+        raise InputError(f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}")
+    q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
+    return np.asarray(q * np.sign(np.diagonal(r)))
+
+
+def _by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
+    if matrix.ndim != 2 or heads < 1 or len(matrix) % heads:
+        raise InputError(f"a matrix of shape {matrix.shape} cannot be shared out over {heads} heads by rows")
+    return matrix.reshape(heads, len(matrix) // heads, matrix.shape[1])
+
+
+def _product_norm(left: np.ndarray, right: np.ndarray) -> float:
+    """Spectral norm of leftᵀ right, through triangular factors no larger than a head."""
+    one, other = (np.asarray(np.linalg.qr(side.T, mode="r")) for side in (left, right))
+    small = one @ other.T
+    return float(np.linalg.norm(small, 2))
+
+
+def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
+    matrix = np.asarray(tokens, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != weights.width or not np.isfinite(matrix).all():
+        raise InputError(f"tokens have shape {matrix.shape}, expected a finite matrix ({weights.width}, tokens)")
+    return matrix
+
+
+def _logit_blocks(
+    tokens: np.ndarray, weights: AttentionWeights, head: int, chunk: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Columns, and the scores (t, column) of that many columns of one head."""
+    query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
+    left, right = query @ tokens, key @ tokens
+    if weights.width < weights.head_width:
+        left, right = tokens, query.T @ right
+    for start in range(0, tokens.shape[1], chunk):
+        columns = slice(start, start + chunk)
+        yield columns, left.T @ right[:, columns]

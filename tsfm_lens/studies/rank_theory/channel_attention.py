@@ -1,0 +1,211 @@
+"""Statements on attention over channels and on reversible normalisation, in numpy. Tokens are rows, as in the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tsfm_lens.errors import InputError
+
+__all__ = [
+    "channel_attention",
+    "nuclear_norm",
+    "nuclear_norm_bound",
+    "optimal_readout",
+    "readout_exists",
+    "revin_linear",
+    "revin_offset",
+    "trace_bounds",
+]
+
+
+def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel).
+
+    Args:
+        x: X, (channel, time).
+        queries, keys: W_Q and W_K, (time, d_m).
+
+    Source:
+        SAMformer, equation 4 (S1-TRF).
+
+    Example:
+        >>> rank_theory.channel_attention(np.ones((2, 3)), np.ones((3, 1)), np.zeros((3, 1))).tolist()
+        [[0.5, 0.5], [0.5, 0.5]]
+    """
+    scores = (x @ queries) @ (x @ keys).T / np.sqrt(queries.shape[1])
+    grown = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(grown / grown.sum(axis=1, keepdims=True))
+
+
+def readout_exists(tokens: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether any W has P W = Z, by rank([P Z]) = rank(P).
+
+    Args:
+        tokens: P, (channel, time): what the attention leaves, X + A(X) X W_V W_O.
+        wanted: Z, (channel, step), such as X W_toy.
+
+    Source:
+        SAMformer, proposition 4 (S1-P4). It holds for one X; it is enough that P has full row rank, for which there
+        must be no more channels than steps in a window. The paper asks for fewer channels than forecast steps, which
+        does not matter (E1-10).
+
+    Example:
+        >>> rank_theory.readout_exists(np.eye(2, 3), np.ones((2, 1))), rank_theory.readout_exists(np.ones((2, 3)), np.eye(2))
+        (True, False)
+    """
+    _refuse_other_rows(tokens, wanted)
+    # scaled alike, so that one threshold tells both ranks
+    size = np.linalg.norm(wanted, 2) or 1.0
+    joined = np.hstack([tokens, wanted * (np.linalg.norm(tokens, 2) / size)])
+    return bool(np.linalg.matrix_rank(joined) == np.linalg.matrix_rank(tokens))
+
+
+def optimal_readout(tokens: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The smallest W that brings P W as near to Z as can be, P⁺ Z, (time, step); P W = Z where any W does that.
+
+    Args:
+        tokens: P, (channel, time).
+        wanted: Z, (channel, step).
+
+    Source:
+        SAMformer, proposition 4 (S1-P4).
+
+    Example:
+        >>> rank_theory.optimal_readout(np.array([[2.0, 0.0]]), np.array([[6.0]])).tolist()
+        [[3.0], [0.0]]
+    """
+    _refuse_other_rows(tokens, wanted)
+    return np.asarray(np.linalg.pinv(tokens) @ wanted)
+
+
+def nuclear_norm(matrix: np.ndarray) -> float:
+    """Sum of the singular values.
+
+    Of a row-stochastic (D, D) matrix it is at least 1; it is D for the identity, and √D times the length of a row
+    where all rows are alike (S1-NUC).
+
+    Example:
+        >>> rank_theory.nuclear_norm(np.eye(7))
+        7.0
+    """
+    return float(np.linalg.svd(matrix, compute_uv=False).sum())
+
+
+def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
+    """What the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ cannot exceed: ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
+
+    So a small spectral norm of W_Q W_Kᵀ, as σReparam makes it, brings the scores near to a low rank. Equal where
+    W_Q W_Kᵀ is a multiple of the identity.
+
+    Args:
+        x: X, (channel, time).
+        queries, keys: W_Q and W_K, (time, d_m).
+
+    Source:
+        SAMformer, proposition 5 (S1-P5).
+
+    Raises:
+        InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, of which alone something is said.
+
+    Example:
+        >>> rank_theory.nuclear_norm_bound(np.ones((2, 3)), 2 * np.eye(3), np.eye(3))
+        12.0
+    """
+    form = queries @ keys.T
+    largest = float(np.linalg.norm(form, 2))
+    rounding = len(form) * np.finfo(form.dtype).eps * largest
+    if np.abs(form - form.T).max() > rounding or np.linalg.eigvalsh((form + form.T) / 2)[0] < -rounding:
+        raise InputError(
+            "W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, and the bound says nothing of others; it is "
+            "so where W_Q = W_K"
+        )
+    return largest * float(np.square(x).sum())
+
+
+def revin_linear(
+    x: np.ndarray,
+    weight: np.ndarray,
+    gamma: np.ndarray | float = 1.0,
+    beta: np.ndarray | float = 0.0,
+    eps: float = 1e-5,
+) -> np.ndarray:
+    """What a linear map between RevIN and its inverse gives, in closed form: Ŷ = X W + ξ, (channel, step).
+
+    Args:
+        x: X, (channel, time).
+        weight: W, (time, step).
+        gamma, beta: γ and β, one for all channels or (channel,).
+        eps: ε.
+
+    Source:
+        SAMformer, equations 10 and 11 (S1-P9).
+
+    Raises:
+        InputError: a γ is 0, for which RevIN has no inverse.
+
+    Example:
+        >>> rank_theory.revin_linear(np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])).round(6).tolist()
+        [[3.0]]
+    """
+    return np.asarray(x @ weight + revin_offset(x, weight, gamma, beta, eps))
+
+
+def revin_offset(
+    x: np.ndarray,
+    weight: np.ndarray,
+    gamma: np.ndarray | float = 1.0,
+    beta: np.ndarray | float = 0.0,
+    eps: float = 1e-5,
+) -> np.ndarray:
+    """ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), what RevIN adds to a linear map, (channel, step).
+
+    Nothing where the columns of W sum to 1.
+
+    Args:
+        x: X, (channel, time).
+        weight: W, (time, step).
+        gamma, beta: γ and β, one for all channels or (channel,).
+        eps: ε.
+
+    Source:
+        SAMformer, equation 11 (S1-P9).
+
+    Raises:
+        InputError: a γ is 0, for which RevIN has no inverse.
+
+    Example:
+        >>> rank_theory.revin_offset(np.array([[1.0, 3.0]]), np.array([[0.5], [1.0]])).tolist()
+        [[-1.0]]
+    """
+    if not np.all(gamma):
+        raise InputError("a gamma is 0, for which RevIN has no inverse; expected numbers other than 0")
+    shift = np.broadcast_to(np.asarray(beta) / np.asarray(gamma), len(x))
+    level = x.mean(axis=1) - shift * np.sqrt(x.var(axis=1) + eps)
+    return np.outer(level, 1 - weight.sum(axis=0))
+
+
+def trace_bounds(symmetric: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
+    """λ_min(S) Tr B and λ_max(S) Tr B, between which Tr(S B) is for symmetric S and B with eigenvalues of at least 0.
+
+    Args:
+        symmetric: S, (n, n).
+        positive: B, (n, n).
+
+    Source:
+        SAMformer, lemma E.3. Its proof says that all entries of PᵀBP are at least 0, which only the diagonal's are; the
+        lemma holds.
+
+    Example:
+        >>> rank_theory.trace_bounds(np.diag([1.0, 3.0]), np.eye(2))
+        (2.0, 6.0)
+    """
+    values = np.linalg.eigvalsh(symmetric)
+    trace = float(np.trace(positive))
+    return float(values[0]) * trace, float(values[-1]) * trace
+
+
+def _refuse_other_rows(tokens: np.ndarray, wanted: np.ndarray) -> None:
+    if tokens.ndim != 2 or wanted.ndim != 2 or len(tokens) != len(wanted):
+        raise InputError(
+            f"tokens have the shape {tokens.shape}, what is wanted {wanted.shape}; expected a row a channel"
+        )

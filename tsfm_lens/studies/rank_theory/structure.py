@@ -1,0 +1,290 @@
+"""How near structured matrices of a size come to a matrix that is given by two factors, M = left · rightᵀ.
+
+Factors have shapes (…, m, r) and (…, n, r), and M is never formed. Errors are ‖M − its approximation‖ / ‖M‖ in the
+Frobenius norm, NaN for a matrix of zeros. A size is the rank ρ of the low-rank matrix that takes (m + n) ρ numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from tsfm_lens.errors import InputError
+
+__all__ = [
+    "StructureSizes",
+    "block_diagonal_error",
+    "block_share",
+    "fit_levels",
+    "levels_error",
+    "low_rank_error",
+    "structure_sizes",
+    "tensor_train_error",
+]
+
+Level = tuple[np.ndarray, np.ndarray]
+"""Factors of the blocks of one level: (…, block, rows, rank) and (…, block, columns, rank)."""
+
+
+@dataclass(frozen=True)
+class StructureSizes:
+    """What each structure makes of the (m + n) ρ numbers of a low-rank matrix; none takes more.
+
+    Attributes:
+        rank: ρ.
+        level_ranks: of a multi-level matrix, whose level l has 2^(l-1) blocks.
+        blocks, block_rank: of a block-diagonal matrix with the blocks of the finest level that the sides allow.
+        cuts, slice_rank: of a block tensor train, its b = c and s.
+    """
+
+    rank: int
+    level_ranks: tuple[int, ...]
+    blocks: int
+    block_rank: int
+    cuts: int
+    slice_rank: int
+
+    @property
+    def ranks(self) -> tuple[int, int, int, int]:
+        """Numbers over (m + n): low rank, block diagonal, multi-level, block tensor train."""
+        return self.rank, self.block_rank, sum(self.level_ranks), self.cuts * self.slice_rank
+
+
+def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> StructureSizes:
+    """Sizes of equal cost, the nearest below where something does not divide.
+
+    Of a multi-level matrix each level has half of what is left and the last one the rest, so that ρ = 32 becomes
+    16, 8, 4, 4; levels whose blocks do not divide both sides are left out. A block tensor train is cut alike on both
+    sides, b = c ≤ √gcd(m, n), so that it costs (m + n) b s: with the b above 1 that leave the least of ρ unused, of
+    these the largest. Where only b = 1 fits, it is the low-rank matrix.
+
+    Args:
+        rows, columns: m and n.
+        rank: ρ, at most both.
+        levels: the most levels.
+
+    Raises:
+        InputError: a rank below 1 or above a side, or no level.
+
+    Example:
+        >>> rank_theory.structure_sizes(512, 512, 32).level_ranks
+        (16, 8, 4, 4)
+    """
+    if not 1 <= rank <= min(rows, columns):
+        raise InputError(f"rank {rank} of a matrix {rows} × {columns}, expected 1 to {min(rows, columns)}")
+    if levels < 1:
+        raise InputError(f"levels is {levels}, expected 1 or more")
+    common = gcd(rows, columns)
+    counts = [2**level for level in range(levels) if common % 2**level == 0]
+    shares, left = [], rank
+    for place, _ in enumerate(counts):
+        shares.append(left if place == len(counts) - 1 else -(-left // 2))
+        left -= shares[-1]
+    smallest = min(rows, columns)
+    fitting = [min(share, smallest // count) for share, count in zip(shares, counts, strict=True)]
+    # what a level has no room for goes to the whole matrix
+    fitting[0] += rank - sum(fitting)
+    cuts = [cut for cut in range(2, int(common**0.5) + 1) if common % cut == 0 and cut <= rank] or [1]
+    slice_ranks = {cut: min(rank // cut, smallest // cut) for cut in cuts}
+    cut = max(cuts, key=lambda each: (each * slice_ranks[each], each))
+    return StructureSizes(rank, tuple(fitting), counts[-1], min(rank, smallest // counts[-1]), cut, slice_ranks[cut])
+
+
+def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray:
+    """Error of the best matrix of a rank, (…): what a truncated singular value decomposition leaves.
+
+    Source:
+        Eckart and Young 1936; structured attention, table 1 (S2-LR).
+
+    Example:
+        >>> float(rank_theory.low_rank_error(np.diag([4.0, 3.0]), np.eye(2), 1))
+        0.6
+    """
+    values = _values(left, right)
+    return _relative(_tail(values, rank), values)
+
+
+def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank: int) -> np.ndarray:
+    """Error of the best block-diagonal matrix with blocks of a rank, (…): each block truncated, all else left out.
+
+    Source:
+        Structured attention, section 3.1 (S2-LRBD).
+
+    Raises:
+        InputError: the blocks do not divide the sides.
+
+    Example:
+        >>> float(rank_theory.block_diagonal_error(np.eye(2), np.array([[3.0, 0.0], [4.0, 0.0]]), 2, 1))
+        0.8
+    """
+    rows, columns = _cut(left, blocks), _cut(right, blocks)
+    outside = np.zeros(rows.shape[:-3])
+    for first in range(blocks):
+        others = np.delete(columns, first, axis=-3)
+        # entry by entry, since a difference of norms could not tell a small remainder from rounding
+        outside += np.square(rows[..., first, None, :, :] @ np.swapaxes(others, -1, -2)).sum((-1, -2, -3))
+    return _relative(outside + _tail(_values(rows, columns), rank).sum(-1), _values(left, right))
+
+
+def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
+    """Error of the best block tensor train with b = c = ``cuts`` and s = ``rank``, (…): every slice truncated.
+
+    Slice (β, γ) holds rows αb + β and columns γd + δ, and is a matrix of rank s of its own.
+
+    Source:
+        Structured attention, equations 5 and 11 (S2-BTT).
+
+    Raises:
+        InputError: the cuts do not divide the sides.
+
+    Example:
+        >>> float(rank_theory.tensor_train_error(np.eye(4), np.eye(4), 2, 1))
+        0.0
+    """
+    _refuse(left, right, cuts)
+    rows = np.moveaxis(left.reshape(*left.shape[:-2], -1, cuts, left.shape[-1]), -2, -3)
+    slices = _values(rows[..., :, None, :, :], _cut(right, cuts)[..., None, :, :, :])
+    return _relative(_tail(slices, rank).sum((-1, -2)), _values(left, right))
+
+
+def levels_error(left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int) -> np.ndarray:
+    """Error of the multi-level matrix of :func:`fit_levels`, (…): an upper bound of that of the best one.
+
+    Example:
+        >>> float(rank_theory.levels_error(np.eye(2), np.eye(2), (0, 1), 1))
+        0.0
+    """
+    return fit_levels(left, right, ranks, sweeps)[1]
+
+
+def fit_levels(
+    left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int
+) -> tuple[list[Level | None], np.ndarray]:
+    """A multi-level low-rank matrix near to a matrix, by alternating least squares.
+
+    The first sweep peels: the best low-rank matrix for the whole, then for each finer level the best one for what is
+    left. Every further sweep goes through the levels and fits the left factors, then the right ones, all else held; in
+    the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not be the best
+    of all.
+
+    Args:
+        left, right: of the matrix.
+        ranks: r_l; level l has 2^(l-1) blocks.
+        sweeps: how often every level is fitted.
+
+    Returns:
+        The factors of each level, None where its rank is 0, and the error, (…).
+
+    Source:
+        Block coordinate descent of Parshakova et al. 2023, Factor fitting, rank allocation, and partitioning in
+        multilevel low rank matrices, for structured attention, equations 4 and 10 (S2-MLR).
+
+    Raises:
+        InputError: the blocks of a level do not divide the sides, all ranks are 0, or fewer than one sweep.
+
+    Example:
+        >>> levels, error = rank_theory.fit_levels(np.eye(4), np.eye(4), (1, 0, 1), sweeps=4)
+        >>> levels[2][0].shape, float(error.round(9))
+        ((4, 1, 1), 0.0)
+    """
+    if sweeps < 1 or not any(ranks) or min(ranks) < 0:
+        raise InputError(f"ranks {list(ranks)} in {sweeps} sweeps, expected a rank above 0 and at least one sweep")
+    fitted: list[Level | None] = [None] * len(ranks)
+    steps = [level for level, rank in enumerate(ranks) if rank]
+    # ends with the whole matrix, whose remaining singular values are then the error
+    for place, level in enumerate([*steps * sweeps, 0]):
+        rows, columns = [_cut(left, 2**level)], [_cut(right, 2**level)]
+        for other, found in enumerate(fitted):
+            if found is not None and other != level:
+                rows.append(-_within(found[0], 2**level))
+                columns.append(_within(found[1], 2**level))
+        remaining = np.concatenate(rows, -1), np.concatenate(columns, -1)
+        before = fitted[level]
+        if before is not None and place < len(steps) * sweeps:
+            fitted[level] = _improved(*remaining, before[1])
+            continue
+        u, values, v = _decomposed(*remaining)
+        rank = ranks[level]
+        if rank:
+            fitted[level] = (u[..., :rank] * values[..., None, :rank], v[..., :rank])
+    return fitted, _relative(_tail(values, ranks[0])[..., 0], _values(left, right))
+
+
+def block_share(left: np.ndarray, right: np.ndarray, blocks: int) -> np.ndarray:
+    """Share of the squared entries that lies in the blocks on the diagonal, (…): 1 / blocks where it lies anywhere.
+
+    Raises:
+        InputError: the blocks do not divide the sides.
+
+    Example:
+        >>> float(rank_theory.block_share(np.ones((4, 1)), np.ones((4, 1)), 2))
+        0.5
+    """
+    inside, whole = (_norms(_cut(left, count), _cut(right, count)).sum(-1) for count in (blocks, 1))
+    return np.asarray(np.divide(inside, whole, out=np.full_like(whole, np.nan), where=whole > 0))
+
+
+def _cut(factor: np.ndarray, blocks: int) -> np.ndarray:
+    """(…, m, r) to (…, block, m / blocks, r)."""
+    _refuse(factor, factor, blocks)
+    return factor.reshape(*factor.shape[:-2], blocks, factor.shape[-2] // blocks, factor.shape[-1])
+
+
+def _refuse(left: np.ndarray, right: np.ndarray, blocks: int) -> None:
+    if blocks < 1 or left.shape[-2] % blocks or right.shape[-2] % blocks:
+        raise InputError(f"{blocks} blocks do not divide {left.shape[-2]} rows and {right.shape[-2]} columns evenly")
+
+
+def _within(factor: np.ndarray, blocks: int) -> np.ndarray:
+    """A level's factor (…, count, rows, rank) as factors of other blocks, (…, blocks, rows of these, columns)."""
+    count, rows, rank = factor.shape[-3:]
+    lead, inner = factor.shape[:-3], max(count // blocks, 1)
+    if inner == 1:
+        return factor.reshape(*lead, blocks, count * rows // blocks, rank)
+    out = np.zeros((*lead, blocks, inner, rows, inner, rank))
+    parts = factor.reshape(*lead, blocks, inner, rows, rank)
+    for place in range(inner):
+        out[..., place, :, place, :] = parts[..., place, :, :]
+    return out.reshape(*lead, blocks, inner * rows, inner * rank)
+
+
+def _improved(left: np.ndarray, right: np.ndarray, columns: np.ndarray) -> Level:
+    """Least squares for the left factor of left · rightᵀ given the right one, then for the right one given the left."""
+    basis = np.linalg.qr(left @ (np.swapaxes(right, -1, -2) @ columns))[0]
+    return basis, right @ (np.swapaxes(left, -1, -2) @ basis)
+
+
+def _decomposed(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """U (…, m, j), singular values (…, j) and V (…, n, j) of left · rightᵀ."""
+    (q, core), (p, other) = np.linalg.qr(left), np.linalg.qr(right)
+    u, values, vt = np.linalg.svd(core @ np.swapaxes(other, -1, -2), full_matrices=False)
+    return q @ u, values, p @ np.swapaxes(vt, -1, -2)
+
+
+def _values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Singular values of left · rightᵀ, (…, j)."""
+    core, other = np.linalg.qr(left, mode="r"), np.linalg.qr(right, mode="r")
+    return np.asarray(np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False))
+
+
+def _norms(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Squared Frobenius norms of left · rightᵀ, (…); rounding is relative to the factors."""
+    grams = (np.swapaxes(left, -1, -2) @ left) * (np.swapaxes(right, -1, -2) @ right)
+    return np.asarray(np.maximum(grams.sum((-1, -2)), 0.0))
+
+
+def _squares(values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.square(values).sum(-1))
+
+
+def _tail(values: np.ndarray, rank: int) -> np.ndarray:
+    """Squares of the singular values beyond a rank, summed over the last axis."""
+    return _squares(values[..., rank:])
+
+
+def _relative(missing: np.ndarray, values: np.ndarray) -> np.ndarray:
+    whole = _squares(values)
+    return np.sqrt(np.divide(missing, whole, out=np.full_like(whole, np.nan), where=whole > 0))

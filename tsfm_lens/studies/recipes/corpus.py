@@ -1,0 +1,176 @@
+"""Every series that training draws from: one long table of rows, made once by seed and kept in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import CheckpointError, unknown_name
+from tsfm_lens.studies.recipes.chaos import chaotic
+from tsfm_lens.studies.recipes.kernelsynth import kernelsynth
+from tsfm_lens.studies.recipes.mixture import FAMILIES, unit
+from tsfm_lens.training.series_source import LENGTH, Corpus
+
+OVERLAP = 160
+"""Real series longer than a row become rows that start this many steps apart."""
+
+PERIOD_SCALES = (1.0, 1.0, 0.5, 2.0)
+"""What multiplies the periods of KernelSynth in each quarter of its rows: contexts are shorter than the paper's."""
+
+REAL = "real"
+
+
+def save_corpus(corpus: Corpus, path: Path) -> None:
+    """Write a corpus as one file; an old one is replaced only once the new one is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part.npz")
+    names = np.array(sorted(corpus.rows))
+    np.savez(part, values=corpus.values, names=names, bounds=np.array([corpus.rows[name] for name in names]))
+    part.replace(path)
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Read what :func:`save_corpus` wrote."""
+    with arrays_of(path) as stored:
+        bounds = {str(name): (int(a), int(b)) for name, (a, b) in zip(stored["names"], stored["bounds"], strict=True)}
+        return Corpus(stored["values"], bounds)
+
+
+def known_families() -> tuple[str, ...]:
+    """Every name a mixture may hold."""
+    return (*FAMILIES, "kernelsynth", "chaotic", REAL, "tsmixup")
+
+
+@contextmanager
+def arrays_of(path: Path) -> Iterator[NpzFile]:
+    """The arrays of a file that `tools/build_training_series.py` or :func:`save_corpus` wrote.
+
+    Raises:
+        CheckpointError: there is no such file, or it is none of theirs.
+    """
+    made = f"make it with tools/build_training_series.py {path}"
+    if not path.exists():
+        raise CheckpointError(f"no training series at {path}: {made}")
+    try:
+        stored = np.load(path)
+    except (ValueError, BadZipFile, EOFError) as error:
+        raise CheckpointError(f"{path} holds no series (.npz): {made}") from error
+    if not isinstance(stored, NpzFile):
+        raise CheckpointError(f"{path} holds one array, no series (.npz): {made}")
+    with stored:
+        yield stored
+
+
+def series_of(stored: NpzFile, name: str, path: Path) -> NDArray[np.number]:
+    """A series (time,) among the arrays of the file `path`; NaN is a gap.
+
+    Raises:
+        CheckpointError: the array cannot be read, has another number of axes, holds no numbers, none that is known, or
+            an infinite one.
+    """
+    made = f"make it again with tools/build_training_series.py {path}"
+    try:
+        values = stored[name]
+    except (ValueError, EOFError, OSError, BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"{path}: array {name} cannot be read, expected a series of numbers; {made}") from error
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise CheckpointError(
+            f"{path}: array {name} is of shape {list(values.shape)} and type {values.dtype}, expected numbers along "
+            f"one axis, time; {made}"
+        )
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    if np.isnan(single).all():
+        raise CheckpointError(f"{path}: array {name} has {len(values)} steps and no value in them; {made}")
+    if np.isinf(single).any():
+        first = int(np.isinf(single).argmax())
+        raise CheckpointError(
+            f"{path}: array {name} is {values[first]} at step {first}, expected a number of float32, or NaN for a gap; "
+            f"{made}"
+        )
+    return values
+
+
+def real_rows(path: Path) -> NDArray[np.float32]:
+    """Rows (row, LENGTH) of the training series in `path`, as `tools/build_training_series.py` writes it.
+
+    Series of one source weigh as the square root of their length, so that no long record drowns the others; the rows
+    of a long one are spread over all of it.
+
+    Raises:
+        CheckpointError: there is no such file, no training series in it, or one that is none.
+    """
+    rows: list[NDArray[np.float32]] = []
+    with arrays_of(path) as stored:
+        for name in sorted(key for key in stored if key.startswith("training/")):
+            series = series_of(stored, name, path)
+            pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
+            series = np.concatenate([np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series])
+            starts = np.linspace(0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))).astype(int)
+            rows.extend(series[start : start + LENGTH].astype(np.float32) for start in starts)
+    if not rows:
+        raise CheckpointError(f"{path} holds no array training/…: make it with tools/build_training_series.py {path}")
+    return np.stack(rows)
+
+
+def draw_family(name: str, count: int, *, seed: int, device: str = "cpu") -> NDArray[np.float32]:
+    """Draw `count` rows of one synthetic family: (count, LENGTH)."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    if name == "kernelsynth":
+        quarters = np.array_split(np.arange(count), len(PERIOD_SCALES))
+        drawn = [
+            kernelsynth(rng, len(part), LENGTH, device=device, period_scale=scale)
+            for part, scale in zip(quarters, PERIOD_SCALES, strict=True)
+        ]
+        return unit(np.concatenate(drawn)).astype(np.float32)
+    if name == "chaotic":
+        return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
+    if name in FAMILIES:
+        # a shorter draw has shorter periods, so that a context holds several of most seasons
+        short = FAMILIES[name](rng, count // 2, LENGTH // 2)
+        padded = np.concatenate([np.full_like(short, np.nan), short], axis=1)
+        return np.concatenate([padded, FAMILIES[name](rng, count - count // 2, LENGTH)]).astype(np.float32)
+    raise unknown_name("series family", name, known_families())
+
+
+def build_corpus(sizes: Mapping[str, int], *, seed: int, real: Path | None = None, device: str = "cpu") -> Corpus:
+    """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
+    # looked at first: a wrong file is told before anything is drawn
+    return _drawn(sizes, seed, None if real is None else real_rows(real), device)
+
+
+def _drawn(sizes: Mapping[str, int], seed: int, held: NDArray[np.float32] | None, device: str) -> Corpus:
+    parts = {name: draw_family(name, count, seed=seed, device=device) for name, count in sorted(sizes.items())}
+    if held is not None:
+        parts[REAL] = held
+    stops = np.cumsum([len(part) for part in parts.values()])
+    rows = {name: (int(stop) - len(part), int(stop)) for (name, part), stop in zip(parts.items(), stops, strict=True)}
+    return Corpus(np.concatenate(list(parts.values())), rows)
+
+
+def load_corpus(
+    sizes: Mapping[str, int], *, seed: int, cache: Path, real: Path | None = None, device: str | None = None
+) -> Corpus:
+    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and keep it."""
+    title = repr(
+        (sorted(sizes.items()), seed, LENGTH, PERIOD_SCALES, real and hashlib.sha256(real.read_bytes()).hexdigest())
+    )
+    path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
+    if not path.exists():
+        # what is wrong is told before the user is asked to wait
+        held = None if real is None else real_rows(real)
+        cache.mkdir(parents=True, exist_ok=True)
+        console(stderr=True).print(f"drawing the series to train on, once, into {path}: minutes")
+        chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        save_corpus(_drawn(sizes, seed, held, chosen), path)
+    return read_corpus(path)

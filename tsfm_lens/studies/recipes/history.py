@@ -1,0 +1,130 @@
+"""How a reference checkpoint became what it is: its checkpoints over training, and what probes say of each.
+
+``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history of a training run; the files of the embedded
+checkpoints are shipped beside their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+import xarray as xr
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from tsfm_lens.console import console
+from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.models import Lens, load
+from tsfm_lens.studies.recipes.export import as_pipeline
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
+from tsfm_lens.studies.recipes.train import build_model
+from tsfm_lens.training import read_log
+from tsfm_lens.training.command import run_command
+from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_files
+
+__all__ = ["TrainingHistory", "initial_model"]
+
+
+def _opened(model: PreTrainedModel, name: str) -> Lens:
+    lens = load(as_pipeline(model.eval()), check=False)
+    lens.model_id = name
+    return lens
+
+
+def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
+    """The model of a recipe before its first step, with the widths that it ends with: what training begins from.
+
+    The null of any model, also one without a recipe, is :func:`tsfm_lens.explain.untrained_twin`.
+
+    Args:
+        recipe: such as ``recipes.recipe("bolt-nano")``.
+        seed: of the weights; the recipe's own if None.
+
+    Example:
+        >>> initial_model(recipes.recipe("bolt-nano"), seed=1).model_id
+        'bolt-nano (initial weights, seed 1)'
+    """
+    seeded = recipe if seed is None else recipe.model_copy(update={"seed": seed})
+    return _opened(build_model(seeded, recipe.steps), f"{recipe.name} (initial weights, seed {seeded.seed})")
+
+
+class TrainingHistory(Mapping[int, Lens]):
+    """The checkpoints of a training run by optimiser step, each opened when it is asked for.
+
+    Args:
+        folder: of the run (``--out`` of :mod:`tsfm_lens.studies.recipes.train`).
+
+    Attributes:
+        recipe: what was trained.
+        losses: mean training loss of the steps since the last entry, by step; those of a stage that counts rows by
+            their logarithm are another measure and left out.
+
+    Raises:
+        CheckpointError: the folder has no run of a recipe, or no checkpoints.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        state, log = self.folder / STATE, self.folder / LOG
+        if not state.exists() or not log.exists():
+            raise CheckpointError(
+                f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.studies.recipes.train`"
+            )
+        try:
+            self.recipe = TrainingRecipe.model_validate_json(identity_of(self.folder))
+        except ValidationError as error:
+            raise CheckpointError(
+                f"{state} is of another run than one of a recipe of `tsfm_lens.studies.recipes.train`"
+            ) from error
+        self._files = snapshot_files(self.folder)
+        if not self._files:
+            raise CheckpointError(f"no checkpoints in {self.folder / HISTORY}")
+        found = {int(line["step"]): float(line["loss"]) for line in read_log(log) if "loss" in line}
+        self.losses = {step: loss for step, loss in found.items() if not self.recipe.stage(step - 1).log_floor}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._files)
+
+    def __getitem__(self, step: int) -> Lens:
+        if step not in self._files:
+            nearest = min(self._files, key=lambda kept: abs(kept - step))
+            raise InputError(f"no checkpoint of step {step}; the nearest is that of step {nearest}")
+        model = build_model(self.recipe, step - 1)
+        missing, unknown = model.load_state_dict(load_file(self._files[step]), strict=False)
+        if unknown or set(missing) - set(model._tied_weights_keys or ()):
+            raise CheckpointError(f"{self._files[step]} is no checkpoint of {self.recipe.name}")
+        return _opened(model, f"{self.recipe.name} (step {step})")
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="folder of a training run")],
+    out: Annotated[Path, typer.Option(help="netCDF file to write")],
+    motif: Annotated[int | None, typer.Option(help="tokens of a repeated motif; the probe's own if left out")] = None,
+    repeats: Annotated[int, typer.Option(help="times that a motif is shown")] = 4,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+) -> None:
+    """Measure what heads do at every checkpoint of a training run."""
+    from tsfm_lens.probes import training_history
+
+    torch.set_num_threads(threads)
+    history = TrainingHistory(folder)
+    sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
+    measured: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
+    part = out.with_name(f"{out.name}.part")
+    measured.to_netcdf(part, engine="scipy")
+    part.replace(out)
+    console().print(
+        f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps {min(history)} to {max(history)}"
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,143 @@
+"""What a token checkpoint holds inside: induction heads, sharp heads, and what copying loses without them.
+
+``python -m tsfm_lens.studies.recipes.mechanisms [MODEL]`` prints the table of the card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+import xarray as xr
+from rich.table import Table
+
+from tsfm_lens.ablation import Variant, point_forecasts
+from tsfm_lens.console import console
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks import Component
+from tsfm_lens.models import Lens, load
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes import head_entropy, repeated_tokens
+from tsfm_lens.training.command import run_command
+
+
+@dataclass(frozen=True)
+class Mechanisms:
+    """Heads by kind, and the error of copying with and without them.
+
+    Attributes:
+        test: the repeated-tokens test.
+        entropy: head entropies along forecasts of repeated motifs.
+        induction, sharp: cross-attention heads by the paper's thresholds; a head can be both.
+        diffuse: the heads that are not sharp, by falling entropy; those that induce come last.
+        alone: (layer, head) copy error without that one head.
+        copy_error: mean absolute error of the median forecast of a repeated motif, in its standard deviations:
+            "plain", and without all "induction" heads, all "sharp" heads, the heads that are "both", and as many
+            "diffuse" heads as are both.
+    """
+
+    test: xr.Dataset
+    entropy: xr.Dataset
+    induction: tuple[Component, ...]
+    sharp: tuple[Component, ...]
+    diffuse: tuple[Component, ...]
+    alone: np.ndarray
+    copy_error: dict[str, float]
+
+
+def motifs(count: int, length: int, repeats: int, horizon: int, seed: int = 0) -> tuple[SeriesBatch, np.ndarray]:
+    """Random motifs repeated exactly; what follows the context is known.
+
+    Returns:
+        The contexts of ``length * repeats`` steps, and the continuation (series, horizon).
+    """
+    rng = np.random.default_rng(seed)
+    shapes = rng.standard_normal((count, length))
+    whole = np.tile(shapes, (1, repeats + -(-horizon // length)))
+    context = whole[:, : length * repeats]
+    return SeriesBatch(tuple(context)), whole[:, length * repeats : length * repeats + horizon]
+
+
+def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, seed: int = 0) -> Mechanisms:
+    """Find the heads, then forecast repeated motifs without them.
+
+    Args:
+        lens: an encoder-decoder token model.
+        motif, repeats: size of the repeated motif, in tokens and in steps. The paper's are 32 and 4; a head that shares
+            its attention among all three instances then gives no one of them as much as the paper's threshold.
+        count: series and, four times as many, token sequences.
+        seed: of everything drawn.
+    """
+    # led along the motif, so that the scores do not depend on how well the model copies
+    shown: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": 4 * count, "seed": seed}
+    test = repeated_tokens(lens, **shown, decoding="forced", offset=1, positions="all")
+    horizon = min(lens.adapter.prediction_length, motif)
+    batch, future = motifs(count, motif, repeats, horizon, seed)
+    run = lens.run(batch, horizon, truth=future, rollout=True, num_samples=20)
+    entropy = head_entropy(run.select(range(min(count, 6))), kind="cross_attn")
+    is_induction, is_sharp = test["induction"].values, entropy["sharp"].values
+    every = [(_head(lens, layer, head),) for layer, head in np.ndindex(*is_sharp.shape)]
+    alone = _copy_errors(run, every).reshape(is_sharp.shape)
+    # widest first; heads that also induce come after those that do not
+    rank = np.where(is_sharp, np.inf, -entropy["entropy"].values + 100.0 * is_induction)
+    order = [np.unravel_index(i, alone.shape) for i in np.argsort(rank, axis=None)][: int((~is_sharp).sum())]
+    diffuse = tuple(_head(lens, int(layer), int(head)) for layer, head in order)
+    induction, sharp = _heads(lens, is_induction), _heads(lens, is_sharp)
+    both = _heads(lens, is_induction & is_sharp)
+    sets = {"plain": (), "induction": induction, "sharp": sharp, "both": both, "diffuse": diffuse[: len(both)]}
+    error = dict(zip(sets, _copy_errors(run, list(sets.values())).tolist(), strict=True))
+    return Mechanisms(test, entropy, induction, sharp, diffuse, alone, error)
+
+
+def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
+    """(set,) mean absolute error of the forecast without each set of heads."""
+    assert run.truth is not None
+    forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in sets])
+    return np.asarray(np.abs(forecasts - run.truth).mean((1, 2)))
+
+
+def _heads(lens: Lens, mask: np.ndarray) -> tuple[Component, ...]:
+    return tuple(_head(lens, layer, head) for layer, head in np.argwhere(mask))
+
+
+def _head(lens: Lens, layer: int, head: int) -> Component:
+    return Component(lens.wiring.output_stack.name, int(layer), "cross_attn", int(head))
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="name or folder of a token model")] = "chronos-nano",
+    repeats: Annotated[int, typer.Option(min=2, help="times that a motif is shown; the paper's are 4")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
+) -> None:
+    """Print what each cross-attention head of a token model does, and what copying loses without it."""
+    torch.set_num_threads(threads)
+    lens = load(model)
+    scores = measure(lens, repeats=repeats)
+    out = console(width=120)
+    table = Table("head", "prefix matching", "copy score", "entropy (nats)", "normalised", "copy error without", "kind")
+    table.columns[0].no_wrap = True
+    for layer, head in np.ndindex(*scores.alone.shape):
+        component = _head(lens, layer, head)
+        kinds = [kind for kind in ("induction", "sharp") if component in getattr(scores, kind)]
+        at = {"layer": layer, "head": head}
+        arrays = (
+            scores.test.prefix_matching,
+            scores.test.copy_score,
+            scores.entropy.entropy,
+            scores.entropy.normalised,
+        )
+        numbers = [*(float(array.isel(at)) for array in arrays), scores.alone[layer, head]]
+        table.add_row(str(component), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
+    out.print(table)
+    out.print(f"copy accuracy on random tokens {float(scores.test.copy_accuracy):.2f}")
+    for name, value in scores.copy_error.items():
+        heads = "all heads" if name == "plain" else f"the heads that are {name} ablated"
+        out.print(f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations")
+
+
+if __name__ == "__main__":
+    run_command(main)

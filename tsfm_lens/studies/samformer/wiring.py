@@ -1,0 +1,121 @@
+"""The channel-wise transformer behind a lens: channels are the tokens, or time steps where attention is over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Encoded
+
+if TYPE_CHECKING:
+    from tsfm_lens.studies.samformer.transformer import ChannelTransformer
+
+__all__ = ["ChannelAdapter"]
+
+NAME = "samformer"
+
+
+class ChannelAdapter(PatchAdapter):
+    """A ``ChannelTransformer``. Its stream holds L numbers per channel, or D numbers per time step.
+
+    Attributes:
+        n_variates: channels that the model was made for; None for any number.
+    """
+
+    architecture = NAME
+    multivariate = True
+    packed = True
+    levels = (0.5,)
+    dtypes = ("float32", "float64")
+
+    def __init__(self, native: ChannelTransformer) -> None:
+        self.native = self.model = native
+        self.context_length, self.prediction_length = native.length, native.horizon
+        self.n_variates = native.channels
+        self.over_time = native.over == "time"
+        q, k, v, o = (Projection(f"attn.{letter}") for letter in "qkvo")
+        attention = Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o)
+        stack = Stack("", "blocks", 1, 1, native.size, native.width, 0, (attention,), upstream=("embed",))
+        unembed = Site("readout", layout="batch variate d_out")
+        self.wiring = Wiring(NAME, (stack,), unembed, "embed", native.horizon)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """The last L steps of every item, (item, channel, L).
+
+        Raises:
+            InputError: an item has another number of channels, fewer steps than L, or a gap among them.
+        """
+        self.no_teacher(future, tokens)
+        length, channels = self.context_length, batch.n_variates
+        if self.n_variates not in (None, channels):
+            raise InputError(
+                f"items have {channels} variates each, but this model was made for {self.n_variates} channels; give "
+                f"them as one array ({self.n_variates}, time)"
+            )
+        for name, series in zip(batch.ids, batch.values, strict=True):
+            if len(series) < length:
+                raise InputError(f"series {name!r} has {len(series)} steps, the model reads exactly {length}")
+            if np.isnan(series[-length:]).any():
+                raise InputError(
+                    f"series {name!r} has gaps in its last {length} steps; fill them, the model takes none"
+                )
+        rows = np.stack([np.asarray(series[-length:], dtype=np.float64) for series in batch.values])
+        x = torch.from_numpy(rows).to(self.device, self.dtype).unflatten(0, (-1, channels))
+        loc, scale = (part.flatten() for part in self._loc_and_scale(x))
+        return Encoded({"x": x}, {"": self._spans(channels)}, loc, scale, batch, self.prediction_length, len(x), True)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the native model."""
+        return next(self.model.parameters()).dtype
+
+    def _spans(self, channels: int) -> TokenSpans:
+        if self.over_time:
+            return TokenSpans.patches(-self.context_length, self.context_length, 1)
+        return TokenSpans(
+            (-self.context_length,) * channels, (0,) * channels, ("",) * channels, variate=tuple(range(channels))
+        )
+
+    def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the raw readout is scaled by and moved to, (item, channel) each."""
+        statistics = self.model.statistics(x)
+        if statistics is None:
+            return x.new_zeros(x.shape[:2]), x.new_ones(x.shape[:2])
+        mean, scale = (part[..., 0].detach() for part in statistics)
+        gain = scale / self.model.embed.weight.detach()
+        return mean - self.model.embed.bias.detach() * gain, gain
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Forecasts in data units, (series, 1, step)."""
+        return self.model(inputs["x"]).flatten(0, 1).unsqueeze(1)
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Forecasts in data units, (…, series, 1, step)."""
+        out = self.model.forecast(normalized, self.model.statistics(encoded.inputs["x"]))
+        return out.flatten(-3, -2).unsqueeze(-2)
+
+    def example(self, n_series: int, longest: int) -> SeriesBatch:
+        """Items that the oracles can be run on: without gaps, of the channels and the length that the model takes."""
+        rng = np.random.default_rng(0)
+        steps = np.arange(self.context_length)
+        channels = np.arange(self.n_variates or 3)[:, None]
+        items = []
+        for index in range(n_series + 1):
+            season = np.sin(2 * np.pi * steps / (5 + index + channels)) * (1 + index + channels)
+            items.append(10 * index - 4 * channels + season + 0.5 * rng.standard_normal(season.shape))
+        return as_series(items)

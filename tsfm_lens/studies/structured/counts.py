@@ -1,0 +1,161 @@
+"""What scoring with structured matrices costs: multiply-adds by order of contraction, and numbers in key caches.
+
+A multiply-add counts as one, as in all tables of the paper. Costs of scores are of one head and one sequence: T tokens
+of width D, ranks r_l of levels with p_l = 2^(l-1) blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.structured.matrices import factors_of
+from tsfm_lens.studies.structured.sizes import level_blocks, refuse_ranks, refuse_remainder, whole
+
+__all__ = [
+    "bilinear_level_operations",
+    "bilinear_train_operations",
+    "cheapest_order",
+    "key_cache_entries",
+    "level_attention_operations",
+    "standard_operations",
+]
+
+
+def standard_operations(tokens: int, width: int, rank: int) -> int:
+    """T² r + 2 T D r: queries, keys and scores of a head of rank r.
+
+    Example:
+        >>> structured.standard_operations(tokens=4, width=8, rank=2)
+        160
+    """
+    _refuse_sizes(tokens, width)
+    return tokens**2 * whole(rank, "rank") + 2 * tokens * width * rank
+
+
+def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> dict[str, Fraction]:
+    """Multiply-adds of bilinear multi-level scores by order of contraction.
+
+    Args:
+        tokens: T.
+        width: D, which the finest level divides.
+        ranks: r_l.
+
+    Returns:
+        By order, a to e of table 2: "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each
+        level, "d" keys of full width for each level, "e" their sum. An addition without a product counts one half,
+        whence the fractions of "a".
+
+    Source:
+        Structured attention, table 2 (S2-T2), with the second term of row b inside the sum.
+
+    Example:
+        >>> {order: int(cost) for order, cost in structured.bilinear_level_operations(16, 8, (2, 1)).items()}
+        {'a': 3248, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
+    """
+    _refuse_sizes(tokens, width)
+    ranks = refuse_ranks(ranks, width)
+    blocks = level_blocks(len(ranks))
+    refuse_remainder(width, blocks[-1], "a width")
+    squares = tokens**2 * width
+    projections = 2 * tokens * width * sum(ranks)
+    formed = sum((Fraction(width**2 * rank, count) for rank, count in zip(ranks, blocks, strict=True)), Fraction())
+    adding = Fraction(width**2) * (sum(Fraction(1, 2 * count) for count in blocks) - Fraction(1, 2))
+    nominal = sum(rank * count for rank, count in zip(ranks, blocks, strict=True))
+    return {
+        "a": squares + tokens * width**2 + formed + adding,
+        "b": len(ranks) * squares + formed + sum(Fraction(tokens * width**2, count) for count in blocks),
+        "c": Fraction(projections + tokens**2 * nominal),
+        "d": Fraction(len(ranks) * squares + projections),
+        "e": Fraction(squares + projections),
+    }
+
+
+def bilinear_train_operations(
+    tokens: int,
+    width: int,
+    rank: int = 1,
+    out_factors: tuple[int, int] | None = None,
+    in_factors: tuple[int, int] | None = None,
+) -> dict[str, int]:
+    """Multiply-adds of bilinear block-tensor-train scores by order of contraction.
+
+    Args:
+        tokens: T.
+        width: D.
+        rank: s.
+        out_factors, in_factors: (a, b) and (c, d); balanced if None.
+
+    Returns:
+        "both" forms queries and keys of size b c s, "keys" keys of full width and no queries. The projections cost the
+        same in both, T D s (b + c).
+
+    Source:
+        Structured attention, table 3 (S2-T3), derived anew, since its body is not in the text that there is.
+
+    Example:
+        >>> structured.bilinear_train_operations(tokens=4, width=16, rank=2)
+        {'both': 1536, 'keys': 1280}
+    """
+    _refuse_sizes(tokens, width)
+    (_, b), (c, _) = factors_of(width, out_factors, "out_factors"), factors_of(width, in_factors, "in_factors")
+    projections = tokens * width * rank * (b + c)
+    return {"both": tokens**2 * b * c * rank + projections, "keys": tokens**2 * width + projections}
+
+
+def cheapest_order(operations: dict[str, Fraction] | dict[str, int]) -> str:
+    """The order of contraction that costs least, the first of several.
+
+    The paper's claim that it is "c" holds where Σ 2^(l-1) r_l < D; above, which is where the scores can have full rank,
+    "e" costs less.
+
+    Example:
+        >>> count = structured.bilinear_level_operations
+        >>> [structured.cheapest_order(count(256, 512, ranks)) for ranks in ([64], [8] * 8)]
+        ['c', 'e']
+    """
+    return min(operations, key=lambda order: operations[order])
+
+
+def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0) -> Fraction:
+    """T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a width is given.
+
+    Args:
+        tokens: T; the finest level divides it.
+        ranks: r_l.
+        width: D; 0 for the scores alone.
+
+    Source:
+        Structured attention, section 3.4 (S2-FL).
+
+    Example:
+        >>> float(structured.level_attention_operations(256, [8] * 8) / (256**2 * 64))
+        0.2490234375
+    """
+    whole(tokens, "tokens")
+    blocks = level_blocks(len(ranks))
+    refuse_remainder(tokens, blocks[-1], "a number of tokens")
+    shares = sum((Fraction(rank, count) for rank, count in zip(ranks, blocks, strict=True)), Fraction())
+    return tokens**2 * shares + 2 * tokens * width * sum(ranks)
+
+
+def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
+    """Numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1); standard attention keeps T Σ r_l.
+
+    Raises:
+        InputError: the finest level does not divide the tokens.
+
+    Source:
+        Structured attention, section 3.4 (S2-KV).
+
+    Example:
+        >>> 1024 * 64 / structured.key_cache_entries(1024, [48, 16])
+        1.1428571428571428
+    """
+    return int(level_attention_operations(tokens, ranks) / tokens)
+
+
+def _refuse_sizes(tokens: int, width: int) -> None:
+    if tokens < 1 or width < 1:
+        raise InputError(f"{tokens} tokens of width {width}; both are at least 1")

@@ -1,0 +1,98 @@
+"""Figure of how near structured matrices of one size come to the scoring form of every head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.noise import finding
+from tsfm_lens.viz.places import Places, places_in, separate
+from tsfm_lens.viz.select import array, draws, model_of, names, position
+from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
+
+__all__ = ["scoring_errors"]
+
+NULL_WORDS = {"rotated": "rotated bases", "shuffled": "shuffled features", "gaussian": "random weights"}
+
+
+@draws("scoring_structure", needs=("error", "gain_low"))
+def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | None = None) -> go.Figure:
+    """Error of each structure for every head, over what the null makes of the same head.
+
+    Args:
+        ds: of kind "scoring_structure".
+        null: "rotated", "shuffled" or "gaussian".
+        budget: one of the result's, the largest unless given.
+
+    Returns:
+        A panel per structure with the heads in order of depth: dots for the model's own basis, hollow where they do
+        not lie below the null; pale bars where one more draw of the null would lie (95 %), and a tick at the mean of
+        random weights.
+
+    Example:
+        >>> fig = figures.scoring_errors(results["scoring_structure"])
+        >>> fig.layout.meta["title"]
+        'Structure of the scoring forms of chronos-nano'
+    """
+    at: dict[str, Any] = {"null": position(ds, "null", null), "budget": ds.sizes["budget"] - 1}
+    if budget is not None:
+        at["budget"] = position(ds, "budget", str(float(budget)))
+    places, structures = places_in(ds), names(ds, "structure")
+    x = np.arange(len(places.names))
+    grid = panel_grid([_title(ds, place, at["budget"]) for place in range(len(structures))], row_height=170, most=2)
+    for place, panel in enumerate(grid):
+        here = {"structure": place, "budget": at["budget"]}
+        error = array(ds, "error", "component", **here)[places.order]
+        judged = finding(ds, "gain", "component", structure=place, **at)
+        random = array(ds, "null_error", "component", "draw", null=position(ds, "null", "gaussian"), **here)
+        separate(panel, places.breaks, across=False)
+        if judged is not None:
+            # the noise is drawn as the bars of the null, not as whiskers of the dots
+            judged = replace(judged.at(places.order), floor=0.0)
+            low, high = error + judged.low, error + judged.high
+            ends = [f"{number(a)} to {number(b)}" for a, b in zip(low, high, strict=True)]
+            hover = f"%{{text}}<br>{NULL_WORDS[null]}: %{{customdata}}"
+            words: dict[str, Any] = {
+                "text": [plain(label) for label in places.labels],
+                "customdata": ends,
+                "textposition": "none",
+            }
+            name = f"{NULL_WORDS[null]}, 95 %"
+            panel.bars(x, high - low, name, hover, colour=PALE, base=low, width=0.8, **words)
+        ticks = {"symbol": "line-ew-open", "line": {"width": 1.5, "color": VERMILION}}
+        told: dict[str, Any] = {"text": [plain(label) for label in places.labels]}
+        if null != "gaussian":
+            middle = random.mean(-1)[places.order]
+            hover = "%{text}<br>random weights: %{y:.3g}"
+            panel.dots(x, middle, "random weights, mean", hover, colour=VERMILION, size=6, marker=ticks, **told)
+        noise = None if judged is None else judged.without_interval
+        hover = "%{text}<br>error %{y:.3g}"
+        panel.dots(x, error, "own basis", hover, colour=BLUE, size=5, noise=noise, **told)
+    title_axes(grid, "head", "error / norm of the form")
+    grid.x(range=[-0.7, len(x) - 0.3], showgrid=False, ticks="", **_stacks(places))
+    shown = np.asarray(array(ds, "null_error", "null", "budget", "structure", "component", "draw")[:, at["budget"]])
+    known = np.append(shown[np.isfinite(shown)], array(ds, "error", "budget", "structure", "component")[at["budget"]])
+    grid.y(range=[0, 1.08 * float(np.nanmax(np.append(known, 0.1)))])
+    grid.fig.update_layout(barmode="overlay")
+    size = f"numbers of rank {float(ds['budget'].values[at['budget']]):g} d_head"
+    return grid.dress(f"Structure of the scoring forms of {model_of(ds)}", f"W_Q W_Kᵀ of each head, {size}")
+
+
+def _stacks(places: Places) -> dict[str, Any]:
+    """Ticks in the middle of each stack, whose layers are parted by lines."""
+    named = list(dict.fromkeys(places.stack))
+    middles = [float(np.mean([i for i, stack in enumerate(places.stack) if stack == name])) for name in named]
+    lasts = [max(places.layer[i] for i, stack in enumerate(places.stack) if stack == name) for name in named]
+    words = [f"{name} layers 0–{last}".strip() for name, last in zip(named, lasts, strict=True)]
+    return {"tickvals": middles, "ticktext": [plain(word).replace(" ", "<br>", 1) for word in words], "tickangle": 0}
+
+
+def _title(ds: xr.Dataset, structure: int, budget: int) -> list[str]:
+    """A structure with its ranks and blocks, where all heads have the same."""
+    shapes = set(map(str, ds["shape"].isel(structure=structure, budget=budget).values))
+    return [names(ds, "structure")[structure], shapes.pop() if len(shapes) == 1 else "sizes by stack"]

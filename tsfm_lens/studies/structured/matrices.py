@@ -1,0 +1,310 @@
+"""Structured matrices as linear maps: low rank, block diagonal, multi-level, block tensor train.
+
+Every map acts on the last axis, ``y = M x``, by batched products alone; ``dense()`` builds the same matrix another way,
+from its definition with blocks and permutation matrices. Operations count multiply-adds, one for each pair. Blocks have
+equal lengths. Permutations are indices: ``z[permutation]`` is ``P z``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.studies.structured.sizes import (
+    balanced_factors,
+    level_blocks,
+    refuse_rank,
+    refuse_ranks,
+    refuse_remainder,
+    whole,
+)
+
+__all__ = [
+    "BlockTensorTrain",
+    "LowRank",
+    "LowRankBlockDiagonal",
+    "MultiLevelLowRank",
+    "StructuredMatrix",
+    "left_permutation",
+    "right_permutation",
+]
+
+
+class StructuredMatrix(nn.Module, ABC):
+    """A matrix (out, in) held by fewer numbers than it has entries.
+
+    Args:
+        out_features, in_features: rows and columns.
+    """
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        super().__init__()
+        self.out_features, self.in_features = whole(out_features, "out_features"), whole(in_features, "in_features")
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) to (…, out)."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The matrix, (out, in), from its definition."""
+
+    @property
+    @abstractmethod
+    def n_parameters(self) -> int:
+        """Numbers that it holds, by formula; a product with one vector takes as many multiply-adds."""
+
+    @property
+    @abstractmethod
+    def generic_rank(self) -> int:
+        """Its rank for almost all values of its parameters."""
+
+    def operations(self, vectors: int = 1) -> int:
+        """Multiply-adds of a product with so many vectors."""
+        return vectors * self.n_parameters
+
+    def bilinear(self, x: Tensor, y: Tensor) -> Tensor:
+        """xᵀ M y over the last axes, (…,) of (…, out) and (…, in)."""
+        return (x * self(y)).sum(-1)
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"{self.in_features} -> {self.out_features}, {self.n_parameters:,} parameters"
+
+
+class MultiLevelLowRank(StructuredMatrix):
+    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one.
+
+    Args:
+        out_features, in_features: rows and columns; every number of blocks divides both.
+        ranks: rank of each block, by level; 0 leaves a level out.
+        blocks: blocks of each level; 1, 2, 4, … if None.
+
+    Attributes:
+        left: by level (block, out / blocks, rank).
+        right: by level (block, in / blocks, rank).
+
+    Raises:
+        InputError: sizes do not divide, a rank exceeds the width, or there is none.
+
+    Source:
+        Structured attention, equations 4 and 10 (S2-MLR). The rank printed in table 1, Σ r_l p_l, is an upper bound.
+
+    Example:
+        >>> structured.MultiLevelLowRank(8, 8, ranks=(2, 1)).n_parameters
+        48
+    """
+
+    def __init__(
+        self, out_features: int, in_features: int, ranks: Sequence[int], blocks: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(out_features, in_features)
+        self.ranks = refuse_ranks(ranks, min(out_features, in_features))
+        self.blocks = level_blocks(len(self.ranks)) if blocks is None else tuple(blocks)
+        if len(self.blocks) != len(self.ranks):
+            raise InputError(f"{len(self.ranks)} ranks for {len(self.blocks)} levels; give one rank for each level")
+        self.left, self.right = nn.ParameterList(), nn.ParameterList()
+        for rank, count in zip(self.ranks, self.blocks, strict=True):
+            rows = refuse_remainder(out_features, count, "a height")
+            columns = refuse_remainder(in_features, count, "a width")
+            self.left.append(_drawn(count, rows, rank, fan_in=max(rank, 1)))
+            self.right.append(_drawn(count, columns, rank, fan_in=columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) to (…, out)."""
+        flat = x.reshape(-1, self.in_features)
+        total = flat.new_zeros(len(flat), self.out_features)
+        for left, right in zip(self.left, self.right, strict=True):
+            if left.shape[-1]:
+                total = total + joined(torch.bmm(cut(flat, len(right)) @ right, left.transpose(1, 2)))
+        return total.reshape(*x.shape[:-1], self.out_features)
+
+    def dense(self) -> Tensor:
+        """The matrix, (out, in): the sum of its levels, each a block-diagonal matrix."""
+        levels = zip(self.left, self.right, strict=True)
+        return torch.stack([torch.block_diag(*(left @ right.transpose(1, 2))) for left, right in levels]).sum(0)
+
+    @property
+    def n_parameters(self) -> int:
+        """(out + in) Σ r_l."""
+        return (self.out_features + self.in_features) * sum(self.ranks)
+
+    @property
+    def rank_bound(self) -> int:
+        """Σ r_l p_l, the rank that table 1 prints."""
+        return sum(rank * count for rank, count in zip(self.ranks, self.blocks, strict=True))
+
+    @property
+    def generic_rank(self) -> int:
+        """From the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested.
+
+        Raises:
+            InputError: the blocks of a level are no parts of the blocks of the level before.
+        """
+        below, finer = 0, self.blocks[-1]
+        for rank, count in zip(reversed(self.ranks), reversed(self.blocks), strict=True):
+            if finer % count:
+                raise InputError(f"blocks {list(self.blocks)} are not nested: {count} does not divide {finer}")
+            block = min(self.out_features, self.in_features) // count
+            below, finer = min(block, rank + finer // count * below), count
+        return finer * below
+
+
+class LowRankBlockDiagonal(MultiLevelLowRank):
+    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal.
+
+    Args:
+        out_features, in_features: as in :class:`MultiLevelLowRank`.
+        rank: of each block.
+        blocks: number of blocks.
+
+    Example:
+        >>> structured.LowRankBlockDiagonal(8, 8, rank=1, blocks=8).dense().count_nonzero().item()
+        8
+    """
+
+    def __init__(self, out_features: int, in_features: int, rank: int, blocks: int) -> None:
+        super().__init__(out_features, in_features, (rank,), (blocks,))
+
+
+class LowRank(LowRankBlockDiagonal):
+    """L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is.
+
+    Args:
+        out_features, in_features: rows and columns.
+        rank: at most both.
+
+    Example:
+        >>> structured.LowRank(8, 8, rank=2).generic_rank
+        2
+    """
+
+    def __init__(self, out_features: int, in_features: int, rank: int) -> None:
+        super().__init__(out_features, in_features, rank, 1)
+
+
+class BlockTensorTrain(StructuredMatrix):
+    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, with 2 s D^{3/2} numbers for width D.
+
+    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t], so each slice of fixed (β, γ) is a matrix (a, d) of
+    rank s of its own. s = 1 is Monarch.
+
+    Args:
+        out_features: a · b.
+        in_features: c · d.
+        rank: s.
+        out_factors: (a, b); balanced if None.
+        in_factors: (c, d); balanced if None.
+
+    Attributes:
+        left: (b, a, c · s).
+        right: (c, d, b · s).
+
+    Raises:
+        InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from which on any matrix is reached.
+
+    Source:
+        Structured attention, equations 5 and 11 (S2-BTT). Table 1 prints b as the upper limit of the right sum for c.
+
+    Example:
+        >>> structured.BlockTensorTrain(16, 16).n_parameters
+        128
+    """
+
+    def __init__(
+        self,
+        out_features: int,
+        in_features: int,
+        rank: int = 1,
+        out_factors: tuple[int, int] | None = None,
+        in_factors: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(out_features, in_features)
+        self.a, self.b = factors_of(out_features, out_factors, "out_factors")
+        self.c, self.d = factors_of(in_features, in_factors, "in_factors")
+        self.rank = refuse_rank(whole(rank, "rank"), min(self.a, self.d), "the rank of the slices")
+        self.left = _drawn(self.b, self.a, self.c * rank, fan_in=self.c * rank)
+        self.right = _drawn(self.c, self.d, self.b * rank, fan_in=self.d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) to (…, out)."""
+        flat = x.reshape(-1, self.in_features)
+        inner = cut(flat, self.c) @ self.right  # (c, vector, b s)
+        swapped = inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)  # (b, vector, c s)
+        out = torch.bmm(swapped, self.left.transpose(1, 2))  # (b, vector, a)
+        return out.permute(1, 2, 0).reshape(*x.shape[:-1], self.out_features)
+
+    def dense(self) -> Tensor:
+        """The matrix, (out, in), by blocks and permutations."""
+        narrow = torch.block_diag(*self.right.transpose(1, 2))[right_permutation(self.b, self.c, self.rank)]
+        return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
+
+    def slices(self) -> Tensor:
+        """The independent matrices of rank s, (b, c, a, d)."""
+        left = self.left.unflatten(2, (self.c, self.rank))
+        return torch.einsum("bacs,cdbs->bcad", left, self.right.unflatten(2, (self.b, self.rank)))
+
+    @property
+    def n_parameters(self) -> int:
+        """s (c · out + b · in)."""
+        return self.rank * (self.c * self.out_features + self.b * self.in_features)
+
+    @property
+    def generic_rank(self) -> int:
+        """Full, but for what the inner width c · b · s lets through."""
+        return min(self.out_features, self.in_features, self.c * self.b * self.rank)
+
+
+def left_permutation(a: int, b: int) -> Tensor:
+    """P_L as an index, (a b,): a vector as (b, a), transposed to (a, b), flattened.
+
+    Example:
+        >>> structured.left_permutation(2, 3).tolist()
+        [0, 2, 4, 1, 3, 5]
+    """
+    return torch.arange(a * b).reshape(b, a).T.flatten()
+
+
+def right_permutation(b: int, c: int, s: int) -> Tensor:
+    """P_R as an index, (c b s,): a vector as (c, b, s), its first axes swapped, flattened.
+
+    Example:
+        >>> structured.right_permutation(2, 3, 1).tolist()
+        [0, 2, 4, 1, 3, 5]
+    """
+    return torch.arange(c * b * s).reshape(c, b, s).transpose(0, 1).flatten()
+
+
+def factors_of(width: int, factors: tuple[int, int] | None, what: str) -> tuple[int, int]:
+    """Given factors, checked, or balanced ones.
+
+    Raises:
+        InputError: they do not multiply to the width; names the balanced ones.
+    """
+    if factors is None:
+        return balanced_factors(width)
+    first, second = factors
+    if whole(first, what) * whole(second, what) != width:
+        raise InputError(
+            f"{what} {first} · {second} is {first * second}, expected {width}; the nearest to a square are "
+            f"{balanced_factors(width)}"
+        )
+    return first, second
+
+
+def _drawn(blocks: int, rows: int, columns: int, fan_in: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(blocks, rows, columns) * fan_in**-0.5)
+
+
+def cut(flat: Tensor, blocks: int) -> Tensor:
+    """(vector, width) to (block, vector, width / blocks)."""
+    return flat.unflatten(1, (blocks, -1)).transpose(0, 1)
+
+
+def joined(parts: Tensor) -> Tensor:
+    """The inverse of :func:`cut`."""
+    return parts.transpose(0, 1).flatten(1)

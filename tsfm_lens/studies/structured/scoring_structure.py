@@ -1,0 +1,346 @@
+"""How near structured matrices come to the scoring forms of heads, in the basis of the stream and in others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.findings import FEWEST, judge
+from tsfm_lens.probes.labels import describe
+from tsfm_lens.probes.spectra import stable_rank
+from tsfm_lens.probes.weight_ranks import checked_levels
+from tsfm_lens.ranks import epsilon_rank
+from tsfm_lens.studies.rank_theory import (
+    StructureSizes,
+    block_diagonal_error,
+    block_share,
+    levels_error,
+    low_rank_error,
+    structure_sizes,
+    tensor_train_error,
+)
+
+__all__ = ["scoring_structure"]
+
+STRUCTURES = ("low rank", "block diagonal", "multi-level", "block tensor train")
+NULLS = ("rotated", "shuffled", "gaussian")
+
+Progress = Callable[[int, int], None]
+
+
+def scoring_structure(
+    lens: Lens,
+    *,
+    budget: float | Iterable[float] = 0.5,
+    epsilon: float | Iterable[float] = 0.01,
+    levels: int = 4,
+    sweeps: int = 4,
+    draws: int = 9,
+    fold_norm: bool = False,
+    stack: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """How near matrices of four structures and one size come to W_Q W_Kᵀ of every head.
+
+    A head scores a query token x against a key token x' by xᵀ W_Q W_Kᵀ x', a form of rank d_head over the features of
+    the stream. It is taken from the weights, in the basis of the stream: biases, rotary embeddings and position biases,
+    norms of queries and keys, and scales of the product act in between and are not part of it. With rotary embeddings
+    it is the form between tokens of one position.
+
+    Each structure gets the numbers of a low-rank matrix of rank ρ, a share of d_head, or the nearest below: at the
+    whole of it low rank errs by nothing, since a head is low rank. Low rank, block diagonal and block tensor train are
+    the best there are; multi-level matrices are fitted level by level, from above.
+
+    Features have no order, and all structures but low rank depend on it and on the basis. So every error is held
+    against three nulls: the stream turned by a random rotation, its features in a random order, and random normal
+    W_Q and W_K, whose scale cancels. One rotation or order turns the whole stream, alike for queries and keys that
+    read it; keys of a cross-attention read a stream of their own. A form that fits better than rotated ones has a
+    privileged basis; one that fits better than shuffled ones has blocks in the order in which features stand.
+
+    Args:
+        lens: the model.
+        budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
+        epsilon: of the ε-ranks.
+        levels: the most levels, with 1, 2, 4, … blocks.
+        sweeps: of the multi-level fit; nulls have as many.
+        draws: of each null.
+        fold_norm: with the gain of the norm before the branch in the matrices, which then act on normed streams.
+        stack: one stack; all if None.
+        seed: of the draws.
+        progress: called with (done, of) after each attention.
+
+    Returns:
+        Dataset of kind "scoring_structure" over ``component``, the heads, with coordinates ``stack``, ``kind``,
+        ``layer_index`` and ``head``: ``stable_rank``, ``epsilon_rank`` (epsilon, component), 0 for a head of zeros;
+        ``error`` (budget, structure, component), relative to the form in the Frobenius norm, NaN for a head of zeros;
+        ``null_error`` (null, budget, structure, component, draw); ``block_share`` (level, component), the share of the
+        squared form in the diagonal blocks of each level, and ``null_block_share`` (null, level, component), its mean
+        over draws, NaN where blocks do not divide; ``numbers`` (budget, structure, component), parameters of each
+        matrix, and in ``shape`` (budget, structure, component), its ranks and blocks in words.
+
+        ``gain`` (null, budget, structure, component), the mean null error less the own one, with what ``judge`` adds.
+        A form is one draw more if it has the structure by chance, so the interval is that of a further draw, √(draws +
+        1) times as wide as that of the mean: a form stands out if no such draw would come as near.
+
+    Source:
+        Structured attention, section 3 and table 1 (S2-LR, S2-LRBD, S2-MLR, S2-BTT), of trained models;
+        prediction intervals after Fisher 1935.
+
+    Raises:
+        UnknownNameError: no such stack.
+        InputError: a budget outside (0, 1], fewer than 3 draws, a sweep or level below 1, weights that are not finite,
+            or an ε as in :func:`weight_ranks`.
+
+    Example:
+        >>> probes.scoring_structure(lens, draws=3, sweeps=1)["error"].dims
+        ('budget', 'structure', 'component')
+    """
+    shares, cuts = _checked(budget, draws, levels, sweeps), checked_levels(epsilon)
+    stacks = {each.name: each for each in lens.wiring.stacks}
+    if stack is not None and stack not in stacks:
+        raise unknown_name("stack", stack, list(stacks))
+    fit = _Fit(tuple(shares), levels, sweeps)
+    rng = np.random.default_rng(seed)
+    turns = [_Turns(rng, {each.name: each.d_model for each in stacks.values()}) for _ in range(draws)]
+    forms = list(_forms(lens, stack, fold_norm=fold_norm))
+    found, normal = [], {}
+    for done, form in enumerate(forms):
+        if form.shape not in normal:
+            normal[form.shape] = fit.of_normal(rng, form, draws)
+        found.append(fit.of(form, turns, normal[form.shape], cuts))
+        if progress is not None:
+            progress(done + 1, len(forms))
+    data = _dataset(forms, found, fit, shares, cuts)
+    title, source = "Structure of the heads' scoring forms", "Structured attention, section 3 (S2-MLR, S2-BTT)"
+    facts = {"fold_norm": int(fold_norm), "levels": levels, "sweeps": sweeps, "draws": draws, "seed": seed}
+    data.attrs = describe(lens, "scoring_structure", title, source, **facts)
+    return _judged(data)
+
+
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """The heads of one attention: left (head, d_model, d_head) and right (head, d_keys, d_head) of W_Q W_Kᵀ."""
+
+    stack: str
+    keys_from: str
+    layer: int
+    kind: str
+    left: np.ndarray
+    right: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, columns and d_head."""
+        return self.left.shape[-2], self.right.shape[-2], self.left.shape[-1]
+
+
+def _forms(lens: Lens, stack: str | None, *, fold_norm: bool) -> Iterator[_Form]:
+    """Of all attentions in order of writing.
+
+    Raises:
+        InputError: a weight is not finite.
+    """
+    for column in lens.wiring.stacks:
+        if stack not in (None, column.name):
+            continue
+        for kind in column.attention_kinds():
+            for layer in column.layers_with(kind)[1]:
+                heads = lens.weights.heads(layer, kind, column.name, fold_norm=fold_norm)
+                left, right = (each.detach().cpu().double().numpy() for each in (heads.W_Q, heads.W_K))
+                if not (np.isfinite(left).all() and np.isfinite(right).all()):
+                    where = f"{column.name}.{layer}.{kind}"
+                    raise InputError(f"W_Q or W_K of {where} holds values that are not finite; mend the weights")
+                keys_from = column.attention(kind, layer).keys_from or column.name
+                yield _Form(column.name, keys_from, layer, kind, left, right)
+
+
+class _Turns:
+    """One rotation and one order of the features of every stream.
+
+    Args:
+        rng: draws them.
+        widths: of the streams, by name.
+    """
+
+    def __init__(self, rng: np.random.Generator, widths: dict[str, int]) -> None:
+        self.rotations = {name: _rotation(rng, width) for name, width in widths.items()}
+        self.orders = {name: rng.permutation(width) for name, width in widths.items()}
+
+    def rotated(self, form: _Form) -> tuple[np.ndarray, np.ndarray]:
+        return self.rotations[form.stack] @ form.left, self.rotations[form.keys_from] @ form.right
+
+    def shuffled(self, form: _Form) -> tuple[np.ndarray, np.ndarray]:
+        return form.left[:, self.orders[form.stack]], form.right[:, self.orders[form.keys_from]]
+
+
+def _rotation(rng: np.random.Generator, width: int) -> np.ndarray:
+    """Orthogonal (width, width), evenly drawn (Mezzadri 2007, How to generate random matrices)."""
+    q, r = np.linalg.qr(rng.standard_normal((width, width)))
+    return np.asarray(q * np.sign(np.diag(r)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Of the heads of one attention: see :func:`scoring_structure`, with the head first in every shape."""
+
+    values: np.ndarray
+    error: np.ndarray
+    null_error: np.ndarray
+    share: np.ndarray
+    null_share: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What is fitted to every form: budgets (shares of d_head), levels and sweeps."""
+
+    budgets: tuple[float, ...]
+    levels: int
+    sweeps: int
+
+    def sizes(self, form: _Form) -> list[StructureSizes]:
+        """By budget."""
+        rows, columns, rank = form.shape
+        most = min(form.shape)
+        return [
+            structure_sizes(rows, columns, min(max(round(share * rank), 1), most), self.levels)
+            for share in self.budgets
+        ]
+
+    def errors(self, form: _Form, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """(head, budget, structure)."""
+        found = [
+            (
+                low_rank_error(left, right, size.rank),
+                block_diagonal_error(left, right, size.blocks, size.block_rank),
+                levels_error(left, right, size.level_ranks, self.sweeps),
+                tensor_train_error(left, right, size.cuts, size.slice_rank),
+            )
+            for size in self.sizes(form)
+        ]
+        return np.moveaxis(np.array(found), -1, 0)
+
+    def shares(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """(head, level), NaN where the blocks do not divide both sides."""
+        counts = [2**level for level in range(self.levels)]
+        divide = [left.shape[-2] % count == right.shape[-2] % count == 0 for count in counts]
+        none = np.full(len(left), np.nan)
+        found = [block_share(left, right, count) if even else none for count, even in zip(counts, divide, strict=True)]
+        return np.stack(found, -1)
+
+    def of_normal(self, rng: np.random.Generator, form: _Form, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        """Errors (draw, budget, structure) and shares (draw, level) of random normal factors of a form's shape."""
+        rows, columns, rank = form.shape
+        left, right = rng.standard_normal((draws, rows, rank)), rng.standard_normal((draws, columns, rank))
+        return self.errors(form, left, right), self.shares(left, right)
+
+    def of(
+        self, form: _Form, turns: Sequence[_Turns], normal: tuple[np.ndarray, np.ndarray], epsilon: Sequence[float]
+    ) -> _Found:
+        heads = len(form.left)
+        errors, shares = [], []
+        for turned in ([turn.rotated(form) for turn in turns], [turn.shuffled(form) for turn in turns]):
+            errors.append(np.stack([self.errors(form, *pair) for pair in turned], -1))
+            shares.append(np.mean([self.shares(*pair) for pair in turned], axis=0))
+        errors.append(np.broadcast_to(np.moveaxis(normal[0], 0, -1), (heads, *errors[0].shape[1:])))
+        shares.append(np.broadcast_to(normal[1].mean(0), (heads, self.levels)))
+        core, other = np.linalg.qr(form.left, mode="r"), np.linalg.qr(form.right, mode="r")
+        values = np.linalg.svd(core @ np.swapaxes(other, -1, -2), compute_uv=False)
+        return _Found(
+            values,
+            self.errors(form, form.left, form.right),
+            np.stack(errors, 1),
+            self.shares(form.left, form.right),
+            np.stack(shares, 1),
+        )
+
+
+def _dataset(
+    forms: Sequence[_Form], found: Sequence[_Found], fit: _Fit, shares: Sequence[float], epsilon: Sequence[float]
+) -> xr.Dataset:
+    """The result before it is judged."""
+    heads = [(form, head, size_of) for form in forms for size_of in [fit.sizes(form)] for head in range(len(form.left))]
+
+    def joined(name: str) -> np.ndarray:
+        """Heads last, but for draws."""
+        return np.moveaxis(np.concatenate([getattr(each, name) for each in found]), 0, -1)
+
+    ranks = [epsilon_rank(each.values, epsilon) for each in found]
+    sides = np.array([form.shape[0] + form.shape[1] for form, _, _ in heads])
+    numbers = np.array([[size.ranks for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0) * sides
+    words = np.array([[_words(size) for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0)
+    where = ("budget", "structure", "component")
+    null_error = np.swapaxes(joined("null_error"), -1, -2)
+    return xr.Dataset(
+        {
+            "stable_rank": ("component", np.concatenate([stable_rank(each.values) for each in found])),
+            "epsilon_rank": (("epsilon", "component"), np.concatenate(ranks, axis=-1)),
+            "error": (where, joined("error")),
+            "null_error": (("null", *where, "draw"), null_error),
+            "block_share": (("level", "component"), joined("share")),
+            "null_block_share": (("null", "level", "component"), joined("null_share")),
+            "numbers": (where, numbers),
+            "shape": (where, words),
+        },
+        coords={
+            "component": [str(Component(form.stack, form.layer, form.kind, head)) for form, head, _ in heads],
+            "stack": ("component", [form.stack for form, _, _ in heads]),
+            "kind": ("component", [form.kind for form, _, _ in heads]),
+            "layer_index": ("component", [form.layer for form, _, _ in heads]),
+            "head": ("component", [head for _, head, _ in heads]),
+            "budget": list(shares),
+            "structure": list(STRUCTURES),
+            "null": list(NULLS),
+            "epsilon": list(epsilon),
+            "level": [2**level for level in range(fit.levels)],
+        },
+    )
+
+
+def _words(size: StructureSizes) -> tuple[str, str, str, str]:
+    return (
+        f"rank {size.rank}",
+        f"{size.blocks} blocks of rank {size.block_rank}",
+        f"ranks {', '.join(map(str, size.level_ranks))}",
+        f"{size.cuts} × {size.cuts} slices of rank {size.slice_rank}",
+    )
+
+
+def _judged(data: xr.Dataset) -> xr.Dataset:
+    """With the gain over each null, and which heads have one that a further draw would not have."""
+    gains = data["null_error"] - data["error"]
+    middle = gains.mean("draw")
+    # the form's own error is as uncertain as one draw, which widens the error of the mean by √(draws + 1)
+    sample = middle + (gains - middle) * np.sqrt(data.sizes["draw"] + 1)
+    sides = float((data["numbers"].max() / 2).item())
+    # what rounding of the decompositions can make of no difference
+    floor = np.sqrt(sides) * 100 * float(np.finfo(float).eps)
+    data = judge(data.assign(gain=middle), "gain", values=sample, floor=floor, over="draw")
+    data.attrs["test"] = f"{data.attrs['test']}, for a draw more"
+    return data
+
+
+def _checked(budget: float | Iterable[float], draws: int, levels: int, sweeps: int) -> list[float]:
+    """Budgets, the smallest first, each once.
+
+    Raises:
+        InputError: see :func:`scoring_structure`.
+    """
+    given = list(budget) if isinstance(budget, Iterable) else [budget]
+    for share in given:
+        if isinstance(share, bool) or not isinstance(share, int | float | np.number) or not 0 < share <= 1:
+            raise InputError(f"budget is {share!r}, expected a share of d_head above 0 and up to 1, such as 0.5")
+    if not given:
+        raise InputError("budget is empty, expected at least one share of d_head, such as 0.5")
+    for name, value, least in (("draws", draws, FEWEST), ("levels", levels, 1), ("sweeps", sweeps, 1)):
+        if not is_count(value) or value < least:
+            raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    return sorted({float(share) for share in given})

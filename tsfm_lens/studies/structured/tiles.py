@@ -1,0 +1,324 @@
+"""Attention over nested blocks of tokens, or in a window, a tile of queries at a time, with the work that it saves.
+
+Scores of a tile are products of as many features as the depth of a pair allows, so that multiply-adds are those of the
+formula; the pattern is never held whole, neither forward nor backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.hooks.scoring import scored_by
+
+__all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
+
+ROWS = 128
+"""Queries of a tile."""
+FINEST = 64
+"""Tokens of the smallest block that has tiles of its own; levels below are added within them."""
+HELD = 2**20
+"""Scores of a tile over all its heads, at most, where one head's are fewer."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which keys a query scores, and with how many features.
+
+    Attributes:
+        ranks: features of each level; they lie side by side in queries and keys.
+        blocks: tokens of a block, by level: each a multiple of the next, the first at least the sequence. A pair is
+            scored by the levels in whose blocks both lie.
+        causal: no key after the query.
+        window: no key further away than this; None for any.
+        scale: factor on the scores.
+        by_depth: divide a score by the number of levels that it sums over.
+    """
+
+    ranks: tuple[int, ...]
+    blocks: tuple[int, ...]
+    causal: bool = True
+    window: int | None = None
+    scale: float = 1.0
+    by_depth: bool = False
+
+
+def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
+    """(query, key): the deepest level whose block holds both tokens, from 1 on.
+
+    It is no function of their distance: neighbours across the middle share the first level alone.
+
+    Source:
+        Structured attention, section 3.4, d(j, j'), with positions counted from 0.
+
+    Example:
+        >>> depth = structured.block_depth(16, (16, 8, 4))
+        >>> depth[7, 8].item(), depth[0, 7].item(), depth[0, 3].item()
+        (1, 2, 3)
+    """
+    at = torch.arange(tokens)
+    return torch.stack([at[:, None] // block == at // block for block in blocks]).sum(0)
+
+
+def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
+    """The scores (…, query, key) before the softmax, all of them, -inf where a key may not be seen.
+
+    Args:
+        query, key: (…, token, feature), the features of the levels side by side.
+        reach: see :class:`Reach`.
+
+    Example:
+        >>> x = torch.eye(2)[None]
+        >>> structured.reaching_scores(x, x, structured.Reach((2,), (2,)))[0].tolist()
+        [[1.0, -inf], [0.0, 1.0]]
+    """
+    tokens = query.shape[-2]
+    at = torch.arange(tokens, device=query.device)
+    total, start = query.new_zeros(*query.shape[:-1], tokens), 0
+    for rank, block in zip(reach.ranks, reach.blocks, strict=True):
+        features = slice(start, start + rank)
+        level = query[..., features] @ key[..., features].transpose(-2, -1)
+        total = total + level * (at[:, None] // block == at // block)
+        start += rank
+    if reach.by_depth:
+        total = total / block_depth(tokens, reach.blocks).to(total.device)
+    hidden = _hidden(tokens, 0, tokens, reach.causal, reach.window).to(query.device)
+    return (total * reach.scale).masked_fill(hidden, float("-inf"))
+
+
+@scored_by(reaching_scores)
+def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+    """softmax(scores) · value of :func:`reaching_scores`, without holding the scores.
+
+    Args:
+        query, key: (…, token, feature).
+        value: (…, token, d_head).
+        reach: see :class:`Reach`.
+
+    Returns:
+        (…, token, d_head). Gradients are exact; a second derivative goes through the whole scores.
+
+    Example:
+        >>> x = torch.eye(2)[None]
+        >>> structured.reaching_attention(x, x, x, structured.Reach((2,), (2,)))[0, 0].tolist()
+        [1.0, 0.0]
+    """
+    flat = [part.reshape(-1, *part.shape[-2:]) for part in (query, key, value)]
+    out: Tensor = _Tiled.apply(*flat, reach)
+    return out.reshape(*value.shape)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A rectangle of scores: rows of the tile, keys of the sequence, features, and what they are multiplied with."""
+
+    rows: slice
+    keys: slice
+    features: slice
+    factor: float
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Queries that are scored together.
+
+    Attributes:
+        rows: in the sequence.
+        keys: in the sequence, all that any of them sees.
+        pieces: rectangles that fill them.
+        fine: levels that are added within the tile: (features, block).
+        depth: levels in the pieces at the tile's own tokens.
+        near: the keys at the tile's own tokens, which fine levels, depths and the causal mask concern.
+    """
+
+    rows: slice
+    keys: slice
+    pieces: tuple[_Piece, ...]
+    fine: tuple[tuple[slice, int], ...]
+    depth: int
+
+    @property
+    def near(self) -> slice:
+        return slice(self.rows.start - self.keys.start, self.rows.stop - self.keys.start)
+
+
+@lru_cache(maxsize=64)
+def _tiles(reach: Reach, tokens: int) -> tuple[_Tile, ...]:
+    deep = [level for level, block in enumerate(reach.blocks) if block >= FINEST or level == 0][-1]
+    # several tiles in a block are fine only where nothing is added within them
+    unit = min(reach.blocks[deep], tokens)
+    rows = unit if deep < len(reach.blocks) - 1 else ROWS
+    spans = (
+        (start, min(start + rows, block + unit, tokens))
+        for block in range(0, tokens, unit)
+        for start in range(block, min(block + unit, tokens), rows)
+    )
+    return tuple(_tile(reach, tokens, deep, *span) for span in spans)
+
+
+def _tile(reach: Reach, tokens: int, deep: int, start: int, stop: int) -> _Tile:
+    low, high = 0, stop if reach.causal else tokens
+    if reach.window is not None:
+        low, high = max(low, start - reach.window), min(high, stop + reach.window)
+    ends = [sum(reach.ranks[: level + 1]) for level in range(len(reach.ranks))]
+    pieces = []
+    inner = (start, start)
+    for level in range(deep, -1, -1):
+        first = start // reach.blocks[level] * reach.blocks[level]
+        outer = (max(low, first), min(high, first + reach.blocks[level]))
+        factor = _factor(level + 1, reach)
+        sides = (outer,) if level == deep else ((outer[0], inner[0]), (inner[1], outer[1]))
+        for left, right in sides:
+            if right > left:
+                pieces.append(_Piece(slice(start, stop), slice(left, right), slice(0, ends[level]), factor))
+        inner = outer
+    fine = tuple(
+        (slice(ends[level - 1], ends[level]), reach.blocks[level])
+        for level in range(deep + 1, len(reach.ranks))
+        if reach.ranks[level]
+    )
+    return _Tile(slice(start, stop), slice(low, high), tuple(pieces), fine, deep + 1)
+
+
+def _inside(tile: _Tile, block: int) -> Iterator[tuple[int, int, int]]:
+    """Blocks within a tile: (first token from the tile's start, number, length); the last may be shorter."""
+    tokens = tile.rows.stop - tile.rows.start
+    whole, rest = divmod(tokens, block)
+    if whole:
+        yield 0, whole, block
+    if rest:
+        yield whole * block, 1, rest
+
+
+def _diagonal(scores: Tensor, tile: _Tile, first: int, count: int, block: int) -> Tensor:
+    """Blocks on the diagonal of a tile's scores at its own tokens, a view (head, count, block, block)."""
+    stop = first + count * block
+    own = scores[:, first:stop, tile.near.start + first : tile.near.start + stop]
+    blocks = own.unflatten(2, (count, block)).unflatten(1, (count, block))
+    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+
+
+def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, held: Tensor) -> Tensor:
+    """The scores of one tile (head, row, key), written into ``held``."""
+    shape = (len(query), tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start)
+    scores = held[: shape[0] * shape[1] * shape[2]].view(shape)
+    for piece in tile.pieces:
+        part = scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
+        q, k = query[:, piece.rows, piece.features], key[:, piece.keys, piece.features]
+        part.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=piece.factor)
+    for features, block in tile.fine:
+        for first, count, length in _inside(tile, block):
+            q, k = (_blocks(part, tile, features, first, count, length) for part in (query, key))
+            _diagonal(scores, tile, first, count, length).add_(q @ k.transpose(2, 3), alpha=_factor(tile.depth, reach))
+    _weigh(scores, tile, reach)
+    if reach.window is not None:
+        hidden = _hidden(shape[1], tile.rows.start - tile.keys.start, shape[2], reach.causal, reach.window)
+        scores.masked_fill_(hidden.to(scores.device), float("-inf"))
+    elif reach.causal:
+        hidden = _hidden(shape[1], 0, shape[1], reach.causal, None)
+        scores[:, :, tile.near].masked_fill_(hidden.to(scores.device), float("-inf"))
+    return scores
+
+
+def _factor(depth: int, reach: Reach) -> float:
+    return reach.scale / (depth if reach.by_depth else 1)
+
+
+def _weigh(scores: Tensor, tile: _Tile, reach: Reach) -> None:
+    """Divide scores within a tile by their own depth, where finer levels were added."""
+    if reach.by_depth and tile.fine:
+        scores[:, :, tile.near].mul_(_depths(reach.blocks, tile.depth, scores.shape[1]).to(scores))
+
+
+@lru_cache(maxsize=64)
+def _depths(blocks: tuple[int, ...], depth: int, tokens: int) -> Tensor:
+    """(row, key) of a tile: the depth that its scores were divided by, over the one that they have."""
+    return depth / block_depth(tokens, blocks).double()
+
+
+@lru_cache(maxsize=256)
+def _hidden(rows: int, first: int, keys: int, causal: bool, window: int | None) -> Tensor:
+    """(row, key): keys that may not be seen; row 0 stands at key ``first``."""
+    ahead = torch.arange(keys) - torch.arange(rows)[:, None] - first
+    hidden = ahead > 0 if causal else torch.zeros_like(ahead, dtype=torch.bool)
+    return hidden if window is None else hidden | (ahead.abs() > window)
+
+
+def _blocks(part: Tensor, tile: _Tile, features: slice, first: int, count: int, length: int) -> Tensor:
+    """Queries or keys of a tile's own tokens, (head, count, length, feature)."""
+    start = tile.rows.start + first
+    return part[:, start : start + count * length, features].unflatten(1, (count, length))
+
+
+class _Tiled(torch.autograd.Function):
+    """The tiles of all heads, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+        ctx.reach = reach
+        ctx.save_for_backward(query, key, value)
+        out = torch.empty_like(value)
+        for heads, tile, held, _ in _walk(query, reach, 0):
+            q, k, v = query[heads], key[heads], value[heads]
+            scores = _score(q, k, tile, reach, held)
+            pattern = torch.softmax(scores, -1, out=scores)
+            out[heads, tile.rows] = torch.bmm(pattern, v[:, tile.keys])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        reach, (grad,) = ctx.reach, grads
+        if torch.is_grad_enabled():
+            # for a second derivative the scores are formed whole
+            out = torch.softmax(reaching_scores(query, key, reach), -1) @ value
+            return (*torch.autograd.grad(out, (query, key, value), grad, create_graph=True), None)
+        d_query, d_key, d_value = (torch.zeros_like(part) for part in (query, key, value))
+        for heads, tile, held, (other,) in _walk(query, reach, 1):
+            q, k, v, g = query[heads], key[heads], value[heads], grad[heads, tile.rows]
+            scores = _score(q, k, tile, reach, held)
+            pattern = torch.softmax(scores, -1, out=scores)
+            d_value[heads, tile.keys].baddbmm_(pattern.transpose(1, 2), g)
+            d_pattern = torch.bmm(g, v[:, tile.keys].transpose(1, 2), out=_like(other, scores))
+            d_scores = torch._softmax_backward_data(d_pattern, pattern, -1, scores.dtype, grad_input=d_pattern)
+            _return(d_scores, q, k, d_query[heads], d_key[heads], tile, reach)
+        return d_query, d_key, d_value, None
+
+
+def _return(
+    d_scores: Tensor, query: Tensor, key: Tensor, d_query: Tensor, d_key: Tensor, tile: _Tile, reach: Reach
+) -> None:
+    """Add what the scores of a tile hand back to queries and keys."""
+    _weigh(d_scores, tile, reach)
+    for piece in tile.pieces:
+        part = d_scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
+        q, k = query[:, piece.rows, piece.features], key[:, piece.keys, piece.features]
+        d_query[:, piece.rows, piece.features].baddbmm_(part, k, alpha=piece.factor)
+        d_key[:, piece.keys, piece.features].baddbmm_(part.transpose(1, 2), q, alpha=piece.factor)
+    factor = _factor(tile.depth, reach)
+    for features, block in tile.fine:
+        for first, count, length in _inside(tile, block):
+            own = _diagonal(d_scores, tile, first, count, length)
+            q, k = (_blocks(part, tile, features, first, count, length) for part in (query, key))
+            _blocks(d_query, tile, features, first, count, length).add_(own @ k, alpha=factor)
+            _blocks(d_key, tile, features, first, count, length).add_(own.transpose(2, 3) @ q, alpha=factor)
+
+
+def _walk(query: Tensor, reach: Reach, more: int) -> Iterator[tuple[slice, _Tile, Tensor, list[Tensor]]]:
+    """Every tile of every few heads, with room for its scores and for as many arrays more."""
+    tiles = _tiles(reach, query.shape[1])
+    largest = max((t.rows.stop - t.rows.start) * (t.keys.stop - t.keys.start) for t in tiles)
+    together = max(1, min(len(query), HELD // largest))
+    held, *rest = (query.new_empty(together * largest) for _ in range(1 + more))
+    for first in range(0, len(query), together):
+        for tile in tiles:
+            yield slice(first, min(first + together, len(query))), tile, held, rest
+
+
+def _like(room: Tensor, scores: Tensor) -> Tensor:
+    return room[: scores.numel()].view(scores.shape)

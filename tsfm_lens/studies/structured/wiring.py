@@ -1,0 +1,128 @@
+"""The wirings of forecasters, whatever their scoring functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans, Wiring
+from tsfm_lens.models import Lens
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.studies.samformer import ChannelAdapter
+
+if TYPE_CHECKING:
+    from tsfm_lens.studies.structured.encoder import Block, PatchForecaster
+    from tsfm_lens.studies.structured.steps import StepForecaster
+
+__all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
+
+
+class ForecasterAdapter(PatchAdapter):
+    """A :class:`PatchForecaster` behind the common face."""
+
+    architecture = "structured"
+
+    def __init__(self, native: PatchForecaster) -> None:
+        self.native = self.model = native
+        self.context_length, self.prediction_length = native.context_length, native.prediction_length
+        self.levels = native.levels
+        unembed = Site("head", layout="batch d_out")
+        self.wiring = Wiring("structured", (stack_of(native),), unembed, "embed", native.prediction_length)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        """The last steps of every series, filled with NaN on the left."""
+        self.no_teacher(future, tokens)
+        context = torch.full((len(batch), self.context_length), torch.nan, device=self.device)
+        for row, series in zip(context, batch.values, strict=True):
+            tail = torch.as_tensor(series[-self.context_length :].copy(), dtype=torch.float32)
+            row[self.context_length - len(tail) :] = tail
+        patch = self.model.patch
+        spans = {"": TokenSpans.patches(-self.context_length, self.context_length // patch, patch)}
+        loc, scale = self.model.location(context)
+        return Encoded({"context": context}, spans, loc, scale, batch)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Quantiles in data units, (batch, quantile, step)."""
+        out: Tensor = self.model(**inputs)
+        return out
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Quantiles in data units, (…, batch, quantile, step)."""
+        out: Tensor = self.model.quantiles(normalized, encoded.loc.to(normalized), encoded.scale.to(normalized))
+        return out
+
+
+class StepAdapter(ChannelAdapter):
+    """A :class:`StepForecaster`, whose tokens are the time steps of all channels."""
+
+    architecture = "structured-steps"
+    model: StepForecaster
+
+    def __init__(self, native: StepForecaster) -> None:
+        self.native = self.model = native
+        self.context_length, self.prediction_length = native.length, native.horizon
+        self.n_variates, self.over_time = native.channels, True
+        unembed = Site("read_out", layout="batch pos d_out")
+        self.wiring = Wiring(self.architecture, (stack_of(native),), unembed, "embed", native.horizon)
+
+    def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = (part[..., 0].detach() for part in self.model.statistics(x))
+        gain = scale / self.model.revin.weight.detach()
+        return mean - self.model.revin.bias.detach() * gain, gain
+
+
+def stack_of(model: PatchForecaster | StepForecaster) -> Stack:
+    """The rows of its blocks; layers whose heads score with other numbers of features have rows of their own."""
+    blocks = cast("list[Block]", list(model.encoder.blocks))
+    first = blocks[0].attn
+    rows = [(_attention(block), _mlp()) for block in blocks]
+    return Stack(
+        "",
+        "encoder.blocks",
+        len(blocks),
+        first.n_heads,
+        first.width,
+        first.d_head,
+        blocks[0].up.out_features,
+        rows[0],
+        ln_final="encoder.norm",
+        final_layout="batch pos d_model",
+        upstream=("embed",),
+        exceptions={layer: row for layer, row in enumerate(rows) if row != rows[0]},
+    )
+
+
+def _attention(block: Block) -> Attention:
+    q, k, v, o = (Projection(f"attn.{name}") for name in "qkvo")
+    d_score = block.attn.d_score if block.attn.d_score != block.attn.d_head else 0
+    return Attention("attn", "attn", Site("attn"), Site("", "in"), q, k, v, o, norm="norm1", d_score=d_score)
+
+
+def _mlp() -> Mlp:
+    hidden = "batch pos d_mlp"
+    pre, post = Site("up", layout=hidden), Site("down", "in", layout=hidden)
+    inner = Projection("up", "d_mlp")
+    return Mlp(Site("down"), Site("norm2", "in"), pre, post, "down", inner, norm="norm2", aside=True, act="gelu")
+
+
+def as_lens(model: PatchForecaster, name: str = "structured") -> Lens:
+    """A forecaster behind a lens, ready for runs, probes and figures.
+
+    Example:
+        >>> encoder = structured.Encoder(16, 1, 2, structured.BilinearTrain())
+        >>> model = structured.PatchForecaster(encoder, 16, patch=4, context_length=32, prediction_length=6)
+        >>> structured.as_lens(model).wiring.architecture
+        'structured'
+    """
+    return Lens(ForecasterAdapter(model.eval()), name)

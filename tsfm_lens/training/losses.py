@@ -1,0 +1,211 @@
+"""Losses of Chronos and Chronos-Bolt on raw series, and the learning rate of their training."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from chronos.chronos import ChronosConfig, MeanScaleUniformBins
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedModel
+
+from tsfm_lens.training.series_source import FAR_SHARE, SHORT_SHARE
+
+FIRST_BIN = 3
+"""Smallest token id that stands for a value: 0 pads, 1 ends, and 2 never occurs."""
+
+FAR = 25.0
+"""Futures further from the context than this many of its standard deviations are left out of the quantile loss."""
+
+
+class Stage(BaseModel):
+    """One leg of a curriculum, from step `start` until the next stage starts.
+
+    For token models `smoothing` is the standard deviation in bins of the Gaussian that replaces a one-hot label;
+    `first_weight` multiplies the loss of the first forecast step, falling back to 1 over four steps; `blank` is the
+    share of decoder inputs that every second row loses; `own_share` is the share that are samples of the model itself;
+    a share `rollout` of the rows are led by the model's own forecast alone.
+    For patch models a `log_floor` above 0 lets each row count by the logarithm of its loss plus this floor.
+    Of the rows that are given a level, the share `far` stands far from 0 for its spread; a share `short` has a short
+    context. For models with covariates `rows` counts groups of three series, and these two shares change nothing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    start: int = Field(ge=0)
+    context: int = Field(gt=0)
+    horizon: int = Field(gt=0)
+    rows: int = Field(gt=0)
+    mix: dict[str, float]
+    smoothing: float = 0.0
+    first_weight: float = 1.0
+    blank: float = Field(default=0.0, ge=0, lt=1)
+    own_share: float = Field(default=0.0, ge=0, le=1)
+    rollout: float = Field(default=0.0, ge=0, le=1)
+    log_floor: float = Field(default=0.0, ge=0)
+    far: float = Field(default=FAR_SHARE, ge=0, le=1)
+    short: float = Field(default=SHORT_SHARE, ge=0, le=1)
+
+
+def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
+    """Learning rate at a step: it rises over ``warmup`` steps, stays, and falls to 1 % of its peak over ``decay`` steps.
+
+    Args:
+        step: from ``first`` to ``last`` − 1.
+        peak: the highest rate.
+        first, last: steps at which training begins, and before which it ends.
+        warmup, decay: lengths in steps; 0 decay for a rate that stays.
+    """
+    up = min(1.0, (step - first + 1) / warmup)
+    down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
+    return peak * up * (1.0 - down)
+
+
+def ordinal_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
+) -> torch.Tensor:
+    """Cross-entropy against a discretised Gaussian around each label.
+
+    Args:
+        logits: (rows, steps, tokens).
+        labels: Token ids (rows, steps).
+        smoothing: Standard deviation in bins; 0 gives the usual cross-entropy.
+        first_bin: Smallest id that stands for a value; the Gaussian is cut there and at the last id.
+
+    Returns:
+        Loss in nats, (rows, steps).
+    """
+    reach = math.ceil(2.5 * smoothing)
+    offsets = torch.arange(-reach, reach + 1, device=labels.device)
+    near = labels[..., None] + offsets
+    weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
+    weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
+    # the label of a gap lies below the first bin and keeps no weight; its loss is left out by the caller
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
+    near = near.clamp(first_bin, logits.shape[-1] - 1)
+    return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
+
+
+def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
+    """Weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
+    weights = 1.0 + (first_weight - 1.0) * torch.clamp(1.0 - torch.arange(horizon) / 4.0, min=0.0)
+    return weights / weights.mean()
+
+
+def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator) -> torch.Tensor:
+    """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second row."""
+    lost = torch.rand(inputs.shape, generator=generator) < share
+    lost[::2] = False
+    return torch.where(lost.to(inputs.device), blank_id, inputs)
+
+
+@torch.no_grad()
+def own_inputs(
+    model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], stage: Stage, seed: int
+) -> torch.Tensor:
+    """Replace `stage.own_share` of the decoder inputs (rows, steps) of every second row by the model's own samples.
+
+    Parallel scheduled sampling (Duckworth et al. 2019) with two rounds: the second samples after the first one's
+    values. It shows the model what its own small errors do to the phase of a forecast.
+    """
+    generator = torch.Generator(inputs.device).manual_seed(seed)
+    odd = slice(1, None, 2)
+    mixed = inputs.clone()
+    given = {"encoder_outputs": (encoded["states"][odd],), "attention_mask": encoded["mask"][odd]}
+    for _ in range(2):
+        logits = model(**given, decoder_input_ids=mixed[odd], use_cache=False).logits[:, :-1, FIRST_BIN:]
+        sampled = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator) + FIRST_BIN
+        sampled = sampled.view(logits.shape[:2])
+        chosen = torch.rand(sampled.shape, generator=generator, device=inputs.device) < stage.own_share
+        mixed[odd, 1:] = torch.where(chosen, sampled, inputs[odd, 1:])
+    return mixed
+
+
+@torch.no_grad()
+def own_forecasts(
+    model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], share: float, seed: int
+) -> torch.Tensor:
+    """Lead a `share` of the rows by forecasts that the model itself draws: decoder inputs (rows, steps).
+
+    They are drawn step by step from the `top_k` likeliest tokens, as the native pipeline does at temperature 1. The
+    labels stay those of the true future (data as demonstrator, Venkatraman et al. 2015): what a forecast has drawn says
+    nothing on how the series went on, and the model learns not to let its own noise lead it astray.
+    """
+    generator = torch.Generator(inputs.device).manual_seed(seed)
+    rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
+    mixed = inputs.clone()
+    given = {"encoder_outputs": (encoded["states"][rows],), "attention_mask": encoded["mask"][rows]}
+    values = model.config.vocab_size - FIRST_BIN
+    cache = None
+    for step in range(1, inputs.shape[1] if rows.any() else 1):
+        said = model(**given, decoder_input_ids=mixed[rows, step - 1 : step], past_key_values=cache, use_cache=True)
+        cache = said.past_key_values
+        likeliest = said.logits[:, -1, FIRST_BIN:].topk(min(values, model.config.chronos_config["top_k"]))
+        drawn = torch.multinomial(likeliest.values.softmax(-1), 1, generator=generator)
+        mixed[rows, step] = likeliest.indices.gather(-1, drawn)[:, 0] + FIRST_BIN
+    return mixed
+
+
+def token_step_losses(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
+) -> torch.Tensor:
+    """Mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
+    chronos = ChronosConfig(**model.config.chronos_config)
+    tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
+    past, future = past.to(model.device), future.to(model.device)
+    tokenizer.boundaries = tokenizer.boundaries.to(model.device)
+    ids, mask, scale = tokenizer._input_transform(past)
+    end = torch.full_like(ids[:, :1], chronos.eos_token_id)
+    ids, mask = torch.cat([ids, end], 1), torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1)
+    labels, seen, _ = tokenizer._input_transform(future, scale)
+    start_id = model.config.decoder_start_token_id
+    inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
+    states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+    if stage.own_share:
+        inputs = own_inputs(model, inputs, {"states": states, "mask": mask}, stage, seed)
+    if stage.rollout:
+        inputs = own_forecasts(model, inputs, {"states": states, "mask": mask}, stage.rollout, seed)
+    if stage.blank:
+        inputs = blank_inputs(inputs, stage.blank, start_id, torch.Generator().manual_seed(seed))
+    logits = model(encoder_outputs=(states,), attention_mask=mask, decoder_input_ids=inputs, use_cache=False).logits
+    loss = ordinal_cross_entropy(logits.float(), labels, smoothing=stage.smoothing, first_bin=FIRST_BIN)
+    return (loss * seen).sum(0) / seen.sum(0).clamp(min=1)
+
+
+def token_loss(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
+) -> torch.Tensor:
+    """Scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
+    losses = token_step_losses(model, past, future, stage, seed=seed)
+    return (losses * step_weights(len(losses), stage.first_weight).to(losses.device)).mean()
+
+
+def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
+    """Native quantile loss per forecast step, on instance-normalised values.
+
+    With `stage.log_floor` it is the mean over rows of log(floor + loss of the row per step and level): by it a season
+    without noise, which can be forecast to a hundredth, weighs as much as a random walk, which cannot. It is the
+    logarithm of a geometric mean over rows, as the skill over many series is.
+    """
+    past, future = past.to(model.device), future.to(model.device)
+    centre = past.nanmean(1, keepdim=True)
+    spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
+    future = torch.where((future - centre).abs() <= FAR * spread, future, torch.nan)
+    if not stage.log_floor:
+        return model(context=past, target=future).loss / stage.horizon
+    # a row without a spread has no relative error, and one without a future no error
+    known = (spread[:, 0] > 0) & (~future.isnan()).any(1)
+    losses = row_quantile_losses(model, past[known], future[known], spread[known])
+    return (losses + stage.log_floor).log().mean()
+
+
+def row_quantile_losses(
+    model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, spread: torch.Tensor
+) -> torch.Tensor:
+    """Twice the pinball loss, mean over levels and known steps, in units of `spread` (rows, 1): (rows,)."""
+    levels = model.quantiles.to(past)[None, :, None]
+    there = ~future.isnan()
+    quantiles = model(context=past).quantile_preds[..., : future.shape[1]]
+    error = torch.where(there, future, 0.0)[:, None] - quantiles
+    pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
+    return (pinball.mean(1) * there).sum(1) / there.sum(1)

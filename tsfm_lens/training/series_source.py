@@ -1,0 +1,142 @@
+"""Training rows by step number: the same (seed, step) gives the same batch, so a run can stop and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tsfm_lens.errors import unknown_name
+from tsfm_lens.training.tsmixup import MAX_SERIES, draw_weights, tsmixup
+
+STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
+"""Rows are also read at every second or third step: more lengths of season from one corpus."""
+
+SHORTEST = 16
+"""Steps of the shortest context that is trained on."""
+
+NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
+"""Observation noise, in standard deviations of the row."""
+
+
+FAR_SHARE = 0.25
+"""Share of the rows with a level of their own that stand far from 0 for their spread."""
+
+SHORT_SHARE = 0.2
+"""Share of the rows whose context is cut short."""
+
+LENGTH = 640
+"""Steps of a row; a shorter series is padded with NaN on the left."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows of all families.
+
+    Attributes:
+        values: (row, LENGTH), float32, unit standard deviation where synthetic, NaN = not there.
+        rows: first and last-but-one row of each family.
+    """
+
+    values: NDArray[np.float32]
+    rows: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Which pieces of the corpus a batch holds; every array is (row, series of the row)."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    strides: np.ndarray
+
+
+class SeriesSource:
+    """Draws batches of raw series from a weighted mixture of families.
+
+    Args:
+        corpus: all rows.
+        seed: first half of the seed of every batch; the second half is the step.
+        device: where the corpus lies and batches are made.
+    """
+
+    def __init__(self, corpus: Corpus, *, seed: int, device: str | torch.device = "cpu") -> None:
+        self.seed = seed
+        self.families = corpus.rows
+        self.device = torch.device(device)
+        self.values = torch.from_numpy(corpus.values).to(self.device)
+        seen = ~np.isnan(corpus.values)
+        self.first = seen.argmax(axis=1)
+
+    def choose(self, mix: Mapping[str, float], rng: np.random.Generator, count: int, length: int) -> Crops:
+        """Crops of `length` steps, (count, 3): a row of the family "tsmixup" mixes up to three, others have one."""
+        names = sorted(name for name in mix if name != "tsmixup")
+        for name in names:
+            if name not in self.families:
+                raise unknown_name("series family", name, [*self.families, "tsmixup"])
+        weights = np.array([mix[name] for name in names])
+        family = rng.choice(len(names), size=(count, MAX_SERIES), p=weights / weights.sum())
+        bounds = np.array([self.families[name] for name in names])[family]
+        rows = rng.integers(bounds[..., 0], bounds[..., 1])
+        room = LENGTH - self.first[rows]
+        strides = rng.choice(STRIDES, p=STRIDE_SHARES, size=rows.shape)
+        strides = np.where(length * strides <= room, strides, 1)
+        reach = length * strides
+        # a real series may be shorter than the crop: then it ends where the crop ends
+        low = np.minimum(self.first[rows], LENGTH - reach)
+        starts = low + (rng.random(rows.shape) * (LENGTH - reach - low + 1)).astype(np.int64)
+        return Crops(rows, starts, strides)
+
+    def batch(
+        self,
+        step: int,
+        *,
+        mix: Mapping[str, float],
+        rows: int,
+        context: int,
+        horizon: int,
+        far: float = FAR_SHARE,
+        short: float = SHORT_SHARE,
+    ) -> tuple[Tensor, Tensor]:
+        """Context (rows, context) and future (rows, horizon) of training step `step`; NaN = not there.
+
+        Of the rows that are given a level (three in five) a share `far` stands far from 0 for its spread, as
+        temperatures in kelvin or prices do. A share `short` has a context that is cut short, as new series have, to any
+        length down to 16 steps, each doubling as often as the next.
+        """
+        rng = np.random.default_rng([self.seed, step])
+        length = context + horizon
+        crops = self.choose(mix, rng, rows, length)
+        weights = draw_weights(rng, rows)
+        mixed = rng.random(rows) < mix.get("tsmixup", 0.0) / sum(mix.values())
+        weights[~mixed] = (1.0, 0.0, 0.0)
+        noise = rng.standard_normal((rows, length), dtype=np.float32)
+        spread = rng.choice(NOISE, (rows, 1))
+        level = np.where(rng.random(rows) < far, 10 ** rng.uniform(0.3, 2.3, rows), rng.normal(0, 2.0, rows))
+        level = level * (rng.random(rows) < 0.6)
+        sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
+        unit = np.exp(rng.normal(0, 2.0, rows))
+        cut = np.exp(rng.uniform(np.log(min(SHORTEST, context)), np.log(context), rows))
+        keep = np.where(rng.random(rows) < short, np.rint(cut).astype(np.int64), context)
+
+        place = torch.from_numpy(crops.starts[..., None] + crops.strides[..., None] * np.arange(length)).to(self.device)
+        series = self.values[torch.from_numpy(crops.rows).to(self.device)[..., None], place]
+        mixture = tsmixup(series, self._to(weights), context)
+        series = torch.where(self._to(mixed)[:, None] > 0, mixture, series[:, 0])
+        seen = ~series.isnan()
+        count = seen.sum(1, keepdim=True).clamp(min=1)
+        mean = series.nan_to_num(0.0).sum(1, keepdim=True) / count
+        deviation = (torch.where(seen, series - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        series = series + deviation * (self._to(noise) * self._to(spread) + self._to(level)[:, None])
+        series = series * self._to(sign * unit)[:, None]
+        past, future = series[:, :context], series[:, context:]
+        shown = torch.arange(context, device=self.device)[None] >= context - self._to(keep)[:, None]
+        return torch.where(shown, past, torch.nan), future.contiguous()
+
+    def _to(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(array, dtype=np.float32)).to(self.device)
