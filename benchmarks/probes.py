@@ -20,6 +20,7 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.induction import WITHIN, _sequences
 from tsfm_lens.probes.spectra import core_singular_values
+from tsfm_lens.studies import rank_theory
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
@@ -86,9 +87,9 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "rollout_maps": lambda x: probes.rollout_maps(x.run),
     "row_angles": lambda x: probes.row_angles(x.lens),
     "seasonality_bias": lambda x: probes.seasonality_bias(x.run),
-    "spectra_by_patch": lambda x: probes.spectra_by_patch(x.run),
+    "spectra_by_patch": lambda x: rank_theory.spectra_by_patch(x.run),
     "stream_shares": lambda x: probes.stream_shares(x.run),
-    "vocabulary_plane": lambda x: probes.vocabulary_plane(x.lens),
+    "vocabulary_plane": lambda x: rank_theory.vocabulary_plane(x.lens),
     "weight_ranks": lambda x: probes.weight_ranks(x.lens),
 }
 TOKENS_ONLY = {"lens_logits", "lines_of_thought", "repeated_tokens", "vocabulary_plane"}

@@ -97,7 +97,7 @@ def _matching(folder: Path, name: str) -> list[str]:
 
 def test_every_figure_has_code_in_the_gallery() -> None:
     for slug, (measurement, figure) in gallery.slugs().items():
-        assert f"viz.{figure.name}(" in scenes.scene_of(measurement, figure).drawing, slug
+        assert f"{scenes.call_of(figure)}(" in scenes.scene_of(measurement, figure).drawing, slug
     assert set(catalogue.measurements()) <= gallery.pages()
 
 
@@ -125,7 +125,8 @@ def test_every_room_and_public_name_is_in_the_reference() -> None:
 
 
 # rooms of the command line, the papers' items, wirings, and parts of rooms that offer their names themselves
-_PRIVATE = {f"tsfm_lens.{name}" for name in ("cli", "paper", "models.wirings", "training.watch", "theory.experiments")}
+_STUDIES = ("studies", "studies.papers", "studies.method_scores", "studies.rank_theory.experiments")
+_PRIVATE = {f"tsfm_lens.{name}" for name in ("cli", "figures", "models.wirings", "training.watch", *_STUDIES)}
 
 
 def _offers(name: str) -> bool:

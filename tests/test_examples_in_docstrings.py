@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +39,26 @@ ROOMS = (
     "explain",
     "explore",
     "hooks",
-    "lab",
-    "samformer",
-    "structured",
     "models",
-    "pipeline",
     "probes",
+    "ranks",
     "report",
+    "report.pipeline",
+    "report.explanation",
     "sweep",
     "testing",
-    "theory",
     "training",
     "viz",
     "zoo",
 )
+# rooms of the studies, where studies are installed
+STUDIES = (
+    *("studies.experiments", "studies.experiments.figures", "studies.rank_theory", "studies.rank_theory.figures"),
+    *("studies.rank_theory.figures_bounds", "studies.rank_theory.figures_models", "studies.recipes"),
+    *("studies.recipes.figures", "studies.samformer", "studies.structured", "studies.structured.figures"),
+)
+if find_spec("tsfm_lens.studies") is not None:
+    ROOMS += STUDIES
 
 
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -78,7 +86,7 @@ class Results(dict[str, xr.Dataset]):
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     lens = tsfm_lens.load("chronos-nano")
-    rooms = {room: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
+    rooms = {room.rpartition(".")[2]: import_module(f"tsfm_lens.{room}") for room in ROOMS if room}
     run = lens.run(bundled("co2"), 12, holdout=True, num_samples=4)
     turned = replace(run.batch, values=(np.roll(run.batch.values[0], 6),))
     pair = {"run": run, "corrupted": lens.run(turned, 12, num_samples=4)}
@@ -95,7 +103,8 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS.items(), ids=FUNCTIONS)
 def test_the_example_is_true(name: str, function: Callable[..., Any], names: dict[str, Any], tmp_path: Path) -> None:
-    known = {**names, "folder": tmp_path}
+    # the figures of a study go by the name of their module
+    known = {**names, "folder": tmp_path, "figures": sys.modules[function.__module__]}
     examples = doctest.DocTestFinder(recurse=False).find(function, name, globs=known)
     assert [test for test in examples if test.examples], f"{name} has no example"
     for test in examples:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,11 @@ def pins_of_source(source: str) -> dict[str, Any]:
 
     results = specimens(source, "plain")
     pins: dict[str, Any] = {}
+    seen: Counter[str] = Counter()
     for name, result in results.items():
-        key = f"{source}/{name}"
+        # results of no run are numbered, which depends on what stands before them
+        key = f"{source}/{kind_of(name)} {seen[kind_of(name)]}" if " " in name else f"{source}/{name}"
+        seen[kind_of(name)] += 1
         if isinstance(result, xr.Dataset):
             pins[f"{key}/arrays"] = dataset_pins(result)
         pins[f"{key}/figures"] = {figure: figure_pin(drawn) for figure, drawn in figures_of(name, result, results)}

@@ -1,13 +1,42 @@
-"""Extensions: measurements, figures and commands that packages above the core register with it."""
+"""What packages above register with those below: methods of their classes, measurements, figures, commands."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from typing import Any, TypeVar
 
 DISTRIBUTION = "tsfm-lens-toolbox"
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CLASSES: dict[str, type] = {}
+_METHODS: dict[str, list[Callable[..., Any]]] = {}
+
 SHOWN, COMMANDS = "tsfm_lens.shown", "tsfm_lens.commands"
+
+
+def extensible(owner: C) -> C:
+    """Let packages above add methods to a class; see :func:`method_of`."""
+    _CLASSES[owner.__name__] = owner
+    for method in _METHODS.get(owner.__name__, ()):
+        setattr(owner, method.__name__, method)
+    return owner
+
+
+def method_of(*owners: str) -> Callable[[F], F]:
+    """Make a function a method of classes that are :func:`extensible`, by name, whether or not they are imported yet."""
+
+    def attach(method: F) -> F:
+        for owner in owners:
+            _METHODS.setdefault(owner, []).append(method)
+            if owner in _CLASSES:
+                setattr(_CLASSES[owner], method.__name__, method)
+        return method
+
+    return attach
 
 
 @cache

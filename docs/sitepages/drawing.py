@@ -15,7 +15,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sitepages.scenes import Scene, scene_of, scene_of_pair
-from tsfm_lens import viz
 from tsfm_lens.catalogue import Figure, Measurement, figures
 from tsfm_lens.viz.theme import untitled
 
@@ -85,8 +84,9 @@ class Studio:
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
-        watched = _Watched(figure.name)
-        exec(scene.drawing, {**names, "viz": watched})
+        place = "viz" if isinstance(figure.renderer, str) else "figures"
+        watched = _Watched(names[place], figure.name)
+        exec(scene.drawing, {**names, place: watched})
         assert watched.figure is not None, f"{scene.drawing!r} does not draw {figure.name}"
         return _told(watched.figure, _caption(figure.name, watched, names), self._readings(measurement, watched.result))
 
@@ -118,16 +118,16 @@ def _kept(scene: Scene, make: Callable[[], Drawn]) -> Drawn:
 
 
 class _Watched:
-    """:mod:`tsfm_lens.viz`, which remembers what one of its functions drew, and of what."""
+    """A module of figures, which remembers what one of its functions drew, and of what."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, module: Any, name: str) -> None:
+        self._module, self._name = module, name
         self.figure: go.Figure | None = None
         self.result: Any = None
         self.results: tuple[Any, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        function = getattr(viz, name)
+        function = getattr(self._module, name)
         if name != self._name:
             return function
 

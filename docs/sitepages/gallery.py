@@ -12,7 +12,6 @@ from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
 from sitepages.scenes import PAIRED, Scene, described, scene_of, scene_of_pair
 from sitepages.writing import code, from_docstring, plain, write, write_bytes
-from tsfm_lens import viz
 from tsfm_lens.catalogue import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
@@ -125,8 +124,8 @@ def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bo
         f"(figure-{slug})=\n## {plain(figure.title.rstrip('.'))}",
         f"**{plain(drawn.title)}**" + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
         figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
-        f"**How to read it.** {_reading(figure.name)}",
-        f"Renderer: {{py:func}}`tsfm_lens.viz.{figure.name}`",
+        f"**How to read it.** {_reading(figure)}",
+        f"Renderer: {{py:func}}`{_home(figure)}`",
         "::::{dropdown} Code",
         code(scene.opening.rstrip() + "\n\n" + scene.drawing),
     ]
@@ -138,9 +137,18 @@ def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bo
     return "\n\n".join(parts)
 
 
-def _reading(renderer: str) -> str:
+def _home(figure: Figure) -> str:
+    """Where the reference has what draws a figure."""
+    return (
+        f"tsfm_lens.viz.{figure.name}"
+        if isinstance(figure.renderer, str)
+        else f"{figure.renderer.__module__}.{figure.name}"
+    )
+
+
+def _reading(figure: Figure) -> str:
     """What marks mean, as the renderer's docstring has it."""
-    text = inspect.getdoc(getattr(viz, renderer)) or ""
+    text = inspect.getdoc(figure.function) or ""
     opening = text.split("\nArgs:")[0]
     returned = text.split("\nReturns:\n")[1].split("\n\n")[0] if "\nReturns:\n" in text else ""
     return " ".join(from_docstring(part) for part in (opening, returned) if part)

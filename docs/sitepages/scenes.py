@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import doctest
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from tsfm_lens import viz
 from tsfm_lens.catalogue import Figure, Measurement, find
 from tsfm_lens.models import Lens, load
 
@@ -113,7 +112,10 @@ _TABLES = {
     "sweep_recipes": "recipes",
     "sweep_selection": "selection",
 }
-_ROOMS = "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, lab, probes, theory, training, viz, zoo\n"
+_ROOMS = (
+    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, ranks, training, viz, zoo\n"
+    "from tsfm_lens.studies import experiments, rank_theory, recipes\n"
+)
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,31 @@ class Scene:
     command: str = ""
 
 
+def call_of(figure: Figure) -> str:
+    """How code calls what draws a figure: from viz, or from the figures of a study."""
+    return f"viz.{figure.name}" if isinstance(figure.renderer, str) else f"figures.{figure.name}"
+
+
+def import_of(figure: Figure) -> str:
+    """The line that imports the figures of a study; "" for those of viz."""
+    if isinstance(figure.renderer, str):
+        return ""
+    package, _, module = figure.renderer.__module__.rpartition(".")
+    return f"from {package} import {module}{'' if module == 'figures' else ' as figures'}\n"
+
+
 def scene_of(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of the catalogue is drawn in the gallery."""
+    scene = _scene_of(measurement, figure)
+    return replace(scene, opening=scene.opening + import_of(figure))
+
+
+def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
     if measurement.compute is not None:
         return _of_run(measurement, figure)
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
-        return Scene(SWEEP, f"viz.{figure.name}({table})", "tsfm-lens sweep report gallery.store")
+        return Scene(SWEEP, f"{call_of(figure)}({table})", "tsfm-lens sweep report gallery.store")
     return _of_docstring(measurement, figure)
 
 
@@ -153,14 +173,14 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     )
     return Scene(
         DRIVEN if driven else CHRONOS,
-        f"viz.{figure.name}({results}{options})",
+        f"{call_of(figure)}({results}{options})",
         f"tsfm-lens figure {figure.name} {model} --data {data} --horizon {HORIZON}",
     )
 
 
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
-    each = f'viz.{figure.name}(work.result("{measurement.kind}"))'
+    each = f'{call_of(figure)}(work.result("{measurement.kind}"))'
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
     return Scene(PAIR, f'viz.side_by_side([{each} for work in works], models, "{title}")', command)
@@ -174,12 +194,12 @@ def _chronos() -> Lens:
 def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
     """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
     if measurement.kind == "training_watch":
-        return Scene(WATCHED, f"viz.{figure.name}(watch.dataset())")
+        return Scene(WATCHED, f"{call_of(figure)}(watch.dataset())")
     if measurement.across:
         models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
         command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
-        return Scene(_ROOMS, f"viz.{figure.name}(probes.{measurement.across}([{models}]))", command)
-    lines = [example.source for example in doctest.DocTestParser().get_examples(getattr(viz, figure.name).__doc__)]
+        return Scene(_ROOMS, f"{call_of(figure)}({measurement.across.removeprefix('studies.')}([{models}]))", command)
+    lines = [example.source for example in doctest.DocTestParser().get_examples(figure.function.__doc__)]
     # what the test compares is the title, or a number of marks
     return Scene(_ROOMS, re.sub(r"\.layout\.meta.*|\.(frames|data)\b", "", "".join(lines)).rstrip())
 

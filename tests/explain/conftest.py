@@ -10,10 +10,10 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
-from tsfm_lens import explain
 from tsfm_lens.catalogue import Plate
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.models import Lens, Run
+from tsfm_lens.report import explanation
 from tsfm_lens.report.build import plates_of
 
 
@@ -84,7 +84,7 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
         items.append({"target": target, **covariates})
     run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), ahead)
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
-    found = explain.explain(run, folder, options=few, left_out=left)
+    found = explanation.explain(run, folder, options=few, left_out=left)
     plates = [plate for each in plates_of(found).values() for plate in each]
     html = re.sub(r"<(script|style)\b.*?</\1>", "", (folder / "index.html").read_text(), flags=re.S)
     return Page(found, left, plates, html)

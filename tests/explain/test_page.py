@@ -14,6 +14,7 @@ import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
+from tsfm_lens.report import explanation
 from tsfm_lens.testing import assert_close
 
 NANOS = ("chronos-nano", "bolt-nano", "chronos2-nano")
@@ -40,7 +41,7 @@ def test_every_method_gives_a_chapter_and_its_proof_or_says_why_not(
     left: dict[str, str] = {}
     asked: dict[str, Any] = {"method": method, "reference": reference, "options": few, "left_out": left}
     chapters = ("forecast", "input_attribution", "deletion_curves")
-    found = explain.explain(run, chapters=chapters, **asked)
+    found = explanation.explain(run, chapters=chapters, **asked)
     slopes = method in ("integrated gradients", "gradient × input")
     if slopes and (reference == "missing" or name == "chronos-nano"):
         assert list(found) == ["forecast"]
@@ -58,26 +59,28 @@ def test_every_method_gives_a_chapter_and_its_proof_or_says_why_not(
 
 @pytest.mark.parametrize(("name", "reference"), list(zip(cycle(NANOS), explain.REFERENCES, strict=False)))
 def test_every_reference_gives_routes_and_their_proof(name: str, reference: str, few: dict[str, Any]) -> None:
-    found = explain.explain(run_of(name), reference=reference, options=few, chapters=("input_routes", "route_proof"))
+    found = explanation.explain(
+        run_of(name), reference=reference, options=few, chapters=("input_routes", "route_proof")
+    )
     assert {data.attrs["reference"] for data in found.values()} == {reference}
 
 
 def test_a_proof_without_its_chapter_is_of_what_was_asked_for(few: dict[str, Any]) -> None:
-    found = explain.explain(run_of("bolt-nano"), method="occlusion", options=few, chapters=("deletion_curves",))
+    found = explanation.explain(run_of("bolt-nano"), method="occlusion", options=few, chapters=("deletion_curves",))
     assert found["deletion_curves"]["explanation"].values[0] == "occlusion"
 
 
 def test_a_page_of_nothing_but_what_is_refused_is_refused(tmp_path: Path) -> None:
     run = run_of("chronos-nano")
     with pytest.raises(InputError, match="as tokens"):
-        explain.explain(run, tmp_path / "page", method="gradient × input", chapters=("deletion_curves",))
+        explanation.explain(run, tmp_path / "page", method="gradient × input", chapters=("deletion_curves",))
     assert not (tmp_path / "page").exists()
 
 
 def test_a_frame_with_gaps_in_target_and_covariates_has_every_chapter(page: Any) -> None:
     found = page.found
     assert not page.left_out
-    assert tuple(found) == explain.CHAPTERS
+    assert tuple(found) == explanation.CHAPTERS
     for kind, names in {
         "input_attribution": ("attribution", "remainder"),
         "input_routes": ("effect", "total"),

@@ -10,8 +10,8 @@ import pytest
 from tsfm_lens.catalogue import measurements
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
-from tsfm_lens.pipeline import CHAPTERS, analyse
 from tsfm_lens.report.build import chapter_of
+from tsfm_lens.report.pipeline import CHAPTERS, analyse
 
 SEEDS = range(5)
 # a sentence that names a part of the model, or ranks parts

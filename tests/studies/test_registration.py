@@ -7,7 +7,7 @@ import pytest
 from tsfm_lens import catalogue
 from tsfm_lens.catalogue import measurements
 from tsfm_lens.errors import InputError
-from tsfm_lens.pipeline import checked_chapters
+from tsfm_lens.report.pipeline import checked_chapters
 from tsfm_lens.studies.papers import items_samformer, items_structured
 from tsfm_lens.studies.papers.values import ITEMS
 

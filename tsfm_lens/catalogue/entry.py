@@ -97,13 +97,17 @@ class Figure:
         """As the command line takes it."""
         return self.renderer if isinstance(self.renderer, str) else self.renderer.__name__
 
+    @property
+    def function(self) -> Callable[..., go.Figure]:
+        """What draws it."""
+        if isinstance(self.renderer, str):
+            function: Callable[..., go.Figure] = getattr(import_module("tsfm_lens.viz"), self.renderer)
+            return function
+        return self.renderer
+
     def draw(self, *results: xr.Dataset) -> go.Figure:
         """The figure of a result and of those that it takes beside it."""
-        renderer = (
-            getattr(import_module("tsfm_lens.viz"), self.renderer) if isinstance(self.renderer, str) else self.renderer
-        )
-        drawn: go.Figure = renderer(*results, **self.options)
-        return drawn
+        return self.function(*results, **self.options)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def report(
     reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.pipeline import CHAPTERS, check_place
-    from tsfm_lens.pipeline import report as write_report
+    from tsfm_lens.report.pipeline import CHAPTERS, check_place
+    from tsfm_lens.report.pipeline import report as write_report
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())
     check_kinds(model, kinds, samples)

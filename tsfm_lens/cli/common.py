@@ -103,7 +103,7 @@ def open_lens(model: str, *, check: bool = True) -> Lens:
 
 
 def emit(result: xr.Dataset) -> None:
-    from tsfm_lens.pipeline import as_plain
+    from tsfm_lens.report.pipeline import as_plain
 
     typer.echo(json.dumps(as_plain(result), allow_nan=False))
 
@@ -196,7 +196,7 @@ def open_shown(bar: Any, model: str) -> Lens:
 
 def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:
     """What a page tells its progress to: a bar for each step, all shown from the start, to see what is left."""
-    from tsfm_lens.pipeline import steps_of
+    from tsfm_lens.report.pipeline import steps_of
 
     bars = {name: bar.add_task(step_words(name), total=1, start=False) for name in steps_of(lens, kinds)}
 

@@ -298,7 +298,7 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
 
     page = None if out is None else viz.save(viz.size_and_error(curve), out / "size_and_error.html")
     if as_json:
-        from tsfm_lens.pipeline import as_plain
+        from tsfm_lens.report.pipeline import as_plain
 
         typer.echo(json.dumps({**as_plain(curve), "figure": None if page is None else str(page)}, allow_nan=False))
         return

@@ -55,10 +55,10 @@ def check_kinds(model: str, kinds: Iterable[str], samples: int | None = None) ->
 
     Raises:
         CheckpointError, UnknownNameError: there is no such model or measurement.
-        InputError: as :func:`tsfm_lens.pipeline.checked_chapters` says; no measurement is defined for the model.
+        InputError: as :func:`tsfm_lens.report.pipeline.checked_chapters` says; no measurement is defined for the model.
     """
     from tsfm_lens.errors import InputError
-    from tsfm_lens.pipeline import checked_chapters
+    from tsfm_lens.report.pipeline import checked_chapters
 
     chosen = checked_chapters(tuple(kinds))
     known = check_sampling(model, samples)

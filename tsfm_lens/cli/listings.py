@@ -64,7 +64,7 @@ def hooks(
     as_json: AsJson = False,
 ) -> None:
     """List hook points with their axes, and the shapes that one short run gives them."""
-    from tsfm_lens.pipeline import hook_shapes
+    from tsfm_lens.report.pipeline import hook_shapes
 
     if parts:
         lens = open_lens(model)

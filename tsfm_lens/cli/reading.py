@@ -62,7 +62,7 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
 
 def read_data(sources: Sequence[str], reading: Reading) -> SeriesBatch:
     """Series of every ``--data``; what was decided by rule is said on stderr."""
-    from tsfm_lens.pipeline import read_sources
+    from tsfm_lens.report.pipeline import read_sources
 
     batch = read_sources(sources, **reading.given)
     for note in batch.notes:

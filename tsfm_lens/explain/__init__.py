@@ -7,7 +7,6 @@ from tsfm_lens.explain.hierarchy import refine_inputs
 from tsfm_lens.explain.masking import REFERENCES, MaskedBatch, mask_seen, masked, reference_values
 from tsfm_lens.explain.nulls import NULLS, held_against, route_effects, untrained_twin
 from tsfm_lens.explain.over_items import input_effects
-from tsfm_lens.explain.page import CHAPTERS, explain
 from tsfm_lens.explain.proof import named_routes, prove_routes
 from tsfm_lens.explain.routes import input_routes, missed_by_search
 from tsfm_lens.explain.segments import Segment, item_of, item_rows, refined, segments, token_edges
@@ -17,7 +16,6 @@ from tsfm_lens.explain.verdict import RULES, verdict
 from tsfm_lens.probes.given import refuse_others as _refuse_others
 
 __all__ = [
-    "CHAPTERS",
     "METHODS",
     "MaskedBatch",
     "Masks",
@@ -31,7 +29,6 @@ __all__ = [
     "covariate_use",
     "deletion_curves",
     "exact_shapley",
-    "explain",
     "forecasts",
     "held_against",
     "input_effects",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,12 @@ from tsfm_lens.data import SeriesBatch, by_variate
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.registry import extensible
 
 MOST = 100_000
 
 
+@extensible
 @dataclass(frozen=True)
 class Forecast:
     """What a model predicts for a batch of series.
@@ -94,11 +95,6 @@ class Forecast:
             data["sample"] = (("series", "draw", "step"), self.samples)
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
         return data
-
-    def _repr_html_(self) -> str:
-        # the room above, opened by name, so that imports run downwards only
-        drawn: str = import_module("tsfm_lens.viz.notebook").as_html(self)
-        return drawn
 
     def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """The dataset of a multivariate batch with dims ``series``, its groups, and ``variate``.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from tsfm_lens.models.memory import limit_of
 from tsfm_lens.models.paths import median_path
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
 from tsfm_lens.models.saved_run import run_dataset, save_run
+from tsfm_lens.registry import extensible
 
 if TYPE_CHECKING:
     from tsfm_lens.models.lens import Lens
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _KEPT_SHARE = 0.25
 
 
+@extensible
 @dataclass(frozen=True, eq=False)
 class Run:
     """A model's forecast of a batch, and what the model held while it made it.
@@ -74,6 +75,10 @@ class Run:
     _kept: list[Activations] = field(init=False, default_factory=list)
     derived: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
+    if TYPE_CHECKING:
+        report: ClassVar[Callable[..., Path]]
+        explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
+        explore: ClassVar[Callable[..., Any]]
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
@@ -328,22 +333,6 @@ class Run:
             return self
         return replace(self, whole=None).at(horizon)
 
-    # --- the rooms above, opened by name so that imports run downwards only --------------------------------
-
-    def report(self, out: str | Path, **options: Any) -> Path:
-        """Write one HTML report of this run; see :func:`tsfm_lens.pipeline.report`."""
-        path: Path = import_module("tsfm_lens.pipeline").report(self, out, **options)
-        return path
-
-    def explain(self, out: str | Path | None = None, **options: Any) -> dict[str, xr.Dataset]:
-        """What moved this forecast, on which routes, and the proof; see :func:`tsfm_lens.explain.explain`."""
-        found: dict[str, xr.Dataset] = import_module("tsfm_lens.explain").explain(self, out, **options)
-        return found
-
-    def explore(self, **options: Any) -> Any:
-        """One linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`."""
-        return import_module("tsfm_lens.explore").explore(self, **options)
-
     # --- results -----------------------------------------------------------------------------------------
 
     def to_dataset(self) -> xr.Dataset:
@@ -357,10 +346,6 @@ class Run:
             InputError: the file cannot be written; one that was there stays as it was.
         """
         return save_run(self, path)
-
-    def _repr_html_(self) -> str:
-        drawn: str = import_module("tsfm_lens.viz.notebook").as_html(self)
-        return drawn
 
     def dataset(self) -> xr.Dataset:
         """The part that all results share: context, truth, times, units, groups and variates."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
-
-if TYPE_CHECKING:
-    from tsfm_lens.models.architecture import Adapter
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 """(stack, forecast steps read out before, position of the first token, tokens, tokens of the first pass) -> spans."""
@@ -49,11 +46,11 @@ def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.Da
     return table
 
 
-def rollout_spans(adapter: Adapter, batch: SeriesBatch, horizon: int) -> SpansAt:
+def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
     """What the tokens of every pass of a forecast cover.
 
     Args:
-        adapter: the opened model.
+        adapter: of the opened model, a :class:`tsfm_lens.models.architecture.Adapter`.
         batch: the context.
         horizon: steps of the forecast.
     """

@@ -13,7 +13,7 @@ import ipywidgets as widgets
 import xarray as xr
 from transformers.utils import logging
 
-from tsfm_lens import catalogue, explain, load
+from tsfm_lens import catalogue, load
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.errors import InputError, LensError
@@ -21,7 +21,8 @@ from tsfm_lens.explore import brush, explore
 from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.pipeline import read_sources
+from tsfm_lens.report import explanation
+from tsfm_lens.report.pipeline import read_sources
 from tsfm_lens.serve.choosing import Columns
 from tsfm_lens.serve.dropping import Dropped
 from tsfm_lens.zoo import checkpoint_names
@@ -187,7 +188,7 @@ class Page(widgets.VBox):
 
     def _explained(self, run: Run) -> Iterator[widgets.Widget]:
         missing: dict[str, str] = {}
-        results = explain.explain(run, progress=self._progress, left_out=missing)
+        results = explanation.explain(run, progress=self._progress, left_out=missing)
         for result in results.values():
             yield from _chapter(result)
         for heading, reason in missing.items():

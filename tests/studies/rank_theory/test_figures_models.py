@@ -152,7 +152,8 @@ def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(make: object) -
 def test_a_result_of_several_models_says_what_makes_it() -> None:
     measurement = find("ranks_by_model")
     assert (
-        measurement.elsewhere == "made of several models: `probes.ranks_by_model` makes it, `tsfm-lens figure` draws it"
+        measurement.elsewhere
+        == "made of several models: `studies.rank_theory.ranks_by_model` makes it, `tsfm-lens figure` draws it"
     )
     with pytest.raises(InputError, match="made of several models"):
         measurement.of(None)  # type: ignore[arg-type]

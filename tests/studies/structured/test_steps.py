@@ -10,7 +10,6 @@ import torch
 from pydantic import ValidationError
 
 import tsfm_lens
-from tsfm_lens import probes
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import experiments, structured
@@ -66,7 +65,7 @@ def test_a_forecaster_opens_like_any_other_model() -> None:
 def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
     """The rank of what a head scores with: that of the width for a tensor train, of a head for standard attention."""
     ranks = {
-        name: probes.scoring_structure(tsfm_lens.load(drawn(name)), draws=3, sweeps=1)["epsilon_rank"].values
+        name: structured.scoring_structure(tsfm_lens.load(drawn(name)), draws=3, sweeps=1)["epsilon_rank"].values
         for name in ("attention", "bilinear-btt")
     }
     assert ranks["attention"].max() == 4 < ranks["bilinear-btt"].min()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,6 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.probes.findings import FEWEST, interval_over_series
 from tsfm_lens.studies.method_scores.methods import METHODS
-
-if TYPE_CHECKING:
-    from tsfm_lens.studies.method_scores.scores import Scores
 
 START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"
 LEVELS = {
@@ -33,6 +29,22 @@ DECOYS = {
 }
 """Words of a decoy's sentence on its card, the first that is found, and what kind of decoy has them."""
 PLANTED, UNTRAINED = "planted", "untrained"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What methods found, as tidy tables.
+
+    Attributes:
+        methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
+            are candidates at all), "auroc", "precision" (at the true size), "worst_rank", "mean_rank" of the true ones,
+            "claimed", "claim_precision", "claim_recall".
+        decoys: one row per decoy and method that could name it: whether the method puts it among as many candidates
+            as are true ("fooled"), and whether it claims it ("claimed").
+    """
+
+    methods: pd.DataFrame
+    decoys: pd.DataFrame
 
 
 def write_page(found: Scores, page: Path) -> None:

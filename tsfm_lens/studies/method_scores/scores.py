@@ -25,7 +25,7 @@ from tsfm_lens.studies.method_scores import inputs as scores_inputs
 from tsfm_lens.studies.method_scores.marks import Labels, claim_marks, marks, ranks
 from tsfm_lens.studies.method_scores.methods import METHODS, PARTS, Found, Method
 from tsfm_lens.studies.method_scores.noise import as_noisy_as_it_bears, forecast_error
-from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, write_page
+from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, Scores, write_page
 from tsfm_lens.studies.method_scores.series import Bench, bench
 from tsfm_lens.studies.method_scores.twins import untrained
 from tsfm_lens.training.command import run_command
@@ -66,22 +66,6 @@ CONDITIONS = (
 
 DECOY = ("method", "component", "decoy", "fooled", "claimed")
 """What is told of a decoy."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What methods found, as tidy tables.
-
-    Attributes:
-        methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
-            are candidates at all), "auroc", "precision" (at the true size), "worst_rank", "mean_rank" of the true ones,
-            "claimed", "claim_precision", "claim_recall".
-        decoys: one row per decoy and method that could name it: whether the method puts it among as many candidates
-            as are true ("fooled"), and whether it claims it ("claimed").
-    """
-
-    methods: pd.DataFrame
-    decoys: pd.DataFrame
 
 
 def score(

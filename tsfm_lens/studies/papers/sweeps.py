@@ -9,7 +9,7 @@ from typing import Any
 
 from tsfm_lens.data import bundled_names
 from tsfm_lens.errors import InputError, SweepFailedError, unknown_name
-from tsfm_lens.pipeline import bundled_in
+from tsfm_lens.report.pipeline import bundled_in
 from tsfm_lens.studies.papers.items import TABLE_3, Item
 from tsfm_lens.studies.papers.measures_sweeps import DESIGNS, Subject
 from tsfm_lens.studies.papers.measuring import Found

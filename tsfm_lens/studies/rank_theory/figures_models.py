@@ -134,7 +134,7 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
         Flow of ranks, figures 4 a, b and 9 left and middle.
 
     Example:
-        >>> fig = figures.model_rank_dots(probes.ranks_by_model([lens]))
+        >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))
         >>> fig.layout.meta["title"]
         'Ranks of queries by width'
     """

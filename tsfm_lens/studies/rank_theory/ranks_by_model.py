@@ -35,7 +35,7 @@ def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] =
         InputError: there is no model, two have one name, or as in :func:`weight_ranks`.
 
     Example:
-        >>> found = probes.ranks_by_model([lens], epsilon=0.1)
+        >>> found = rank_theory.ranks_by_model([lens], epsilon=0.1)
         >>> bool((found["head_rank"] <= found["rank"]).all())
         True
     """

@@ -12,7 +12,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.embedding_ranks import embedding_ranks, signal_families
 from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels
 from tsfm_lens.ranks import epsilon_rank
-from tsfm_lens.studies.rank_theory import ResidualMlpEmbedding
+from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
 __all__ = ["spectra_by_patch"]
 
@@ -48,7 +48,7 @@ def spectra_by_patch(
         InputError: an ε outside (0, 1), a patch below 1 step, or a model that reads text.
 
     Example:
-        >>> found = probes.spectra_by_patch(run, patches=[2], epsilon=0.01)
+        >>> found = rank_theory.spectra_by_patch(run, patches=[2], epsilon=0.01)
         >>> found["patch"].values.tolist()[1:]
         [2]
     """

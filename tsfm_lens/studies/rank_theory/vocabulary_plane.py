@@ -37,7 +37,7 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         InputError: the model has no vocabulary, or its embedding is not finite.
 
     Example:
-        >>> probes.vocabulary_plane(lens)["coordinate"].dims
+        >>> rank_theory.vocabulary_plane(lens)["coordinate"].dims
         ('token', 'direction')
     """
     table = vocabulary_of(lens)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import extensible
 from tsfm_lens.studies.samformer.reparam import sigma_reparametrised
 from tsfm_lens.studies.samformer.revin import RevIN
-
-if TYPE_CHECKING:
-    from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 
 __all__ = ["ATTENTIONS", "ChannelTransformer"]
 
@@ -56,6 +54,7 @@ class Block(nn.Module):
         return x + self.attn(x)
 
 
+@extensible
 class ChannelTransformer(nn.Module):
     """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
 
@@ -158,12 +157,6 @@ class ChannelTransformer(nn.Module):
         """The last stream (…, token, size) to forecasts (…, channel, H) in the units of the windows."""
         out = self.readout(stream.mT if self.over == "time" else stream)
         return self.embed.inverse(out, *statistics) if isinstance(self.embed, RevIN) and statistics else out
-
-    def lens_adapter(self) -> ChannelAdapter:
-        """The model's own wiring, by which ``load(model)`` opens it."""
-        from tsfm_lens.studies.samformer.wiring import ChannelAdapter
-
-        return ChannelAdapter(self)
 
 
 def refuse_sizes(**sizes: int) -> None:

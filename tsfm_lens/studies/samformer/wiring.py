@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,8 @@ from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Encoded
-
-if TYPE_CHECKING:
-    from tsfm_lens.studies.samformer.transformer import ChannelTransformer
+from tsfm_lens.registry import method_of
+from tsfm_lens.studies.samformer.transformer import ChannelTransformer
 
 __all__ = ["ChannelAdapter"]
 
@@ -119,3 +118,9 @@ class ChannelAdapter(PatchAdapter):
             season = np.sin(2 * np.pi * steps / (5 + index + channels)) * (1 + index + channels)
             items.append(10 * index - 4 * channels + season + 0.5 * rng.standard_normal(season.shape))
         return as_series(items)
+
+
+@method_of("ChannelTransformer")
+def lens_adapter(model: ChannelTransformer) -> ChannelAdapter:
+    """Return the model's own wiring, by which ``load(model)`` opens it."""
+    return ChannelAdapter(model)

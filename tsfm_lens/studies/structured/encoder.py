@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.registry import extensible
 from tsfm_lens.studies.structured.attention import ScoredAttention
 from tsfm_lens.studies.structured.forms import Form, mixed
 from tsfm_lens.studies.structured.sizes import refuse_remainder, whole
-
-if TYPE_CHECKING:
-    from tsfm_lens.studies.structured.wiring import ForecasterAdapter
 
 __all__ = ["Encoder", "InContextRegressor", "PatchForecaster"]
 
@@ -167,6 +165,7 @@ class InContextRegressor(nn.Module):
         return out[..., 0] if self.paired else out[:, ::2, 0]
 
 
+@extensible
 class PatchForecaster(nn.Module):
     """Patches of a normalised series in, quantiles of all steps ahead out of the last token.
 
@@ -220,12 +219,6 @@ class PatchForecaster(nn.Module):
         values = torch.where(known, (context - loc[:, None]) / scale[:, None], 0.0)
         tokens = torch.cat([part.unflatten(1, (-1, self.patch)) for part in (values, known.to(values))], -1)
         return self.quantiles(self.encoder(self.embed(tokens)), loc, scale)
-
-    def lens_adapter(self) -> ForecasterAdapter:
-        """The model's own wiring, by which ``load(model)`` opens it."""
-        from tsfm_lens.studies.structured.wiring import ForecasterAdapter
-
-        return ForecasterAdapter(self)
 
     def location(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the known values of each series, (batch,); 0 and 1 where none tells."""

@@ -100,7 +100,7 @@ def scoring_structure(
             or an ε as in :func:`weight_ranks`.
 
     Example:
-        >>> probes.scoring_structure(lens, draws=3, sweeps=1)["error"].dims
+        >>> structured.scoring_structure(lens, draws=3, sweeps=1)["error"].dims
         ('budget', 'structure', 'component')
     """
     shares, cuts = _checked(budget, draws, levels, sweeps), checked_levels(epsilon)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.registry import extensible
 from tsfm_lens.studies.samformer import RevIN
 from tsfm_lens.studies.structured.encoder import Embedding, Encoder
 from tsfm_lens.studies.structured.making import form_of_name
 from tsfm_lens.studies.structured.sizes import whole
 
-if TYPE_CHECKING:
-    from tsfm_lens.studies.structured.wiring import StepAdapter
-
 __all__ = ["StepForecaster", "make_forecaster"]
 
 
+@extensible
 class StepForecaster(nn.Module):
     """Windows (batch, channel, T) to forecasts (batch, channel, T): token t of the encoder forecasts step t ahead.
 
@@ -69,11 +68,6 @@ class StepForecaster(nn.Module):
         """The last stream (…, token, width) to forecasts (…, channel, T) in the units of the windows."""
         return self.revin.inverse(self.read_out(stream).mT, *statistics)
 
-    def lens_adapter(self) -> StepAdapter:
-        """The model's own wiring, by which ``load(model)`` opens it."""
-        from tsfm_lens.studies.structured.wiring import StepAdapter
-
-        return StepAdapter(self)
 
 
 def make_forecaster(

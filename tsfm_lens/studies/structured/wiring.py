@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans,
 from tsfm_lens.models import Lens
 from tsfm_lens.models.adapter import PatchAdapter
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.registry import method_of
 from tsfm_lens.studies.samformer import ChannelAdapter
-
-if TYPE_CHECKING:
-    from tsfm_lens.studies.structured.encoder import Block, PatchForecaster
-    from tsfm_lens.studies.structured.steps import StepForecaster
+from tsfm_lens.studies.structured.encoder import Block, PatchForecaster
+from tsfm_lens.studies.structured.steps import StepForecaster
 
 __all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
 
@@ -126,3 +125,9 @@ def as_lens(model: PatchForecaster, name: str = "structured") -> Lens:
         'structured'
     """
     return Lens(ForecasterAdapter(model.eval()), name)
+
+
+@method_of("PatchForecaster", "StepForecaster")
+def lens_adapter(model: PatchForecaster | StepForecaster) -> ForecasterAdapter | StepAdapter:
+    """Return the model's own wiring, by which ``load(model)`` opens it."""
+    return StepAdapter(model) if isinstance(model, StepForecaster) else ForecasterAdapter(model)

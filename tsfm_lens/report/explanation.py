@@ -14,6 +14,7 @@ from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.models.run import Run
+from tsfm_lens.report import pipeline
 
 __all__ = ["CHAPTERS", "explain"]
 
@@ -50,23 +51,21 @@ def explain(
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: what stands for a masked step, see :func:`tsfm_lens.explain.reference_values`.
-        chapters: see :func:`tsfm_lens.pipeline.analyse`.
+        chapters: see :func:`tsfm_lens.report.pipeline.analyse`.
         options: of the probes, by kind of measurement.
-        title, sources, progress, left_out: see :func:`tsfm_lens.pipeline.report`.
+        title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
 
     Returns:
-        Labelled results by name, as :func:`tsfm_lens.pipeline.analyse` gives them.
+        Labelled results by name, as :func:`tsfm_lens.report.pipeline.analyse` gives them.
 
     Raises:
         UnknownNameError: no such item, method, reference or chapter.
         InputError: no chapter can be computed, or the folder cannot be written.
 
     Example:
-        >>> list(explain.explain(driven, chapters=("forecast", "covariate_use")))
+        >>> list(explanation.explain(driven, chapters=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
-    from tsfm_lens import pipeline
-
     refuse_unknown(method, reference)
     if out is not None:
         pipeline.check_place(out)

@@ -1,0 +1,45 @@
+"""Methods of Run and Forecast that need the upper floors, attached from here so that nothing below names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tsfm_lens.registry import method_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from tsfm_lens.models import Forecast, Run
+
+
+@method_of("Run")
+def report(run: Run, out: str | Path, **options: Any) -> Path:
+    """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`."""
+    from tsfm_lens.report import pipeline
+
+    return pipeline.report(run, out, **options)
+
+
+@method_of("Run")
+def explain(run: Run, out: str | Path | None = None, **options: Any) -> dict[str, xr.Dataset]:
+    """Explain this forecast by its inputs, routes and a proof; see :func:`tsfm_lens.report.explanation.explain`."""
+    from tsfm_lens.report import explanation
+
+    return explanation.explain(run, out, **options)
+
+
+@method_of("Run")
+def explore(run: Run, **options: Any) -> Any:
+    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`."""
+    from tsfm_lens import explore
+
+    return explore.explore(run, **options)
+
+
+@method_of("Run", "Forecast")
+def _repr_html_(shown: Run | Forecast) -> str:
+    """Draw the forecast in a notebook, under a line of facts."""
+    from tsfm_lens.viz import notebook
+
+    return notebook.as_html(shown)
