@@ -1,0 +1,223 @@
+"""Measure the house: lines, layers, names, docstrings, habits. ``make house`` prints the table; tests hold the bounds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import networkx
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "tsfm_lens"
+
+LAYERS = (
+    ("errors",),
+    ("registry", "ranks", "console", "places"),
+    ("data",),
+    ("hooks",),
+    ("models",),
+    ("ablation",),
+    ("probes",),
+    ("explain", "training"),
+    ("compress", "sweep"),
+    ("testing", "zoo"),
+    ("viz",),
+    ("catalogue",),
+    ("report",),
+    ("figures",),
+    ("explore",),
+    ("serve",),
+    ("doctor",),
+    ("verbs",),
+    ("__init__",),
+    ("cli",),
+    ("__main__",),
+    ("studies",),
+)
+"""Packages from the bottom up; each imports from those below it and from itself alone."""
+LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
+BELOW_FIGURES = {"errors", "registry", "ranks", "places", "viz"}
+"""Figures are drawn of datasets: viz imports nothing that knows a model."""
+
+PARTICIPLES = frozenset(
+    "known found told said asked given made shown kept drawn wanted chosen held taken seen felt left read".split()
+) - {"left", "read"}
+ODD_OPENING = re.compile(r"(What|Which|Whether|How|Where)\b")
+
+
+class Import(NamedTuple):
+    """One import of the package: who, what, in which form, where."""
+
+    source: str
+    target: str
+    form: str
+    line: int
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Text of every module of the package by its dotted name."""
+    files = sorted((ROOT / PACKAGE).rglob("*.py"))
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file.read_text()
+        for file in files
+    }
+
+
+def imports(texts: Mapping[str, str]) -> list[Import]:
+    """Every import between modules: at module level, in functions, under TYPE_CHECKING, and by string.
+
+    Args:
+        texts: source of each module by dotted name; targets are those of them that a name leads to.
+    """
+    return [found for module, text in texts.items() for found in _imports(module, ast.parse(text), texts)]
+
+
+def _imports(module: str, tree: ast.Module, texts: Mapping[str, str]) -> Iterator[Import]:
+    forms: dict[int, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            forms |= {id(inner): "in a function" for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            forms |= {id(inner): "for types" for line in node.body for inner in ast.walk(line)}
+    for node in ast.walk(tree):
+        form = forms.get(id(node), "at module level")
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            form = "by string"
+            names = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
+        for name in names:
+            target = _module(str(name), texts)
+            if target and target != module:
+                yield Import(module, target, form, getattr(node, "lineno", 0))
+
+
+def _module(name: str, texts: Mapping[str, str]) -> str:
+    """The module that a dotted name leads to; "" if none."""
+    while name and name not in texts:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def package_of(module: str) -> str:
+    """The package below the root that a module belongs to."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def upward(found: list[Import]) -> list[Import]:
+    """Imports that do not lead to a package further down."""
+    arrows = []
+    for each in found:
+        source, target = package_of(each.source), package_of(each.target)
+        if source != target and (
+            LEVEL[target] >= LEVEL[source] or (source == "viz" and target not in BELOW_FIGURES)
+        ):
+            arrows.append(each)
+    return arrows
+
+
+def circles(found: list[Import]) -> list[set[str]]:
+    """Groups of modules that import each other, in whatever form; the largest first."""
+    graph = networkx.DiGraph((each.source, each.target) for each in found)
+    groups = [group for group in networkx.strongly_connected_components(graph) if len(group) > 1]
+    return sorted(groups, key=len, reverse=True)
+
+
+def bindings(tree: ast.Module) -> Iterator[ast.Name]:
+    """Names that are assigned."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node
+
+
+def summaries(tree: ast.Module) -> Iterator[str]:
+    """First line of every docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text.splitlines()[0]
+
+
+def shared_class_names(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Names of classes that several modules define, and these modules."""
+    homes: dict[str, set[str]] = defaultdict(set)
+    for module, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(module)
+    return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def lines(folder: Path, *, without: str = "") -> int:
+    """Lines of Python in a folder, one of its folders apart."""
+    files = (file for file in folder.rglob("*.py") if not without or without not in file.relative_to(folder).parts)
+    return sum(file.read_text().count("\n") for file in files)
+
+
+def measures() -> dict[str, float]:
+    """Compute every measure of the house by name."""
+    texts = sources()
+    trees = [ast.parse(text) for text in texts.values()]
+    opening = [summary for tree in trees for summary in summaries(tree)]
+    count = sum(text.count("\n") for text in texts.values())
+    found = imports(texts)
+    groups = circles(found)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {
+        "core lines": lines(ROOT / PACKAGE, without="studies"),
+        "studies lines": lines(ROOT / PACKAGE / "studies"),
+        "tests lines": lines(ROOT / "tests"),
+        "files": len(texts),
+        "upward imports": len({(each.source, each.target, each.form) for each in upward(found)}),
+        "largest circle": len(groups[0]) if groups else 0,
+        "participles per 1,000 lines": 1000 * sum(n.id in PARTICIPLES for t in trees for n in bindings(t)) / count,
+        "odd docstrings, %": 100 * sum(bool(ODD_OPENING.match(each)) for each in opening) / len(opening),
+        "class names with several homes": len(shared_class_names(texts)),
+        "mandatory dependencies": len(project["dependencies"]),
+        "changelog lines": (ROOT / "CHANGELOG.md").read_text().count("\n"),
+        "CONTRIBUTING lines": (ROOT / "CONTRIBUTING.md").read_text().count("\n"),
+    }
+
+
+BOUNDS = {
+    "core lines": 52_000,
+    "studies lines": 16_000,
+    "tests lines": 36_000,
+    "upward imports": 0,
+    "largest circle": 0,
+    "participles per 1,000 lines": 1,
+    "odd docstrings, %": 1,
+    "class names with several homes": 4,
+    "mandatory dependencies": 15,
+    "CONTRIBUTING lines": 200,
+}
+
+
+def main() -> None:
+    """Print the table; with ``--arrows`` also every upward import and circle."""
+    for name, value in measures().items():
+        bound = f"  (at most {BOUNDS[name]:,})" if name in BOUNDS else ""
+        print(f"{name:32} {value:10,.1f}{bound}" if isinstance(value, float) else f"{name:32} {value:10,}{bound}")
+    if "--arrows" in sys.argv:
+        found = imports(sources())
+        for each in sorted(set(upward(found))):
+            print(f"{each.source}:{each.line} imports {each.target} {each.form}")
+        for group in circles(found):
+            print("circle:", ", ".join(sorted(group)))
+
+
+if __name__ == "__main__":
+    main()
