@@ -346,7 +346,7 @@ def known_frequency(freq: Any) -> str:
     return freq if isinstance(freq, str) else str(offset.freqstr)
 
 
-def check_unique(ids: Sequence[str]) -> None:
+def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
     """Refuse names that repeat.
 
     Raises:
@@ -354,7 +354,7 @@ def check_unique(ids: Sequence[str]) -> None:
     """
     repeated = sorted(name for name, times in Counter(ids).items() if times > 1)
     if repeated:
-        raise InputError(f"series ids must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
+        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
 
 
 def season_of(freq: str | None) -> int:

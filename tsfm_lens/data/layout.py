@@ -79,7 +79,7 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
         raise InputError(f"the frame has {both[0]!r} both as a level of its index and as a column; drop one of them")
     dated = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
     dated += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
-    if time_column is None:
+    if time_column is None and not (len(dated) == 1 and find(names, TIME_COLUMNS) not in (None, *dated)):
         time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
     others = [name for name in names if name != time_column]
     if id_column is None:
@@ -185,20 +185,3 @@ def value_columns(
     if not wanted:
         raise InputError("no column of values is named")
     return list(wanted)
-
-
-def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Ids as text: whole numbers as their digits, others as Python writes them; text stays as it is.
-
-    Raises:
-        InputError: an id is missing, or two ids that differ have one text, as 1 and "1" do.
-    """
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
-    codes, values = pd.factorize(np.asarray(column, dtype=object) if column.dtype == object else column)
-    texts = [str(value) for value in values]
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
-        raise InputError(f"column {name!r} holds ids that differ but read alike: {twice!r}, as text and as a number")
-    return np.array(texts, dtype=object)[codes]
