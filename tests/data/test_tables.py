@@ -110,7 +110,7 @@ def test_a_column_keeps_its_name() -> None:
 # --- named dimensions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     ("dims", "coords", "options", "ids"),
     [
@@ -120,10 +120,10 @@ def test_a_column_keeps_its_name() -> None:
     ],
 )
 def test_dimensions_are_read_by_their_names(
-    turned: bool, dims: tuple[str, str], coords: dict[str, Any], options: dict[str, str], ids: tuple[str, ...]
+    reverse: bool, dims: tuple[str, str], coords: dict[str, Any], options: dict[str, str], ids: tuple[str, ...]
 ) -> None:
     array = xr.DataArray(np.arange(6.0).reshape(3, 2), dims=dims, coords=coords)
-    array = array.transpose(*reversed(dims)) if turned else array
+    array = array.transpose(*reversed(dims)) if reverse else array
     batch = as_series(array, **options)
     assert content(batch)[:2] == (ids, [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])
     assert batch.starts[0] == (DAYS[0] if "day" in coords else None)

@@ -159,7 +159,7 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
     is_run = hasattr(type(data), "encoded")
     held = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
     raise InputError(
-        f"{type(data).__name__} is no series: expected arrays, tensors, a pandas Series or long frame, or the path "
+        f"{type(data).__name__} is no series: expected arrays, tensors, a Series or table, entries, or the path "
         f"of a CSV or Parquet file{held}"
     )
 
@@ -188,11 +188,11 @@ def _items(items: Sequence[Any], names: tuple[str, ...], freq: str | None) -> Se
         raise InputError(f"{len(items)} series came with {len(names)} ids")
     check_unique(names)
     items = [to_pandas(item) for item in items]
-    timed = [item.rename(name) for name, item in zip(names, items, strict=True) if _has_times(item)]
-    if timed:
-        if len(timed) < len(items):
+    with_times = [item.rename(name) for name, item in zip(names, items, strict=True) if _has_times(item)]
+    if with_times:
+        if len(with_times) < len(items):
             raise InputError("some series have timestamps and others are arrays; give all alike")
-        return SeriesBatch.concat([_from_pandas(item, freq) for item in timed])
+        return SeriesBatch.concat([_from_pandas(item, freq) for item in with_times])
     values: list[np.ndarray] = []
     groups: list[str] = []
     variates: list[str] = []

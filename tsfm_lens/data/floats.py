@@ -101,6 +101,8 @@ def _from_tensor(tensor: Any, what: str) -> np.ndarray:
 
 
 def _number(item: object, position: int, what: str) -> float:
+    if type(item) is float:
+        return item
     if is_missing(item):
         return np.nan
     try:

@@ -80,7 +80,7 @@ def columns_of_covariates(
 
 def _read(column: pd.Series, name: str, role: str, numbers: Callable[[pd.Series, str], np.ndarray]) -> Covariate:
     kind = column.dtype
-    numbered = isinstance(kind, pd.CategoricalDtype) and pd.api.types.is_numeric_dtype(kind.categories.dtype)
+    of_numbers = isinstance(kind, pd.CategoricalDtype) and pd.api.types.is_numeric_dtype(kind.categories.dtype)
     if isinstance(kind, pd.CategoricalDtype):
         names = np.append(id_texts(kind.categories.to_series(), name), [None])
         column = pd.Series(names[column.cat.codes], column.index, dtype=object)
@@ -88,7 +88,7 @@ def _read(column: pd.Series, name: str, role: str, numbers: Callable[[pd.Series,
         return Covariate(name, role, numbers(column, name), None)
     cells = plain_array(column, f"covariate {name!r}")
     texts = [cell for cell in cells.tolist() if isinstance(cell, str)]
-    if not numbered and all(re.fullmatch(NUMBER, text.strip()) for text in texts):
+    if not of_numbers and all(re.fullmatch(NUMBER, text.strip()) for text in texts):
         return Covariate(name, role, numbers(column, name), None)
     if all(text.lower() in TRUTHS for text in texts):
         cells = np.array([TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)

@@ -22,6 +22,7 @@ from tsfm_lens.data.layout import dated_column, flat, key_and_time, value_column
 from tsfm_lens.data.tables import without_arrow
 from tsfm_lens.errors import InputError
 
+_NUMBER = re.compile(NUMBER)
 _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
 
 
@@ -218,12 +219,11 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     """The column as float64, each the nearest to what is written; text that reads as a number counts as one."""
     if isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) or column.dtype == object:
         cells = column.to_numpy(dtype=object, copy=True)
-        for place in np.flatnonzero([isinstance(cell, str) for cell in cells]).tolist():
-            if not re.fullmatch(NUMBER, cells[place].strip()):
-                raise InputError(
-                    f"column {name!r} holds {cells[place]!r} in row {column.index[place]}, which is not a number"
-                )
-            cells[place] = float(cells[place])
+        texts = {place: cell for place, cell in enumerate(cells) if isinstance(cell, str)}
+        odd = next((place for place, text in texts.items() if not _NUMBER.fullmatch(text.strip())), None)
+        if odd is not None:
+            raise InputError(f"column {name!r} holds {texts[odd]!r} in row {column.index[odd]}, which is not a number")
+        cells[list(texts)] = list(map(float, texts.values()))
         return to_floats(cells, f"column {name!r}")
     return to_floats(column.to_numpy(), f"column {name!r}")
 

@@ -63,16 +63,16 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
     what = f"a value of column {name!r}"
     if column.dtype == object:
         ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
-        numbers, _ = pd.factorize(column.to_numpy())
+        codes, _ = pd.factorize(column.to_numpy())
     else:
-        numbers, values = pd.factorize(column)
-        ids = np.array([label(value, what) for value in values], dtype=object)[numbers]
-    # both numberings go by first appearance
-    written, _ = pd.factorize(ids)
-    odd = np.flatnonzero(numbers != written)
+        codes, values = pd.factorize(column)
+        ids = np.array([label(value, what) for value in values], dtype=object)[codes]
+    # both codes go by first appearance
+    text_codes, _ = pd.factorize(ids)
+    odd = np.flatnonzero(codes != text_codes)
     if len(odd):
         row = odd[0]
-        first = np.flatnonzero((numbers == numbers[row]) | (written == written[row]))[0]
+        first = np.flatnonzero((codes == codes[row]) | (text_codes == text_codes[row]))[0]
         why = (
             f"that differ but read alike: {ids[row]!r}, as text and as a number"
             if ids[first] == ids[row]

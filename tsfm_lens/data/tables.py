@@ -93,15 +93,15 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
 def _labelled(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
     variables = {"": data} if isinstance(data, xr.DataArray) else dict(data.data_vars)
     dimensions = {name: tuple(map(str, each.dims)) for name, each in variables.items()}
-    shown = "; ".join(f"{name}: {', '.join(dims)}" if name else ", ".join(dims) for name, dims in dimensions.items())
+    listing = "; ".join(f"{name}: {', '.join(dims)}" if name else ", ".join(dims) for name, dims in dimensions.items())
     if len(set(map(frozenset, dimensions.values()))) != 1:
         raise InputError(
-            f"the variables of the Dataset differ in their dimensions ({shown or 'it has none'}); select those of one "
+            f"the variables of the Dataset differ in their dimensions ({listing or 'it has none'}); select those of one "
             "shape, as in dataset[['load', 'price']]"
         )
     if not 1 <= len(next(iter(dimensions.values()))) <= 2:
         raise InputError(
-            f"the {type(data).__name__} has the dimensions ({shown}), expected time, or time and series; select with "
+            f"the {type(data).__name__} has the dimensions ({listing}), expected time, or time and series; select with "
             ".isel(…), or make columns of one dimension with .to_dataset(…) and name them with variates=[…]"
         )
     plain = data.reset_coords(drop=True)
