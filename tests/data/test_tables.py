@@ -155,7 +155,7 @@ def test_what_names_do_not_tell_is_refused(data: Any, message: str) -> None:
         as_series(data)
 
 
-@pytest.mark.parametrize(("dated", "text"), [("id", "timestamp"), (None, "timestamp"), ("id", "date")])
+@pytest.mark.parametrize(("dated", "text"), [("id", "timestamp"), (None, "timestamp"), ("id", "date"), ("id", "day")])
 def test_levels_whose_names_contradict_their_content_are_refused(dated: str | None, text: str) -> None:
     index = pd.MultiIndex.from_product([DAYS, ["a", "b"]], names=[dated, text])
     frame = pd.DataFrame({"target": np.arange(6.0)}, index=index)

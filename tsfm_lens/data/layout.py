@@ -79,7 +79,8 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
         raise InputError(f"the frame has {both[0]!r} both as a level of its index and as a column; drop one of them")
     dated = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
     dated += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
-    if time_column is None and not (len(dated) == 1 and find(names, TIME_COLUMNS) not in (None, *dated)):
+    contrary = find(dated, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *dated)
+    if time_column is None and not (len(dated) == 1 and contrary):
         time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
     others = [name for name in names if name != time_column]
     if id_column is None:

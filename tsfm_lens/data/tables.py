@@ -96,8 +96,8 @@ def _labelled(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
     listing = "; ".join(f"{name}: {', '.join(dims)}" if name else ", ".join(dims) for name, dims in dimensions.items())
     if len(set(map(frozenset, dimensions.values()))) != 1:
         raise InputError(
-            f"the variables of the Dataset differ in their dimensions ({listing or 'it has none'}); select those of one "
-            "shape, as in dataset[['load', 'price']]"
+            f"the variables of the Dataset differ in their dimensions ({listing or 'it has none'}); select those of "
+            "one shape, as in dataset[['load', 'price']]"
         )
     if not 1 <= len(next(iter(dimensions.values()))) <= 2:
         raise InputError(
