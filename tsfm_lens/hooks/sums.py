@@ -111,8 +111,8 @@ def no_sum(
     )
     if hooked:
         return InputError(
-            f"{said}. Hooks are set at {', '.join(hooked)}, and an edit of the stream itself is no write; decompose a "
-            "run without them, or edit what is written (hook_z, hook_out)"
+            f"{said}. Hooks are set at {', '.join(hooked)}; an edit of the stream itself is no write, and one of an "
+            "attention's whole output is no head's. Decompose a run without them, or edit hook_z of heads, hook_out of MLPs"
         )
     return WiringError(
         f"{said}. A norm after the sum (post-norm) leaves no sum of writes to decompose, and neither does a hook that "
