@@ -112,7 +112,7 @@ def no_sum(
     if hooked:
         return InputError(
             f"{said}. Hooks are set at {', '.join(hooked)}; an edit of the stream itself is no write, and one of an "
-            "attention's whole output is no head's. Decompose a run without them, or edit hook_z of heads, hook_out of MLPs"
+            "attention's whole output is no head's. Decompose a run without, or edit hook_z or an MLP's hook_out"
         )
     return WiringError(
         f"{said}. A norm after the sum (post-norm) leaves no sum of writes to decompose, and neither does a hook that "
