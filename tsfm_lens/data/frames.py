@@ -139,7 +139,7 @@ def _on_grids(
     refused: InputError | None = None
     for clock, stamps in clocks.items():
         try:
-            grids = _all_grids(stamps, groups, rows, freq)
+            grids = _all_grids(stamps, groups, rows, freq, times.doubtful)
         except InputError as error:
             refused = refused or error
             continue
@@ -175,7 +175,7 @@ def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: 
 
 
 def _all_grids(
-    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None, doubtful: bool
 ) -> list[Grid]:
     # series of one panel mostly share their times
     known: dict[bytes, Grid] = {}
@@ -184,7 +184,7 @@ def _all_grids(
         times = stamps[rows_of_group]
         shared = known.get(times.tobytes())
         if shared is None or (step is not None and shared.freq != step):
-            shared = known[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step)
+            shared = known[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step, doubtful)
         return shared
 
     grids = [grid(group, rows_of_group, freq) for group, rows_of_group in groups]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.headers import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
-from tsfm_lens.data.instants import looks_like_dates
+from tsfm_lens.data.instants import holds_dates, looks_like_dates
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -57,9 +57,9 @@ def _says_something(index: pd.Index, id_column: str | None, time_column: str | N
 
 
 def _is_time(index: pd.Index) -> bool:
-    if isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
+    if holds_dates(index.dtype):
         return True
-    return index.name is None and looks_like_dates(pd.Series(index.to_numpy()))
+    return index.name is None and looks_like_dates(pd.Series(index.array))
 
 
 def _free_name(frame: pd.DataFrame, index: pd.Index) -> str:
@@ -149,13 +149,13 @@ def dated_column(frame: pd.DataFrame, taken: Collection[Hashable | None]) -> Has
     dated = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
-        if column not in taken and (kind.kind == "M" or (_is_text(kind) and looks_like_dates(frame[column])))
+        if column not in taken and (holds_dates(kind) or (_is_text(kind) and looks_like_dates(frame[column])))
     ]
     return dated[0] if len(dated) == 1 else None
 
 
 def _is_text(kind: Any) -> bool:
-    return isinstance(kind, pd.StringDtype) or (isinstance(kind, np.dtype) and kind.kind == "O")
+    return isinstance(kind, pd.StringDtype | np.dtype | pd.ArrowDtype) and kind.kind == "O"
 
 
 def find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
