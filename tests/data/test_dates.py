@@ -120,6 +120,11 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
 DAYS = (pa.date32(), pa.date64())
 
 
+def test_text_beyond_the_range_is_still_a_column_of_dates() -> None:
+    with pytest.raises(InputError, match=r"column 'when' .*'2900-01-01' in row 0 is beyond the dates"):
+        as_series(pd.DataFrame({"when": ["2900-01-01", "2900-01-02", "2900-01-03"], "y": [1.0, 2.0, 3.0]}))
+
+
 def test_zones_at_the_ends_of_the_range() -> None:
     ends = pd.DatetimeIndex(np.array(["2262-04-11T20", "2262-04-11T21", "2262-04-11T22"], "datetime64[ns]"))
     with pytest.raises(InputError, match=r"2262-04-11T20.* in row 0 is beyond"):

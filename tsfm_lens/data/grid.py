@@ -55,7 +55,7 @@ def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, doub
         rows: what messages call the row of each.
         name: of the series.
         freq: pandas alias; inferred if None.
-        doubtful: whether the times come from numbers that may mean something else.
+        doubtful: true of times read from numbers that may mean something else.
 
     Raises:
         InputError: two values have one time, the times are irregular, or most of the grid would be empty, or a fifth

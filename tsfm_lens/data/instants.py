@@ -50,7 +50,7 @@ class Times:
         clock: datetime64[ns] as a clock on the wall shows them; or step numbers, int64 or float64.
         utc: datetime64[ns] in UTC, where the column says how far the clock is from it.
         note: how the column was read, "" where there was no choice.
-        doubtful: whether steps, years or months were read from numbers that may mean something else.
+        doubtful: true of steps, years and months read from numbers, which may mean something else.
     """
 
     clock: np.ndarray
@@ -75,10 +75,11 @@ def times_of(column: pd.Series, name: str) -> Times:
     Whole numbers are, in this order: calendar digits, if all have 4, 6, 8, 10, 12 or 14 of them and are dates from
     1700 to 2200 (yyyy, yyyymm, yyyymmdd, …); seconds, milliseconds, microseconds or nanoseconds since 1970, if all lie
     in one range of 10⁸ to 10¹⁰, 10¹¹ to 10¹³, 10¹⁴ to 10¹⁶, or from 10¹⁷ on; step numbers below 10⁸. Broken numbers are
-    steps. Text is ISO 8601, or all of it fits one format of day, month and year.
+    steps. Text is ISO 8601, or all of it fits one format of day, month and year. Dates may have any unit, and lie in
+    the whole years that nanoseconds hold, 1678 to 2261. Of periods the beginnings count.
 
     Raises:
-        InputError: a cell is missing or no time, or the text can be read in two ways.
+        InputError: a cell is missing, no time or beyond these years, or the text can be read in two ways.
     """
     missing = column.isna().to_numpy()
     column = _plain(column) if not missing.any() else column
@@ -111,18 +112,18 @@ def holds_dates(dtype: Any) -> bool:
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Whether a column of text or objects holds timestamps, by its first cells."""
-    known = _plain(column.dropna().head(20))
-    if known.empty or holds_dates(known.dtype):
-        return not known.empty
-    if all(isinstance(cell, date | np.datetime64) for cell in known):
+    """Tell a column of timestamps, also of such as :func:`times_of` refuses, from all others by its first cells."""
+    cells = _plain(column.dropna().head(20))
+    if cells.empty or holds_dates(cells.dtype):
+        return not cells.empty
+    if all(isinstance(cell, date | np.datetime64) for cell in cells):
         return True
-    if not all(isinstance(cell, str) for cell in known) or all(map(_is_number, known)):
+    if not all(isinstance(cell, str) for cell in cells) or all(map(_is_number, cells)):
         return False
     try:
-        return not times_of(known, "").steps
+        return not times_of(cells, "").steps
     except InputError as error:
-        return "may be" in str(error)
+        return "may be" in str(error) or "beyond the dates" in str(error)
 
 
 def _plain(column: pd.Series) -> pd.Series:
