@@ -22,6 +22,7 @@ from tsfm_lens.lab.grid import Arm, gathered, of_seeds, run_arms
 from tsfm_lens.lab.in_context import WIDTH_ARMS, WIDTHS, in_context_arms, in_context_results
 from tsfm_lens.lab.samformer import oracle_loss
 from tsfm_lens.lab.transfer import transfer_arms, transfer_results
+from tsfm_lens.places import replacing
 from tsfm_lens.training.command import HELP, run_command
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, context_settings=HELP)
@@ -152,9 +153,8 @@ def _train(
 
 
 def _write(record: xr.Dataset, file: Path) -> None:
-    part = file.with_name(f"{file.name}.part")
-    record.to_netcdf(part, engine="scipy")
-    part.replace(file)
+    with replacing(file) as part:
+        record.to_netcdf(part, engine="scipy")
     console().print(str(file))
 
 

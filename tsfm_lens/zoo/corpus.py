@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, unknown_name
+from tsfm_lens.places import replacing
 from tsfm_lens.zoo.chaos import chaotic
 from tsfm_lens.zoo.kernelsynth import kernelsynth
 from tsfm_lens.zoo.mixture import FAMILIES, unit
@@ -48,10 +49,10 @@ class Corpus:
     def save(self, path: Path) -> None:
         """Write the corpus as one file; an old one is replaced only once the new one is whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part.npz")
         names = np.array(sorted(self.rows))
-        np.savez(part, values=self.values, names=names, bounds=np.array([self.rows[name] for name in names]))
-        part.replace(path)
+        # numpy adds .npz to a name without it, but not to an open file
+        with replacing(path) as part, part.open("wb") as file:
+            np.savez(file, values=self.values, names=names, bounds=np.array([self.rows[name] for name in names]))
 
     @classmethod
     def read(cls, path: Path) -> Corpus:

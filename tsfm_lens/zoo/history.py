@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import Lens, load
+from tsfm_lens.places import replacing
 from tsfm_lens.training import read_log
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import HISTORY, LOG, STATE, identity_of, snapshot_files
@@ -114,9 +115,8 @@ def main(
     history = TrainingHistory(folder)
     sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
     measured: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
-    part = out.with_name(f"{out.name}.part")
-    measured.to_netcdf(part, engine="scipy")
-    part.replace(out)
+    with replacing(out) as part:
+        measured.to_netcdf(part, engine="scipy")
     console().print(
         f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps {min(history)} to {max(history)}"
     )

@@ -17,7 +17,7 @@ import xarray as xr
 
 from tsfm_lens.console import console
 from tsfm_lens.lab.structured import level_attention_operations
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.places import refuse_unwritable, replacing
 from tsfm_lens.training import read_log
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import LOG
@@ -124,9 +124,8 @@ def main(
         if not trained(arm, out, corpus):
             console().print("stopped; the same command goes on")
             raise typer.Exit(130)
-    part = out / "chronos_levels.nc.part"
-    level_record(chosen, out, corpus).to_netcdf(part, engine="scipy")
-    part.replace(out / "chronos_levels.nc")
+    with replacing(out / "chronos_levels.nc") as part:
+        level_record(chosen, out, corpus).to_netcdf(part, engine="scipy")
     console().print(str(out / "chronos_levels.nc"))
 
 

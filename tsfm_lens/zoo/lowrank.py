@@ -13,7 +13,7 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.places import refuse_unwritable, replacing
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.state import STATE
 from tsfm_lens.zoo.arms import ATTENTION, BASE, DENSE, SEEDS, VOCABULARIES, Arm, arms
@@ -69,9 +69,8 @@ def main(
             console().print("stopped; the same command goes on")
             return
     for name, record in records(chosen, out, corpus).items():
-        part = out / f"{name}.nc.part"
-        record.to_netcdf(part, engine="scipy")
-        part.replace(out / f"{name}.nc")
+        with replacing(out / f"{name}.nc") as part:
+            record.to_netcdf(part, engine="scipy")
         console().print(f"{out / name}.nc: {record.attrs['title']}")
 
 
