@@ -162,6 +162,7 @@ def _written(
     """Compress, write, open what was written, and judge that."""
     from tsfm_lens import compress as room
     from tsfm_lens import load
+    from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
     working = bar.add_task("measure the matrices" if options["method"] == "measured" else "find factors", total=None)
 
@@ -203,7 +204,7 @@ def _written(
         "folder": str(out),
         "native": native,
         "figure": page,
-        "file_bytes": sum(file.stat().st_size for file in out.glob("*.safetensors")),
+        "file_bytes": sum(file.stat().st_size for file in out.iterdir() if file.suffix in (SUFFIX, COMPRESSED)),
         "bytes": dict(zip(("whole", "compressed"), held, strict=True)),
         "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(opened)},
         "ratio": ratio,
@@ -254,8 +255,8 @@ def _show(found: dict[str, Any]) -> None:
             f"{held[1] / held[0]:.2f} of the memory"
         )
     typer.echo(f"weights in files: {found['file_bytes']:,} bytes")
-    if found["native"]:
-        typer.echo("the model's own library opens it, too")
+    opens = "the model's own library opens it, too" if found["native"] else "tsfm_lens.load opens it, no other library"
+    typer.echo(opens)
     for path in (found["figure"], found["folder"]):
         if path is not None:
             typer.echo(path)
