@@ -124,8 +124,8 @@ def drawing(model: nn.Module, generator: torch.Generator) -> Callable[[], Tensor
 
     def loss() -> Tensor:
         x = torch.randn(6, LENGTH, 1, generator=generator)
-        kept = torch.empty(6, LENGTH, 1).bernoulli_(0.8, generator=generator)
-        return ((model(x) - x.roll(1, 1)) * kept).square().mean()
+        mask = torch.empty(6, LENGTH, 1).bernoulli_(0.8, generator=generator)
+        return ((model(x) - x.roll(1, 1)) * mask).square().mean()
 
     return loss
 

@@ -177,21 +177,21 @@ def _resolved(folder: Path, name: str) -> Path:
 def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[dict[str, Path], dict[str, str] | None]:
     """Name -> path of the files with weights, and what the index, if there is one, says of each tensor's place."""
 
-    def stored(name: str) -> str:
+    def file_of(name: str) -> str:
         return name.replace(SUFFIX, suffix)
 
-    foreign = next((name for name in (WEIGHTS, INDEX) if suffix != SUFFIX and os.path.lexists(folder / name)), None)
-    if foreign is not None:
+    native = next((name for name in (WEIGHTS, INDEX) if suffix != SUFFIX and os.path.lexists(folder / name)), None)
+    if native is not None:
         raise CheckpointError(
-            f"{folder} holds {foreign} beside {COMPRESSION}, expected {stored(foreign)}: other libraries would open "
+            f"{folder} holds {native} beside {COMPRESSION}, expected {file_of(native)}: other libraries would open "
             "it with random weights in the place of compressed ones; write it again with this version"
         )
-    single = os.path.lexists(folder / stored(WEIGHTS))
-    if not os.path.lexists(folder / stored(INDEX)):
+    single = os.path.lexists(folder / file_of(WEIGHTS))
+    if not os.path.lexists(folder / file_of(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _resolved(folder, stored(WEIGHTS))}, None
-    files[INDEX] = _resolved(folder, stored(INDEX))
+        return {WEIGHTS: _resolved(folder, file_of(WEIGHTS))}, None
+    files[INDEX] = _resolved(folder, file_of(INDEX))
     placed = read_settings(files[INDEX]).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError(f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files")
@@ -206,7 +206,7 @@ def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[di
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
         )
-    return {name: _resolved(folder, stored(name)) for name in names}, placed
+    return {name: _resolved(folder, file_of(name)) for name in names}, placed
 
 
 def _no_weights(folder: Path) -> CheckpointError:
