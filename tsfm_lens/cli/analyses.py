@@ -70,6 +70,7 @@ def forecast(
     model: Model,
     data: Data,
     horizon: Horizon = None,
+    holdout: Holdout = False,
     quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
     samples: Samples = None,
     seed: Seed = 0,
@@ -80,7 +81,10 @@ def forecast(
     *,
     reading: Reading,
 ) -> None:
-    """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed."""
+    """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed.
+
+    --holdout forecasts the last steps of each series instead, and lists their truth.
+    """
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     from tsfm_lens.models.adapter import DECILES
@@ -89,12 +93,21 @@ def forecast(
     checked_request(horizon or 1, quantile or DECILES, samples, seed)
     check_sampling(model, samples)
     series = read_data(data, reading)
-    made = open_lens(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    check_steps(series, horizon, holdout)
+    lens, truth = open_lens(model), None
+    if holdout:
+        run = lens.run(series, horizon, holdout=True)
+        series, horizon, truth = run.batch, run.horizon, run.truth
+    made = lens.forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    if truth is not None:
+        truth = truth[made.context.is_target]
     made = made.targets()
     if as_json:
-        emit(made.to_dataset().drop_vars("sample", errors="ignore"))
+        emit(made.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = made.to_frame()
+    if truth is not None:
+        frame.insert(frame.columns.get_loc("mean"), "truth", truth.ravel())
     if as_csv:
         from tsfm_lens.data.formulas import to_csv
 

@@ -28,7 +28,7 @@ def _names() -> dict[str, list[str]]:
 def _items() -> list[str]:
     from tsfm_lens.paper.values import ITEMS
 
-    return [item.id for item in ITEMS]
+    return [name for item in ITEMS for name in item.ids]
 
 
 def data(incomplete: str) -> list[str]:
