@@ -28,6 +28,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.early import check_kinds, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo, write
 
 
 @app.command()
@@ -107,11 +108,11 @@ def forecast(
         return
     frame = made.to_frame()
     if truth is not None:
-        frame.insert(frame.columns.get_loc("mean"), "truth", truth.ravel())
+        frame.insert(list(frame.columns).index("mean"), "truth", truth.ravel())
     if as_csv:
         from tsfm_lens.data.formulas import to_csv
 
-        typer.echo(to_csv(frame), nl=False)
+        write(to_csv(frame))
         return
     show_rows(list(frame.columns), frame.to_numpy().tolist(), spread=True)
 
@@ -179,9 +180,9 @@ def ablate(
     ]
     show_rows(["component", *columns, "stands_out"], rows)
     if not stands_out.all():
-        typer.echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
+        echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
     if told := result.attrs.get("below_noise"):
-        typer.echo(f"note: {told}", err=True)
+        echo(f"note: {told}", err=True)
 
 
 @app.command()
@@ -217,5 +218,5 @@ def attribute(
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
     header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
-    typer.echo("Mean size of each component's share, over series and steps.", err=True)
+    echo("Mean size of each component's share, over series and steps.", err=True)
     show_rows(["component", *header], [[names[i], *map(float, sizes.values[i])] for i in order])
