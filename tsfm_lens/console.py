@@ -27,8 +27,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from tsfm_lens.errors import InputError
-
 # also the signs that turn the direction of writing, which hide what a name says, and those that end a line
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -46,29 +44,6 @@ def visible(text: str, *, keep: str = "") -> str:
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print lines to stdout, or to stderr, with control characters escaped."""
     typer.echo(visible(text, keep="\n\t"), err=err)
-
-
-def write(text: str) -> None:
-    """Write data to stdout: into a file or a pipe as it is, to a terminal with control characters escaped.
-
-    Raises:
-        InputError: the encoding of stdout cannot hold it.
-    """
-    out = sys.stdout
-    if out is None:  # it was closed
-        return
-    if out.isatty():
-        out.write(visible(text, keep="\n\t"))
-    else:
-        try:
-            text.encode(out.encoding or "utf-8")
-        except UnicodeEncodeError as error:
-            sign = error.object[error.start]
-            raise InputError(
-                f"stdout is {error.encoding}, which cannot hold {sign!a}; PYTHONIOENCODING=utf-8 makes it UTF-8"
-            ) from None
-        out.write(text)
-    out.flush()
 
 
 class _PlainConsole(Console):

@@ -210,7 +210,7 @@ def test_control_characters_stay_in_files_and_not_on_terminals(controls: str, mo
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdout", screen)
-    console.write(written.stdout)
+    common.write_data(written.stdout)
     assert orders(screen.getvalue()) == set()
     assert all(name in screen.getvalue() for name in SHOWN[:-1])
 

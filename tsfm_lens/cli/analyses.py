@@ -25,10 +25,11 @@ from tsfm_lens.cli.common import (
     show_page,
     show_rows,
     steps_shown,
+    write_data,
 )
 from tsfm_lens.cli.early import check_kinds, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
-from tsfm_lens.console import echo, write
+from tsfm_lens.console import echo
 
 
 @app.command()
@@ -112,7 +113,7 @@ def forecast(
     if as_csv:
         from tsfm_lens.data.formulas import to_csv
 
-        write(to_csv(frame))
+        write_data(to_csv(frame))
         return
     show_rows(list(frame.columns), frame.to_numpy().tolist(), spread=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.words import in_option_words
 from tsfm_lens.console import console, echo, progress, visible
-from tsfm_lens.errors import LensError
+from tsfm_lens.errors import InputError, LensError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -106,6 +107,29 @@ def emit(result: xr.Dataset) -> None:
     from tsfm_lens.pipeline import as_plain
 
     echo(json.dumps(as_plain(result), allow_nan=False))
+
+
+def write_data(text: str) -> None:
+    """Write data to stdout: into a file or a pipe as it is, to a terminal with control characters escaped.
+
+    Raises:
+        InputError: the encoding of stdout cannot hold it.
+    """
+    out = sys.stdout
+    if out is None:  # it was closed
+        return
+    if out.isatty():
+        out.write(visible(text, keep="\n\t"))
+    else:
+        try:
+            text.encode(out.encoding or "utf-8")
+        except UnicodeEncodeError as error:
+            sign = error.object[error.start]
+            raise InputError(
+                f"stdout is {error.encoding}, which cannot hold {sign!a}; PYTHONIOENCODING=utf-8 makes it UTF-8"
+            ) from None
+        out.write(text)
+    out.flush()
 
 
 def show_rows(
