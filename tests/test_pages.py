@@ -1,7 +1,7 @@
 """The code of the pages runs: the Python blocks of each in order, and what a block prints is what the page shows.
 
-A block that is followed by one in ```text prints that, where "..." stands for anything. Blocks of other languages, and
-those in ```{code-block}, are not run.
+A block that is followed by one in ```text prints that, where "..." stands for anything. Then the commands run whose
+files the blocks wrote. Blocks of other languages, and those in ```{code-block}, are not run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+import documented
+from tsfm_lens.cli import app
 from tsfm_lens.viz import select
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -59,6 +62,22 @@ def run_blocks(page: Path) -> int:
     return number
 
 
+def run_commands(page: Path) -> int:
+    """Run a page's commands on files that its blocks wrote; their number.
+
+    Raises:
+        AssertionError: a command ends with another exit code than 0.
+    """
+    number = 0
+    for mention in documented.mentions(page):
+        words = documented.words_of(mention)
+        if mention.whole and words and "--data" in words and Path(words[words.index("--data") + 1]).exists():
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, f"{mention.place}: {result.output}"
+            number += 1
+    return number
+
+
 PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md") if "```python" in page.read_text())
 
 
@@ -76,6 +95,7 @@ def renderers_as_they_were() -> Iterator[None]:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_blocks(page) > 0
+    assert run_commands(page) == (2 if page.stem == "own-csv" else 0)
 
 
 def test_a_page_that_shows_something_else_is_found(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.places import refuse_unwritable, replacing
 
 
 def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(tmp_path: Path) -> None:
@@ -20,3 +23,22 @@ def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(tmp_path: Path
     for right in ("", "a", "a/b"):
         refuse_unwritable(tmp_path / right)
     assert not (tmp_path / "a").exists()
+
+
+def test_a_file_is_replaced_whole_with_the_permissions_of_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    before = os.umask(0o027)
+    try:
+        for value in (1.0, 2.0):
+            with replacing(path) as part:
+                save_file({"x": torch.full((2,), value)}, part)
+                assert part.parent == tmp_path
+            assert load_file(path)["x"].tolist() == [value, value]
+            assert path.stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+    # fails when the file is open
+    with pytest.raises(UnicodeEncodeError), replacing(path) as part:
+        part.write_text("half \ud800", encoding="utf-8")
+    assert load_file(path)["x"].tolist() == [2.0, 2.0]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -11,12 +11,6 @@ import tsfm_lens
 from benchmarks.probes import untimed
 
 ROOT = Path(__file__).parent.parent
-MAKE_TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-PROSE = [
-    *ROOT.glob("*.md"),
-    *(ROOT / ".github").rglob("*.md"),
-    *(path for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT / "docs").parts[0][0] != "_"),
-]
 
 
 def test_the_readme_is_short_and_what_it_names_exists() -> None:
@@ -25,17 +19,6 @@ def test_the_readme_is_short_and_what_it_names_exists() -> None:
     named = re.findall(r"`((?:docs|examples|tests|benchmarks|tsfm_lens)/[\w./-]*\w)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists() and not path.startswith("docs/_build")] == []
-
-
-def test_every_make_target_that_is_named_exists() -> None:
-    named = {
-        (path.name, target)
-        for path in PROSE
-        for line in re.findall(r"`make ([a-z -]+?)`", path.read_text())
-        for target in line.split()
-    }
-    assert {target for _, target in named} >= {"report", "test", "docs", "bench"}
-    assert sorted(pair for pair in named if pair[1] not in MAKE_TARGETS) == []
 
 
 def test_forms_of_issues_ask_for_what_can_be_answered() -> None:

@@ -121,9 +121,7 @@ def upward(found: list[Import]) -> list[Import]:
     arrows = []
     for each in found:
         source, target = package_of(each.source), package_of(each.target)
-        if source != target and (
-            LEVEL[target] >= LEVEL[source] or (source == "viz" and target not in BELOW_FIGURES)
-        ):
+        if source != target and (LEVEL[target] >= LEVEL[source] or (source == "viz" and target not in BELOW_FIGURES)):
             arrows.append(each)
     return arrows
 

@@ -1,23 +1,64 @@
-"""The one place that prints: texts appear as they are, whatever brackets or colons names and paths have.
+"""The one place that prints: texts appear as they are, whatever brackets, colons or control characters names have.
 
 Rich takes ``[/b]`` for markup and ``:name:`` for a picture; here it takes neither. What is to be bold or red is a
-``rich.text.Text``.
+``rich.text.Text``, or has a style. A terminal takes ESC and its like for orders; they are printed escaped.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+# also the signs that turn the direction of writing, which hide what a name says, and those that end a line
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""Escape control characters: ESC becomes the four signs ``\x1b``.
+
+    Args:
+        text: of anywhere, such as the name of a series.
+        keep: those that stay, such as line ends.
+    """
+    return _CONTROL.sub(lambda sign: sign[0] if sign[0] in keep else sign[0].encode("unicode_escape").decode(), text)
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print lines to stdout, or to stderr, with control characters escaped."""
+    typer.echo(visible(text, keep="\n\t"), err=err)
+
+
+class _PlainConsole(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text, keep="\n\t"), **options)
+
+
+class _PlainColumn(TextColumn):
+    def render(self, task: Task) -> Text:
+        return Text(visible(self.text_format.format(task=task)))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console that prints texts, and cells and titles of tables, as they are."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    """A console that prints texts, and cells and titles of tables, as they are, with control characters escaped."""
+    return _PlainConsole(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False) -> Progress:
@@ -29,17 +70,43 @@ def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool
         after: what stands at the end of a line, such as "{task.fields[left]}".
         hidden: show nothing.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    said = TextColumn(f"{{task.description:<{width}}}", markup=False)
-    columns: list[Any] = [said, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    columns += [TimeRemainingColumn()] if eta else []
-    columns += [TextColumn(after, markup=False)] if after else []
+    columns: list[Any] = [_PlainColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn()]
+    columns += [
+        TimeElapsedColumn(),
+        *([TimeRemainingColumn()] if eta else []),
+        *([_PlainColumn(after)] if after else []),
+    ]
     return Progress(*columns, console=console(stderr=True), disable=hidden)
+
+
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """Let stdout and stderr take any text, and tell in a line what the system refuses, such as a full device.
+
+    Text that the encoding of a stream cannot hold is escaped.
+
+    Raises:
+        SystemExit: 1 after an error of the system, which is told on stderr; without a word where nobody reads stdout
+            any more, as behind ``| head``.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            place = f"{error.filename}: " if error.filename else ""
+            with suppress(OSError):
+                console(stderr=True).print(f"error: {place}{error.strerror or error}", soft_wrap=True)
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            try:
+                stream.flush()
+            except OSError:
+                # what is left in its buffer would fail once more at the end of the process
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise SystemExit(1) from None

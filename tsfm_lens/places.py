@@ -1,4 +1,4 @@
-"""Places to write to: what cannot be written is refused before it is computed, in a line that names the path."""
+"""Places to write to: refused before anything is computed if they cannot be, and replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from tsfm_lens.errors import InputError
 
@@ -45,3 +46,44 @@ def writing_to(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{str(path)!r} cannot be written: {why}; give a place where files can be made") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Path of a part beside a file, which takes the file's name, whole and on disk, when the block ends.
+
+    A reader and a crash meet the old file or the new one, never half of one. If the block raises, the part is removed
+    and the old file stays.
+    """
+    # in the same folder: a rename is atomic only within one file system
+    part = path.with_name(f".{uuid4().hex}.part")
+    try:
+        yield part
+        follow_umask(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def follow_umask(file: Path) -> None:
+    """Give a file the permissions of any new file beside it; safetensors writes for the owner alone."""
+    new = file.with_name(f".{uuid4().hex}.part")
+    new.touch(exist_ok=False)
+    try:
+        file.chmod(new.stat().st_mode)
+    finally:
+        new.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    # a new name is on disk only when its folder is; Windows has no such call
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -193,7 +193,7 @@ def block(store: Path, chosen: random.Random) -> None:
 def litter(store: Path, chosen: random.Random) -> None:
     """Files that are nobody's."""
     folder = chosen.choice([path for path in store.rglob("*") if path.is_dir()])
-    name = chosen.choice(["notes.txt", "x.parquet", "x.json", ".x.tmp", "x.about.json", "cells", "x.lock"])
+    name = chosen.choice(["notes.txt", "x.parquet", "x.json", ".x.part", "x.about.json", "cells", "x.lock"])
     (folder / name).write_bytes(chosen.choice((b"", b"{}", b"PAR1", chosen.randbytes(100))))
 
 

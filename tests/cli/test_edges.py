@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from tsfm_lens.cli import app
+from tsfm_lens.cli import app, main
 
 HOURS = pd.date_range("2024-03-01", periods=120, freq="h")
 CO2 = ("--data", "bundled:co2", "--horizon", "6")
@@ -161,3 +165,83 @@ def test_a_share_that_saves_nothing_is_refused_before_anything_is_measured(
 def test_an_unknown_measurement_is_told_where_all_are_listed() -> None:
     result = run("report", "bolt-nano", *CO2, "--chapters", "nope")
     assert "`tsfm-lens measurements` lists them" in result.stderr
+
+
+def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(tmp_path: Path) -> None:
+    steps = np.arange(120)
+    frame = pd.DataFrame({"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)})
+    frame.to_csv(tmp_path / "whole.csv", index=False)
+    frame[:-6].to_csv(tmp_path / "context.csv", index=False)
+    held = run("forecast", "bolt-nano", "--data", tmp_path / "whole.csv", "--horizon", "6", "--holdout", "--csv")
+    shown = pd.read_csv(io.StringIO(held.stdout), float_precision="round_trip")
+    ahead = run("forecast", "bolt-nano", "--data", tmp_path / "context.csv", "--horizon", "6", "--csv")
+    pd.testing.assert_frame_equal(
+        shown.drop(columns="truth"), pd.read_csv(io.StringIO(ahead.stdout), float_precision="round_trip")
+    )
+    assert shown["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
+    asked = ["--target", "load", "--known", "heat", "--horizon", "6", "--holdout", "--json"]
+    driven = run("forecast", "chronos2-nano", "--data", tmp_path / "whole.csv", *asked)
+    assert json.loads(driven.stdout)["data_vars"]["truth"]["data"] == [frame["load"][-6:].tolist()]
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, stdout: io.TextIOBase | None, *args: str) -> tuple[int, str]:
+    """Exit code and stderr of a command that writes to a stream."""
+    monkeypatch.setattr("sys.argv", ["tsfm-lens", *args])
+    monkeypatch.setattr("sys.stdout", stdout)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0), sys.stderr.getvalue()  # type: ignore[attr-defined]
+
+
+SHORT = [("data",), ("data", "--json"), ("measurements",), ("--help",), ("--version",), ("figure", "--list")]
+
+
+@FULL
+@pytest.mark.parametrize("args", [*SHORT, ("forecast", "bolt-nano", *CO2, "--csv")], ids=" ".join)
+def test_a_full_device_is_told_in_a_line(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        assert ended(monkeypatch, full, *args) == (1, "error: No space left on device\n")
+
+
+@FULL
+def test_a_full_device_is_told_once_when_the_process_ends(tmp_path: Path) -> None:
+    script = "import sys; from tsfm_lens.console import standard_streams\nwith standard_streams(): print('a')"
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", script]
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (said.returncode, said.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("args", SHORT, ids=" ".join)
+def test_nothing_is_said_when_nobody_reads_on(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w") as pipe:
+        assert ended(monkeypatch, pipe, *args) == (1, "")
+
+
+@pytest.mark.parametrize("args", SHORT, ids=" ".join)
+def test_what_an_encoding_cannot_hold_is_escaped(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert ended(monkeypatch, plain, *args) == (0, "")
+    assert plain.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_data_that_an_encoding_cannot_hold_is_refused(
+    waves: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, wärme=waves)
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    code, said = ended(monkeypatch, plain, "forecast", "bolt-nano", "--data", str(file), "--horizon", "2", "--csv")
+    assert code == 1
+    assert "stdout is ascii, which cannot hold '\\xe4'; PYTHONIOENCODING=utf-8 makes it UTF-8" in said
+    assert plain.buffer.getvalue() == b""  # type: ignore[attr-defined]
+
+
+def test_a_closed_stdout_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for args in (*SHORT, ("forecast", "bolt-nano", *CO2, "--csv")):
+        assert ended(monkeypatch, None, *args) == (0, ""), args

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens import console
-from tsfm_lens.cli import app
+from tsfm_lens.cli import app, common
 from tsfm_lens.cli.common import SweepDisplay, show_rows
 from tsfm_lens.cli.sweep import _show_outcome
 from tsfm_lens.models.architecture import architectures
@@ -147,3 +149,77 @@ def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
         assert result.exit_code == 1, (text[:60], result.exception)
         assert joined(words) in joined(result.stderr), (text[:60], result.stderr)
     assert not (tmp_path / "store").exists()
+
+
+# ESC colours and moves, C1 does in one sign, CR writes over the line, BEL rings, U+202E turns the direction of writing
+CONTROLS = ("\x1b[31mred", "a\x9b2Jb", "a\rb", "a\x07b", "\u202eabc", "a\nb")
+SHOWN = (r"\x1b[31mred", r"a\x9b2Jb", r"a\rb", r"a\x07b", r"\u202eabc", r"a\nb")
+
+
+@pytest.fixture
+def controls(tmp_path: Path) -> str:
+    file = tmp_path / "a\x1b[2Jb.csv"
+    rows = [[name, day, f"{np.sin(day / 3):.4f}"] for name in CONTROLS for day in range(40)]
+    with file.open("w", newline="") as out:
+        csv.writer(out, quoting=csv.QUOTE_ALL).writerows([["id", "timestamp", "va\x1b[1mlue"], *rows])
+    return str(file)
+
+
+def orders(text: str) -> set[str]:
+    """Signs that a terminal takes for orders."""
+    return set(re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text))
+
+
+def test_control_characters_of_series_columns_and_files_are_shown_escaped(controls: str) -> None:
+    table = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1")
+    output = table.output
+    assert [line.split()[0] for line in table.stdout.splitlines()[1:]] == list(SHOWN)
+    json_text = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--json").stdout
+    assert json.loads(json_text)["coords"]["series"]["data"] == list(CONTROLS)
+    for args, words in (
+        (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"a\x1b[2Jb.csv: no column 'nope'"),
+        (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"va\x1b[1mlue"),
+        (("report", "bolt-nano", "--data", controls, "--chapters", "forecast\x1b[1m"), r"forecast\x1b[1m"),
+        (("forecast", "no\x1b[1msuch", "--data", controls), r"no\x1b[1msuch"),
+        (("forecast\x1b[1m",), r"forecast\x1b[1m"),
+        (("data", "extra\x1b[1m"), r"extra\x1b[1m"),
+        (("data", "--js\x1b[1m"), r"--js\x1b[1m"),
+        (("ablate", "bolt-nano", "--data", controls, "--how", "\x1b[1m"), r"\x1b[1m"),
+        (("sweep", "status", "no\x1b[1m.yaml"), r"no\x1b[1m.yaml"),
+    ):
+        result = run(*args)
+        assert result.exit_code in (1, 2), args
+        assert joined(words).lower() in joined(result.stderr).lower(), args
+        output += result.output
+    assert orders(output + json_text) == set()
+
+
+def test_control_characters_stay_in_files_and_not_on_terminals(controls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--csv")
+    assert all(name in written.stdout for name in CONTROLS)
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdout", screen)
+    common.write_data(written.stdout)
+    assert orders(screen.getvalue()) == set()
+    assert all(name in screen.getvalue() for name in SHOWN[:-1])
+
+
+def test_control_characters_are_escaped_by_everything_that_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = " ".join(CONTROLS[:-1])
+    console.echo(words)
+    console.console().print(words, soft_wrap=True)
+    console.console(width=1000).print(oracle_table([OracleResult("oracle", 0.0, 1.0, words)], words))
+    with console.progress() as bar:
+        bar.add_task(words, total=1)
+    with SweepDisplay() as display:
+        display.update(words, 1, 2, None)
+    show_rows([words], [[words]])
+    monkeypatch.setattr(common, "_PIPED_WIDTH", 10_000)
+    common._show_paragraphs([words] * 3, [[words] * 3])
+    captured = capsys.readouterr()
+    assert captured.out.count(r"\x1b[31mred") == 10
+    assert captured.err.count(r"\x1b[31mred") == 2
+    assert orders(captured.out + captured.err) == set()

@@ -33,6 +33,7 @@ EARLY = [
     (("report", "bolt-nano", *CO2, "--samples", "5"), "leave --samples out"),
     (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
     (("forecast", "bolt-nano", *CO2, "--samples", "5"), "leave --samples out"),
+    (("forecast", "bolt-nano", *CO2, "--horizon", "5000", "--holdout"), "cannot hold out 5000"),
     (("ablate", "bolt-nano", *CO2, "--how", "man"), "--how man is not known"),
     (("ablate", "bolt-nano", *CO2, "--how", "mean"), "--how mean takes activations of other series"),
     (("ablate", "bolt-nano", *CO2, "--horizon", "5000"), "cannot hold out 5000"),
@@ -110,6 +111,7 @@ def test_short_help_and_completion() -> None:
     offered = {
         "report bolt": "bolt-nano",
         "figure logit_m": "logit_map",
+        "reproduce S2-IC": "S2-ICL",
         "report bolt-nano --data bundled:co": "bundled:co2",
         "report bolt-nano --chapters forecast,abl": "forecast,ablation",
     }

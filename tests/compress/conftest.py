@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
@@ -42,3 +43,11 @@ def calibration() -> Callable[[Lens], Run]:
         return lens.run(batch, horizon, along=along)
 
     return run
+
+
+@pytest.fixture
+def umask() -> Iterator[int]:
+    """One that leaves something to the group and nothing to others, as few machines have it."""
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)

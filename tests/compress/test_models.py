@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import chronos
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -66,7 +69,7 @@ def is_held(lens: Lens, matrix: compress.Matrix) -> bool:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
-    opened: Callable[[str], Lens], name: str, tmp_path: Path
+    opened: Callable[[str], Lens], name: str, tmp_path: Path, umask: int
 ) -> None:
     lens = opened(name)
     before = forward(lens)
@@ -84,6 +87,8 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
         whole = {matrix.shape for key, matrix in compress.matrices(lens, mlps=True).items() if is_held(again, matrix)}
         assert not made.shapes & (whole - {tuple(held.shape) for held in again.adapter.model.state_dict().values()})
         assert torch.equal(forward(again), forward(smaller))
+        permissions = {file.name: oct(file.stat().st_mode & 0o777) for file in (folder, *folder.iterdir())}
+        assert permissions == {file: oct((0o777 if file == folder.name else 0o666) & ~umask) for file in permissions}
     assert not torch.equal(forward(again), before)
     assert list(again.registry.points) == list(lens.registry.points)
     for key, matrix in compress.matrices(again, mlps=True).items():
@@ -236,6 +241,57 @@ def test_a_matrix_that_is_no_layer_is_refused(opened: Callable) -> None:
         compress.matrices(lens)
 
 
+def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
+    """Ways in which users of a library open a folder of its models."""
+    yield lambda folder: architectures()[name].open(folder, torch.float32, "cpu")
+    if name.startswith("chronos"):
+        yield chronos.BaseChronosPipeline.from_pretrained
+        yield transformers.AutoModelForSeq2SeqLM.from_pretrained
+    elif name in ("t5", "timesfm-2.5-transformers"):
+        yield transformers.AutoModel.from_pretrained
+    elif name == "timesfm-3":
+        yield import_module("timesfm3.torch.timesfm3_forecaster").TimesFM3Forecaster.from_pretrained
+    elif name == "toto-2":
+        # fills what it finds, whatever is missing
+        yield lambda folder: import_module("toto2").Toto2Model.from_pretrained(folder, strict=False)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_other_library_opens_factors(
+    opened: Callable[[str], Lens], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lens = opened(name)
+    if name in ONE_SIZE:
+        monkeypatch.setattr("tsfm_lens.compress.checkpoint._refuse_other", lambda *_: None)
+    smaller = compress.factorised(lens, {next(iter(compress.matrices(lens))): 1})
+    folder = compress.save_compressed(smaller, tmp_path / "smaller")
+    for open_native in native_loaders(name):
+        with pytest.raises((OSError, ValueError), match=r"model\.safetensors|valid checkpoint"):
+            open_native(folder)
+    assert "the model's own library refuses it" in (folder / "README.md").read_text()
+
+
+def test_a_folder_as_other_libraries_would_open_it_is_refused(opened: Callable, tmp_path: Path) -> None:
+    folder = compress.save_compressed(small(opened("chronos-bolt")), tmp_path / "small")
+    (folder / "model.compressed").rename(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds model\.safetensors beside .*, expected model\.compressed: "):
+        load(folder)
+
+
+def test_compressed_weights_in_several_files(opened: Callable, tmp_path: Path) -> None:
+    smaller = small(opened("chronos-bolt"))
+    folder = compress.save_compressed(smaller, tmp_path / "small")
+    tensors = load_file(folder / "model.compressed")
+    (folder / "model.compressed").unlink()
+    place = {name: f"model-0000{1 + len(name) % 2}-of-00002" for name in tensors}
+    for file in set(place.values()):
+        part = {name: tensors[name] for name in tensors if place[name] == file}
+        save_file(part, folder / f"{file}.compressed", metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: f"{file}.safetensors" for name, file in place.items()}}
+    (folder / "model.compressed.index.json").write_text(json.dumps(index))
+    assert torch.equal(forward(load(folder, check=False)), forward(smaller))
+
+
 def small(lens: Lens) -> Lens:
     return compress.factorised(lens, {"encoder_blocks.0.self_attn.q": 2})
 
@@ -278,7 +334,7 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(opened: Callable,
 
 def test_factors_of_a_layer_that_the_model_does_not_have_are_refused(opened: Callable, tmp_path: Path) -> None:
     folder = compress.save_compressed(small(opened("chronos-bolt")), tmp_path / "small")
-    record, weights = folder / "compression.json", folder / "model.safetensors"
+    record, weights = folder / "compression.json", folder / "model.compressed"
     said, tensors = json.loads(record.read_text()), load_file(weights)
     (layer,) = said["layers"]
     wide = torch.ones(2, 99)
@@ -302,7 +358,7 @@ def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_p
     said = json.loads(record.read_text())
     (layer,) = said["layers"]
     for change, words in (
-        ({"version": 2}, "version"),
+        ({"version": 1}, "version"),
         ({"layers": {layer: {"form": "factors", "rank": 3}}}, "of rank 3"),
         ({"layers": {}}, r"2 unknown to the model|1 missing"),
         ({"layers": {"encoder.block.9.q": {"form": "factors", "rank": 2}}}, "expected its .down"),
@@ -317,5 +373,5 @@ def test_a_record_that_does_not_fit_the_files_is_refused(opened: Callable, tmp_p
     with pytest.raises(CheckpointError, match="expected an object"):
         load(folder)
     record.unlink()
-    with pytest.raises(CheckpointError, match="missing"):
+    with pytest.raises(CheckpointError, match=r"compression\.json is missing"):
         load(folder)

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from chronos import BaseChronosPipeline
 from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM
 
 from tsfm_lens import compress
+from tsfm_lens.compress.prune import SAID
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
@@ -98,6 +101,18 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
         assert_close(forward(again), forward(lens), depth=200, dtype=torch.float32)
     result = oracles.zero_ablation(example_case(again))
     assert result.passed, result
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_library_itself_forecasts_with_fewer_heads(opened: Callable, name: str, tmp_path: Path) -> None:
+    lens, gone = opened(name), ["*.*.*_attn.0"]
+    smaller, native = compress.taken_out(lens, gone)
+    folder = compress.save_compressed(smaller, tmp_path / "native", native=native)
+    library = AutoModelForSeq2SeqLM if name == "t5" else BaseChronosPipeline
+    theirs = load(library.from_pretrained(folder), check=False)
+    with lens.ablate(*gone):
+        assert_close(forward(theirs), forward(lens), depth=200, dtype=torch.float32)
+    assert torch.equal(forward(theirs), forward(load(folder, check=False)))
 
 
 def test_what_the_configuration_cannot_say_is_refused(opened: Callable) -> None:

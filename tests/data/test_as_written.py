@@ -240,8 +240,8 @@ def test_times(reading: Any, cells: list, freq: str | None, start: str | None, n
 
 BAD_TIMES = {
     "either order": (["01/02/2020", "01/03/2020", "01/04/2020"], "may be %d/%m/%Y or %m/%d/%Y"),
-    "too early": (["0001-01-01", "0001-01-02", "0001-01-03"], "row 2 is beyond the dates from 1677"),
-    "too late": (["2300-01-01", "2300-01-02", "2300-01-03"], "beyond the dates from 1677-09-21 to 2262-04-11"),
+    "too early": (["0001-01-01", "0001-01-02", "0001-01-03"], "row 2 is beyond the dates from 1678"),
+    "too late": (["2300-01-01", "2300-01-02", "2300-01-03"], "beyond the dates from 1678-01-01 to 2261-12-31"),
     "some offsets": (["2020-01-01T00:00Z", "2020-01-01T01:00", "2020-01-01T02:00Z"], "offset and times without"),
     "no such offset": (["2020-01-01T00:00+01:00", "2020-01-01T01:00+01:90", "2020-01-01T02:00+01:00"], "offset"),
     "one bad date": (["20200130", "20200131", "20200132"], "20200132 in row 4 is no such date"),

@@ -44,8 +44,8 @@ def selfish() -> list:
         ([[[1, 2], [3]]], "series 'series-0' is not a regular array of numbers"),
         ([1.0, [2.0]], "series 'series-0' has shape (), expected (time,) or (variate, time)"),
         (selfish(), "expected (time,) or (variate, time)"),
-        ([1.0, "x"], "holds np.str_('1.0') at position 0, which is not a number"),
-        ([[1.0, "1,5"]], "at position 0, which is not a number"),
+        ([1.0, "x"], "holds 'x' at position 1, which is not a number"),
+        ([[1.0, "1,5"]], "holds '1,5' at position 1, which is not a number"),
         (np.array([1.0, "x"], dtype=object), "holds 'x' at position 1, which is not a number"),
         (np.ma.masked_array(["a", "b"], [True, False]), "holds 'b' at position 1, which is not a number"),
         ([10**400, 1], "holds a number beyond double precision at position 0"),
@@ -125,7 +125,7 @@ def test_bad_arguments_are_named(opened: Opened, arguments: dict, said: str) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"future": [["a"]]}, "the future holds np.str_('a') at position 0"),
+        ({"future": [["a"]]}, "the future holds 'a' at position 0"),
         ({"future": [[1.0], [2.0, 3.0]]}, "the future is not a regular array"),
         ({"future": [1.0, 2.0]}, "future values have shape (2,), expected (series, step) with 1 series"),
         ({"tokens": [[1, 64]]}, "decoder tokens are ids from 0 to 63; got 64"),

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations, by_row
 from tsfm_lens.hooks.decomposing import Decomposed
-from tsfm_lens.models import Forecast, Lens, architectures, load
+from tsfm_lens.hooks.wiring import Stack, Writer
+from tsfm_lens.models import Forecast, Lens, Run, architectures, load
 from tsfm_lens.models.extras import status
 from tsfm_lens.models.hooked import Hooked
-from tsfm_lens.testing import assert_close, example_case
+from tsfm_lens.probes import attribute
+from tsfm_lens.testing import assert_close, example_case, rounding
 from tsfm_lens.viz import forecast_fan
 
 NAMES = sorted(architectures())
@@ -65,6 +70,90 @@ def test_the_parts_sum_to_the_stream(name: str) -> None:
         scaled = acts.apply_ln_to_stack(writes, **where)
         whole = acts.apply_ln_to_stack(stream[None], **where)[0]
         assert_close(scaled.sum(0), whole, depth=200 * lens.d_model, what=f"apply_ln_to_stack {where}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) -> None:
+    """Wholes by a forward of its own, whose output no decomposition has touched."""
+    lens, encoded, _ = recorded(name)
+    run = lens.run(encoded.batch, 3)
+    parts = attribute(run, nodes=4)
+    with torch.no_grad():
+        output, acts = lens.run_with_cache(run.encoded, names_filter="**.hook_resid_post")
+        last = acts["resid_post", -1, lens.wiring.output_stack.name]
+        assert_close(lens.readout(last, run.encoded), output, depth=100)
+        # of a first norm that has a bias, an empty stream has a readout too
+        empty = lens.readout(torch.zeros_like(last), run.encoded)
+    for decomposition in parts["decomposition"].values:
+        found = parts.sel(decomposition=decomposition)
+        whole = (read_out(run, output, decomposition) - read_out(run, empty, decomposition)).double().numpy()
+        size = np.abs(whole).reshape(len(whole), -1).max(1)
+        gap = np.abs(found["attribution"].sum("component").values - whole).reshape(len(whole), -1).max(1)
+        # in data units two numbers as large as the level of the series are taken from each other
+        level = max(1.0, float(output.abs().max()) / float(size.min()) if found["unit"] == "data units" else 1.0)
+        where = f"{name}: {decomposition}"
+        assert_close(
+            found["total"].values / size.max(), whole / size.max(), depth=200, magnitude=level, dtype="float32"
+        )
+        assert_close(
+            found["completeness_error"].values, gap / size, depth=400, magnitude=level, dtype="float32", what=where
+        )
+        if decomposition not in ("linearised", "integrated"):
+            assert float(found["completeness_error"].max()) < rounding("float32", level, depth=400), where
+
+
+def read_out(run: Run, output: Tensor, decomposition: str) -> Tensor:
+    """What a decomposition is of, from a forward's output."""
+    if run.tokens is None:
+        return output[..., : run.horizon]
+    tokens = run.tokens[..., None]
+    if decomposition == "logit":
+        return output.gather(-1, tokens)[..., 0] - output.mean(-1)
+    if decomposition == "probability":
+        return torch.softmax(output, -1).gather(-1, tokens)[..., 0]
+    return run.read(output)
+
+
+def without_the_last_row(stack: Stack) -> Stack:
+    """A write that the table forgets."""
+
+    def cut(rows: tuple[Writer, ...]) -> tuple[Writer, ...]:
+        return rows[:-1]
+
+    # a row that TransformerLens knows as the MLP's is the last everywhere
+    return replace(
+        stack, writers=cut(stack.writers), exceptions={k: cut(v) for k, v in stack.exceptions.items()}, d_mlp=0
+    )
+
+
+def with_a_mix(stack: Stack) -> Stack:
+    """A stream that is rescaled in the table and not in the model, or not as the table says."""
+
+    def mixed(rows: tuple[Writer, ...]) -> tuple[Writer, ...]:
+        return (*rows[:-1], replace(rows[-1], mix=lambda _block: (1.0, 0.97)))
+
+    return replace(stack, writers=mixed(stack.writers), exceptions={k: mixed(v) for k, v in stack.exceptions.items()})
+
+
+@pytest.mark.parametrize("change", [without_the_last_row, with_a_mix])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_that_is_not_the_models_is_not_decomposed(name: str, change: Callable[[Stack], Stack]) -> None:
+    lens, encoded, _ = recorded(name)
+    # the model itself is read only
+    adapter = copy(lens.adapter)
+    *others, last = adapter.wiring.stacks
+    adapter.wiring = replace(adapter.wiring, stacks=(*others, change(last)))
+    wrong = Lens(adapter, f"wrong {name}")
+    with pytest.raises(WiringError, match=rf"first place to differ is {last.prefix}\.0\.hook_resid_post"):
+        attribute(wrong.run(encoded.batch, 3), nodes=4)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "timesfm-2.5-transformers"])
+def test_half_precision_is_read_out_as_the_library_reads_it(name: str) -> None:
+    lens = load(architectures()[name].tiny(), check=False).to(torch.bfloat16)
+    output, acts = lens.run_with_cache(example_case(lens).encoded, names_filter="**.hook_resid_post")
+    last = acts["resid_post", -1, lens.wiring.output_stack.name]
+    assert torch.equal(lens.readout(last, example_case(lens).encoded), output)
 
 
 @pytest.mark.parametrize("name", NAMES)

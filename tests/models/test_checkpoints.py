@@ -145,6 +145,20 @@ def test_sizes_beyond_the_files_are_refused_before_anything_is_built(
         load(configured(num_layers=100_000))
 
 
+def test_tensors_without_numbers_make_no_layers(configured: Callable[..., Path]) -> None:
+    folder = configured(num_layers=1200)
+    rewritten(folder, lambda tensors: tensors.update({f"x{place}": torch.zeros(0) for place in range(1200)}))
+    with pytest.raises(CheckpointError, match=r"num_layers=1200, but expected at most 1000"):
+        load(folder)
+
+
+def test_tensors_that_libraries_leave_aside_are_few(nano: Path) -> None:
+    unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    rewritten(nano, lambda tensors: tensors.update({f"x{place}.{unread}": torch.zeros(0) for place in range(100)}))
+    with pytest.raises(CheckpointError, match=r"holds 168 tensors, expected at most 1\d\d for the \d\d of the T5For"):
+        load(nano)
+
+
 def unbuildable() -> Any:
     def refuse(*_args: object) -> None:
         raise AssertionError("a model was built")

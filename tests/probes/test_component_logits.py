@@ -8,7 +8,7 @@ import torch
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
-from tsfm_lens.probes.attribution import component_writes
+from tsfm_lens.probes import component_writes
 from tsfm_lens.probes.lens_logits import component_logits
 from tsfm_lens.testing import assert_close
 

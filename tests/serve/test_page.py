@@ -136,7 +136,7 @@ def test_the_server_listens_here_alone_and_runs_what_was_given(tmp_path: Path) -
     port = _free(20_000)
     settings = _settings(port, "secret", browser=False)
     assert settings.Voila.ip == "127.0.0.1"
-    assert settings.IdentityProvider.token == "secret"
+    assert settings.Voila.token == "secret"
     policy = settings.Voila.tornado_settings["headers"]["Content-Security-Policy"]
     assert set(re.findall(r"(?:https?|wss?)://\S+?(?=[; ])", policy)) == {f"ws://127.0.0.1:{port}"}
     given = {"model": "bolt-nano", "sources": ['a "quoted" \\ name.csv'], "reading": {"known": None}, "options": {}}

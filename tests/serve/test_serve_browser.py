@@ -46,12 +46,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
     server.kill()
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], words: str) -> Any:
     end = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < end, what
+    while not (value := condition()):
+        assert time.monotonic() < end, words
         time.sleep(0.1)
-    return found
+    return value
 
 
 def test_by_keyboard_offline_and_nothing_left_running(
@@ -64,16 +64,23 @@ def test_by_keyboard_offline_and_nothing_left_running(
     assert address.startswith("http://127.0.0.1:")
     driver = new_browser("--window-size=1300,1400")
     driver.set_page_load_timeout(PATIENCE)
+    process = psutil.Process(server.pid)
+
+    def status() -> str:
+        return str(driver.execute_script("return document.querySelector('.tsfm-lens-status')?.textContent ?? ''"))
+
     try:
-        # without the token of the address nobody gets a page
+        # without the token of the address nobody gets a page, and no kernel starts
         driver.get(address.split("?")[0])
-        assert not driver.find_elements("css selector", ".tsfm-lens-status")
+        until(lambda: "token included" in driver.find_element("css selector", "body").text, "no refusal")
+        assert not process.children(recursive=True)
         driver.get(address)
-
-        def status() -> str:
-            return str(driver.execute_script("return document.querySelector('.tsfm-lens-status')?.textContent ?? ''"))
-
         until(lambda: "bolt-nano on nile, 8 steps" in status(), "no first forecast")
+        # a page that is loaded anew takes its kernel with it
+        (old,) = process.children(recursive=True)
+        driver.refresh()
+        until(lambda: not old.is_running(), "the kernel of a closed page goes on")
+        until(lambda: "bolt-nano on nile, 8 steps" in status(), "no forecast after loading anew")
         until(lambda: driver.find_elements("css selector", ".js-plotly-plot .scatterlayer"), "no figure")
         assert driver.execute_script("return document.querySelector('.js-plotly-plot')._fullLayout.xaxis.type") in (
             "date",
@@ -102,10 +109,11 @@ def test_by_keyboard_offline_and_nothing_left_running(
             ".map(e => new URL(e.name).host)"
         )
         assert {host for host in hosts if host} <= {re.split("[/?]", address)[2]}
+        # an open page ends with the server
+        kernels = process.children(recursive=True)
+        assert kernels
+        server.send_signal(signal.SIGINT)
+        server.wait(PATIENCE)
+        until(lambda: not any(kernel.is_running() for kernel in kernels), "a kernel goes on")
     finally:
         driver.quit()
-    kernels = psutil.Process(server.pid).children(recursive=True)
-    assert kernels
-    server.send_signal(signal.SIGINT)
-    server.wait(PATIENCE)
-    until(lambda: not any(kernel.is_running() for kernel in kernels), "a kernel goes on")

@@ -26,7 +26,7 @@ CELLS = toys.CELLS
 
 
 def temporary_files(store: Store) -> list[Path]:
-    return list(store.path.rglob(".*.tmp"))
+    return list(store.path.rglob(".*.part"))
 
 
 def test_a_key_follows_content_and_nothing_else() -> None:
@@ -243,7 +243,7 @@ def test_another_schema_is_never_mixed_in(
 
 
 def test_only_old_leftovers_of_killed_processes_are_removed(store: Store) -> None:
-    old, fresh = store.path / "plans" / ".a.tmp", store.path / "plans" / ".b.tmp"
+    old, fresh = store.path / "plans" / ".a.part", store.path / "plans" / ".b.part"
     for path in (old, fresh):
         path.touch()
     os.utime(old, (0, 0))

@@ -85,12 +85,12 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(stops: tuple[int, ...], tmp_pa
     assert part.run(quiet=True)
     assert same(whole.model, part.model)
     assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [3, 6, 9, 12]
-    assert {12, *stops} <= {line["step"] for line in read_log(tmp_path / "parts" / LOG)}
+    assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(number: int, tmp_path: Path) -> None:
-    run = training(tmp_path)
+    run = training(tmp_path / "parts")
     former = signal.getsignal(number)
 
     def stop(now: Training) -> None:
@@ -100,13 +100,20 @@ def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(number: int, tmp
     run.callbacks.append(stop)
     assert not run.run(quiet=True)
     assert signal.getsignal(number) is former
-    again = training(tmp_path)
+    again = training(tmp_path / "parts")
     again.resume()
     assert again.step == run.step < 12
     assert again.run(quiet=True)
-    whole = training()
+    whole = training(tmp_path / "whole")
     whole.run(quiet=True)
     assert same(again.model, whole.model)
+    assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
+
+
+def test_a_run_that_was_killed_before_its_first_state_leaves_no_lines(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text('{"step": 0, "error": 1.0}\n')
+    training(tmp_path).run(quiet=True)
+    assert [line["step"] for line in read_log(tmp_path / LOG)] == [3, 6, 9, 12]
 
 
 def test_a_killed_run_goes_back_to_its_last_state_and_log(tmp_path: Path) -> None:
@@ -217,24 +224,24 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
     kept: dict[int, dict[str, Tensor]] = {}
     run.callbacks.append(lambda now: kept.update({now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}))
     assert run.run(quiet=True)
-    # the third evaluation after the best one is one too many
-    assert (run.step, run.best) == (4, (3.0, 1))
+    # the second evaluation without a lower error is the last
+    assert (run.step, run.best) == (3, (3.0, 1))
     assert all(torch.equal(weight, kept[1][name]) for name, weight in run.model.state_dict().items())
     # a run that is resumed remembers
     stopped = training(tmp_path / "b", task := Regression(), evaluate_every=1, patience=2, save_every=1)
-    task.errors = errors[:4]
-    stopped.run(until=3, quiet=True)
+    task.errors = errors[:3]
+    stopped.run(until=2, quiet=True)
     again = training(tmp_path / "b", task := Regression(), evaluate_every=1, patience=2, save_every=1)
-    task.errors = errors[4:]
+    task.errors = errors[3:]
     again.resume()
     assert again.run(quiet=True)
-    assert again.step == 4
+    assert again.step == 3
     assert same(again.model, run.model)
     # and one that was at its end stays there
     last = training(tmp_path / "b", evaluate_every=1, patience=2, save_every=1)
     last.resume()
     assert last.run(quiet=True)
-    assert last.step == 4
+    assert last.step == 3
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(tmp_path: Path) -> None:
@@ -283,7 +290,9 @@ def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
     assert rates[1:] == [[0.025, 0.1], [0.05, 0.2]]
 
 
-@pytest.mark.parametrize("plan", [{"steps": 0}, {"steps": 1, "clip": 0.0}, {"steps": 1, "stepz": 2}])
+@pytest.mark.parametrize(
+    "plan", [{"steps": 0}, {"steps": 1, "clip": 0.0}, {"steps": 1, "patience": 0}, {"steps": 1, "stepz": 2}]
+)
 def test_plans_that_cannot_be_are_refused(plan: dict) -> None:
     with pytest.raises(ValueError, match="Plan"):
         Plan(**plan)

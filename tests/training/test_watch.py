@@ -119,6 +119,50 @@ def test_a_training_with_a_watch_is_one_without_bit_for_bit(training: bool, tmp_
     assert np.isfinite(data["sharpness"]).all()
 
 
+def drawing(model: nn.Module, generator: torch.Generator) -> Callable[[], Tensor]:
+    """A loss on a batch and with a mask that a generator of one's own draws."""
+
+    def loss() -> Tensor:
+        x = torch.randn(6, LENGTH, 1, generator=generator)
+        mask = torch.empty(6, LENGTH, 1).bernoulli_(0.8, generator=generator)
+        return ((model(x) - x.roll(1, 1)) * mask).square().mean()
+
+    return loss
+
+
+def test_generators_of_ones_own_stand_where_they_stood() -> None:
+    case, generator = Case(), torch.Generator().manual_seed(7)
+    generator_of_sums = torch.Generator().manual_seed(8)
+
+    def norm() -> dict[str, float]:
+        order = torch.randperm(4, generator=generator_of_sums)
+        return {"norm": float(next(case.model.parameters()).detach().flatten()[order].norm())}
+
+    watch = case.watch(
+        loss=[drawing(case.model, generator)] * 3, measures=["sharpness", "gradient_noise", "attention", norm], every=1
+    )
+    before = generator.get_state(), generator_of_sums.get_state()
+    case.step(0)
+    seen = watch(0)
+    assert torch.equal(generator.get_state(), before[0])
+    assert torch.equal(generator_of_sums.get_state(), before[1])
+    # batches that are drawn one after the other differ
+    assert seen is not None
+    assert seen["values"]["gradient_variance"] > 0
+    # and every product with the Hessian is on the same ones
+    own, fixed = (
+        sharpness([loss], case.model, steps=8)
+        for loss in (drawing(case.model, generator), drawing_always(case.model, generator))
+    )
+    assert own.largest == fixed.largest
+
+
+def drawing_always(model: nn.Module, generator: torch.Generator) -> Callable[[], Tensor]:
+    """The loss of :func:`drawing` on what the generator gives next, always."""
+    state = generator.get_state()
+    return lambda: drawing(model, torch.Generator().set_state(state))()
+
+
 def test_without_the_guard_a_look_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case()
     case.step(0)

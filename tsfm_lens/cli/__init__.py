@@ -2,6 +2,7 @@
 
 from tsfm_lens.cli import analyses, compress, explain, figure, listings, serve, sweep
 from tsfm_lens.cli.common import app
+from tsfm_lens.console import standard_streams
 from tsfm_lens.registry import COMMANDS, load_extensions
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
 def main() -> None:
     """Entry point of ``tsfm-lens``."""
     load_extensions(COMMANDS)
-    app(prog_name="tsfm-lens")
+    with standard_streams():
+        app(prog_name="tsfm-lens")

@@ -25,9 +25,11 @@ from tsfm_lens.cli.common import (
     show_page,
     show_rows,
     steps_shown,
+    write_data,
 )
 from tsfm_lens.cli.early import check_kinds, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo
 
 
 @app.command()
@@ -70,6 +72,7 @@ def forecast(
     model: Model,
     data: Data,
     horizon: Horizon = None,
+    holdout: Holdout = False,
     quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
     samples: Samples = None,
     seed: Seed = 0,
@@ -80,7 +83,10 @@ def forecast(
     *,
     reading: Reading,
 ) -> None:
-    """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed."""
+    """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed.
+
+    --holdout forecasts the last steps of each series instead, and lists their truth.
+    """
     if as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     from tsfm_lens.models.adapter import DECILES
@@ -89,16 +95,25 @@ def forecast(
     checked_request(horizon or 1, quantile or DECILES, samples, seed)
     check_sampling(model, samples)
     series = read_data(data, reading)
-    made = open_lens(model).forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    check_steps(series, horizon, holdout)
+    lens, truth = open_lens(model), None
+    if holdout:
+        run = lens.run(series, horizon, holdout=True)
+        series, horizon, truth = run.batch, run.horizon, run.truth
+    made = lens.forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    if truth is not None:
+        truth = truth[made.context.is_target]
     made = made.targets()
     if as_json:
-        emit(made.to_dataset().drop_vars("sample", errors="ignore"))
+        emit(made.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = made.to_frame()
+    if truth is not None:
+        frame.insert(list(frame.columns).index("mean"), "truth", truth.ravel())
     if as_csv:
         from tsfm_lens.data.formulas import to_csv
 
-        typer.echo(to_csv(frame), nl=False)
+        write_data(to_csv(frame))
         return
     show_rows(list(frame.columns), frame.to_numpy().tolist(), spread=True)
 
@@ -166,9 +181,9 @@ def ablate(
     ]
     show_rows(["component", *columns, "stands_out"], rows)
     if not stands_out.all():
-        typer.echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
+        echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
     if told := result.attrs.get("below_noise"):
-        typer.echo(f"note: {told}", err=True)
+        echo(f"note: {told}", err=True)
 
 
 @app.command()
@@ -204,5 +219,5 @@ def attribute(
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
     header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
-    typer.echo("Mean size of each component's share, over series and steps.", err=True)
+    echo("Mean size of each component's share, over series and steps.", err=True)
     show_rows(["component", *header], [[names[i], *map(float, sizes.values[i])] for i in order])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.words import in_option_words
-from tsfm_lens.console import console, progress
-from tsfm_lens.errors import LensError
+from tsfm_lens.console import console, echo, progress, visible
+from tsfm_lens.errors import InputError, LensError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -81,7 +82,7 @@ def _version(asked: bool) -> None:
     if asked:
         import tsfm_lens
 
-        typer.echo(f"tsfm-lens-toolbox {tsfm_lens.__version__}")
+        echo(f"tsfm-lens-toolbox {tsfm_lens.__version__}")
         raise typer.Exit
 
 
@@ -105,7 +106,30 @@ def open_lens(model: str, *, check: bool = True) -> Lens:
 def emit(result: xr.Dataset) -> None:
     from tsfm_lens.report.pipeline import as_plain
 
-    typer.echo(json.dumps(as_plain(result), allow_nan=False))
+    echo(json.dumps(as_plain(result), allow_nan=False))
+
+
+def write_data(text: str) -> None:
+    """Write data to stdout: into a file or a pipe as it is, to a terminal with control characters escaped.
+
+    Raises:
+        InputError: the encoding of stdout cannot hold it.
+    """
+    out = sys.stdout
+    if out is None:  # it was closed
+        return
+    if out.isatty():
+        out.write(visible(text, keep="\n\t"))
+    else:
+        try:
+            text.encode(out.encoding or "utf-8")
+        except UnicodeEncodeError as error:
+            sign = error.object[error.start]
+            raise InputError(
+                f"stdout is {error.encoding}, which cannot hold {sign!a}; PYTHONIOENCODING=utf-8 makes it UTF-8"
+            ) from None
+        out.write(text)
+    out.flush()
 
 
 def show_rows(
@@ -124,10 +148,10 @@ def show_rows(
     numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name, right in zip(header, numeric, strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column(visible(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
         digits = _digits(row) if spread else _DIGITS
-        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else str(cell) for cell in row))
+        table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else visible(str(cell)) for cell in row))
     out = console()
     if (
         lists
@@ -155,10 +179,10 @@ def _show_paragraphs(header: Sequence[str], rows: Sequence[Sequence[object]]) ->
 
     out = console()
     for row in rows:
-        out.print(Text(str(row[0]), style="bold"))
+        out.print(visible(str(row[0])), style="bold")
         for i, cell in enumerate(row[1:], start=1):
             if str(cell):
-                out.print(Padding(Text(str(cell) if i == 1 else f"{header[i]}: {cell}"), (0, 0, 0, 4)))
+                out.print(Padding(str(cell) if i == 1 else f"{header[i]}: {cell}", (0, 0, 0, 4)))
 
 
 def show(table: Table) -> None:
@@ -172,11 +196,11 @@ def show(table: Table) -> None:
 def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
     """Where a page was written, and which of its chapters were left out."""
     if as_json:
-        typer.echo(json.dumps({"page": str(page), "left_out": dict(left_out)}))
+        echo(json.dumps({"page": str(page), "left_out": dict(left_out)}))
         return
     for chapter, reason in left_out.items():
-        typer.echo(f"left out: {chapter}: {in_option_words(reason)}", err=True)
-    typer.echo(str(page))
+        echo(f"left out: {chapter}: {in_option_words(reason)}", err=True)
+    echo(str(page))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.early import check_out, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -120,7 +121,7 @@ def compress(
     if pareto:
         _show_curve(curve, out, as_json)
     elif as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
     else:
         _show(found)
 
@@ -162,6 +163,7 @@ def _written(
     """Compress, write, open what was written, and judge that."""
     from tsfm_lens import compress as room
     from tsfm_lens import load
+    from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
     working = bar.add_task("measure the matrices" if options["method"] == "measured" else "find factors", total=None)
 
@@ -203,7 +205,7 @@ def _written(
         "folder": str(out),
         "native": native,
         "figure": page,
-        "file_bytes": sum(file.stat().st_size for file in out.glob("*.safetensors")),
+        "file_bytes": sum(file.stat().st_size for file in out.iterdir() if file.suffix in (SUFFIX, COMPRESSED)),
         "bytes": dict(zip(("whole", "compressed"), held, strict=True)),
         "numbers": {"whole": room.sizes(run.lens), "compressed": room.sizes(opened)},
         "ratio": ratio,
@@ -233,32 +235,32 @@ def _show(found: dict[str, Any]) -> None:
     show_rows(["", "whole", "compressed", "left"], rows)
     ratio = found["ratio"]
     if ratio:
-        typer.echo(
+        echo(
             f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
             f"{ratio['stored']:.3g} as stored"
         )
     for name, words in (("mase_rise", "MASE"), ("wql_rise", "WQL")):
         mean, low, high = (100 * value for value in found[name])
-        typer.echo(
+        echo(
             f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {found['series']} "
             "series, 95 % interval)"
         )
     if "overlap" in found:
         whole, other = found["log_perplexity"]
-        typer.echo(f"top-10 tokens shared: {found['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
+        echo(f"top-10 tokens shared: {found['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
     for row in found["cost"]:
         held = row["peak_bytes"]
-        typer.echo(
+        echo(
             f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time ({row['time_ratio_low']:.2f} to "
             f"{row['time_ratio_high']:.2f} over rounds in turn; operations allow {row['operation_ratio']:.2f}), "
             f"{held[1] / held[0]:.2f} of the memory"
         )
-    typer.echo(f"weights in files: {found['file_bytes']:,} bytes")
-    if found["native"]:
-        typer.echo("the model's own library opens it, too")
+    echo(f"weights in files: {found['file_bytes']:,} bytes")
+    opens = "the model's own library opens it, too" if found["native"] else "tsfm_lens.load opens it, no other library"
+    echo(opens)
     for path in (found["figure"], found["folder"]):
         if path is not None:
-            typer.echo(path)
+            echo(path)
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
@@ -300,7 +302,7 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        typer.echo(json.dumps({**as_plain(curve), "figure": None if page is None else str(page)}, allow_nan=False))
+        echo(json.dumps({**as_plain(curve), "figure": None if page is None else str(page)}, allow_nan=False))
         return
     frame = curve.to_dataframe().reset_index()
     columns = [
@@ -314,6 +316,6 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
         "mase_rise_high",
     ]
     show_rows([column.replace("_", " ") for column in columns], frame[columns].to_numpy().tolist())
-    typer.echo(str(curve.attrs["why"]))
+    echo(str(curve.attrs["why"]))
     if page is not None:
-        typer.echo(str(page))
+        echo(str(page))

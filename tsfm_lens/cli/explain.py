@@ -23,6 +23,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.early import check_kinds, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo
 from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,17 +85,13 @@ def explain(
         write_explanation(run, out, chapters=kinds, **asked, sources=data, progress=progress, left_out=missing)
     seen, given = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
     if seen < given:
-        typer.echo(f"note: {model} reads the last {seen} of {given} steps", err=True)
+        echo(f"note: {model} reads the last {seen} of {given} steps", err=True)
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
         others = ", ".join(items[1:_NAMED]) + (", …" if len(items) > _NAMED else "")
-        typer.echo(
-            f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True
-        )
+        echo(f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True)
     if ends and holdout is None:
-        typer.echo(
-            f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True
-        )
+        echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
     show_page(out / "index.html", missing, as_json)
 
 

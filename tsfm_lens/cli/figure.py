@@ -22,6 +22,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.early import check_out, check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo
 
 COLUMNS = ("single", "double")
 
@@ -111,10 +112,10 @@ def figure(
             progress=lambda file: bar.update(writing, advance=1, description=f"draw {file}"),
         )
     if as_json:
-        typer.echo(json.dumps({"figure": made.entry.name, "files": [str(path) for path in paths]}))
+        echo(json.dumps({"figure": made.entry.name, "files": [str(path) for path in paths]}))
         return
     for path in paths:
-        typer.echo(str(path))
+        echo(str(path))
 
 
 def _list(as_json: bool) -> None:
@@ -134,11 +135,11 @@ def _list(as_json: bool) -> None:
             }
             for entry in known
         ]
-        typer.echo(json.dumps(listed))
+        echo(json.dumps(listed))
         return
     # what computes each is in --json: beside it a line would be 350 characters long
     show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in known], lists=True)
-    typer.echo(
+    echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
         "`tsfm-lens sweep report S3-F10.store`."
     )

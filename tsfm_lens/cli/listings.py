@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.cli.common import MODEL_HELP, AsJson, Model, app, open_lens, progress_display, show, show_rows
+from tsfm_lens.console import echo
 
 
 @app.command()
@@ -32,7 +33,7 @@ def models(as_json: AsJson = False) -> None:
             }
             for architecture in known
         ]
-        typer.echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
+        echo(json.dumps({"architectures": listed, "embedded": list(checkpoint_names())}))
         return
     importable = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
@@ -40,7 +41,7 @@ def models(as_json: AsJson = False) -> None:
         [architecture.title, size, hub_id] for architecture in known for size, hub_id in architecture.published.items()
     ]
     show_rows(["model", "size", "MODEL"], rows)
-    typer.echo()
+    echo()
     about = []
     for architecture in known:
         needs = architecture.extra and f"[{architecture.extra}]" + (
@@ -48,7 +49,7 @@ def models(as_json: AsJson = False) -> None:
         )
         about.append([architecture.title, needs, ", ".join(architecture.covariates), architecture.notes])
     show_rows(["model", "extra", "covariates", "note"], about)
-    typer.echo(
+    echo(
         "MODEL may also be a local folder. In Python, load() takes a pipeline or model of these libraries, too, and a "
         "model with a wiring of your own. `tsfm-lens doctor` says how to install an extra."
     )
@@ -69,11 +70,11 @@ def hooks(
     if parts:
         lens = open_lens(model)
         names = [str(component) for component in lens.components(*([] if pattern == "**" else [pattern]))]
-        typer.echo(json.dumps(names) if as_json else "\n".join(names))
+        echo(json.dumps(names) if as_json else "\n".join(names))
         return
     listed = hook_shapes(open_lens(model), pattern)
     if as_json:
-        typer.echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in listed]))
+        echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in listed]))
         return
     show_rows(["hook point", "axes", "shape"], [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in listed])
 
@@ -87,7 +88,7 @@ def data(as_json: AsJson = False) -> None:
 
     infos = [bundled_info(name) for name in bundled_names()]
     if as_json:
-        typer.echo(json.dumps([asdict(info) for info in infos]))
+        echo(json.dumps([asdict(info) for info in infos]))
         return
     rows: list[list[object]] = [
         [info.name, info.title, info.field, info.freq, info.length, info.unit, info.licence] for info in infos
@@ -102,7 +103,7 @@ def measurements(as_json: AsJson = False) -> None:
 
     listed = facts()
     if as_json:
-        typer.echo(json.dumps(listed))
+        echo(json.dumps(listed))
         return
     rows: list[list[object]] = [
         [
@@ -143,7 +144,7 @@ def doctor(
             bar.update(row, completed=1)
     if as_json:
         checked = None if results is None else {"model": model, "oracles": plain_oracles(results)}
-        typer.echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
+        echo(json.dumps({**facts.plain(), "conformance": checked}, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table
 

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tsfm_lens.cli.options import OPTIONS
 from tsfm_lens.cli.words import in_option_words
+from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
@@ -66,5 +65,5 @@ def read_data(sources: Sequence[str], reading: Reading) -> SeriesBatch:
 
     batch = read_sources(sources, **reading.given)
     for note in batch.notes:
-        typer.echo(f"note: {in_option_words(note)}", err=True)
+        echo(f"note: {in_option_words(note)}", err=True)
     return batch

@@ -11,6 +11,7 @@ from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, AsJson, Holdout, Horizon, Samples, Seed, app
 from tsfm_lens.cli.early import check_sampling, check_steps
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo
 
 
 @app.command()
@@ -45,6 +46,6 @@ def serve(
     options = {"horizon": horizon, "holdout": holdout, "num_samples": samples, "seed": seed}
 
     def started(address: str) -> None:
-        typer.echo(json.dumps({"page": address}) if as_json else f"{address}\nCtrl-C ends it.")
+        echo(json.dumps({"page": address}) if as_json else f"{address}\nCtrl-C ends it.")
 
     open_page(model, sources, reading=reading.given, options=options, port=port, browser=browser, started=started)

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, show_rows
 from tsfm_lens.cli.early import check_out
-from tsfm_lens.console import console
+from tsfm_lens.console import console, echo
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.run.sweeping import Outcome, Standing
@@ -102,26 +102,26 @@ def report(
         gathered.results, out, title=gathered.title, provenance=gathered.provenance, notes=gathered.notes
     )
     if as_json:
-        typer.echo(json.dumps({"report": str(page), "results": sorted(gathered.results)}))
+        echo(json.dumps({"report": str(page), "results": sorted(gathered.results)}))
     else:
-        typer.echo(str(page))
+        echo(str(page))
 
 
 def _show_standing(standing: Standing, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"finished": standing.finished, "cells": standing.cells, "parts": standing.parts}))
+        echo(json.dumps({"finished": standing.finished, "cells": standing.cells, "parts": standing.parts}))
         return
     header = ["model", "family", "variants", "cells", "finished"]
     show_rows(header, [[part[key] for key in header] for part in standing.parts])
-    typer.echo(f"{standing.finished} of {standing.cells} cells are finished{standing.later}")
+    echo(f"{standing.finished} of {standing.cells} cells are finished{standing.later}")
 
 
 def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(outcome.as_plain()))
+        echo(json.dumps(outcome.as_plain()))
         return
     words = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
-    typer.echo(f"{words}; they are in {folder}")
+    echo(f"{words}; they are in {folder}")
     err = console(stderr=True)
     for line in outcome.notes:
         err.print(line, soft_wrap=True)
@@ -130,4 +130,4 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     if outcome.cancelled:
         err.print("cancelled; the same command goes on from here")
     elif not outcome.failed:
-        typer.echo(f"tsfm-lens sweep report {folder}")
+        echo(f"tsfm-lens sweep report {folder}")

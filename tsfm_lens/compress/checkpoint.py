@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -19,10 +19,11 @@ from tsfm_lens.compress.stored import DOWN, REST, Compression, Kept, Layer
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.models.checkpoint import COMPRESSION, WEIGHTS, in_our_words, read_checkpoint
+from tsfm_lens.models.checkpoint import COMPRESSED, COMPRESSION, SUFFIX, WEIGHTS, in_our_words, read_checkpoint
 from tsfm_lens.models.completeness import module_of, name_in_model
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
+from tsfm_lens.places import follow_umask
 
 __all__ = ["save_compressed"]
 
@@ -38,7 +39,9 @@ def save_compressed(
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
-    What was written is opened again and compared, weight by weight, before it gets its name.
+    What was written is opened again and compared, weight by weight, before it gets its name. :func:`tsfm_lens.load`
+    opens it. The model's own library knows no factors, and would put random matrices in their place; so that it finds
+    no weights and refuses the folder, they are in ``model.compressed``, a safetensors file of another name.
 
     Args:
         lens: of :func:`factorised`, :func:`without` or :func:`compressed`.
@@ -46,7 +49,8 @@ def save_compressed(
         ranks: of every matrix that was cut off, for the record; those of the layers of factors if None.
         by_head: whether they are those of each head.
         method: how they were found, for the record.
-        native: the model is one of the library's own, as :func:`taken_out` tells; then there is no compression.json.
+        native: the model is one of the library's own, as :func:`taken_out` tells, which the library opens; then there
+            is no compression.json.
 
     Returns:
         The folder.
@@ -76,7 +80,8 @@ compress.Form(1, 64, 64)}, 0.25))
     ratio = ratio_of(forms, chosen) if ranks is not None else None
     with in_our_words(f"{target} cannot be written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        partial = target.with_name(f".{uuid4().hex}.part")
+        partial.mkdir()
     try:
         with in_our_words(f"{target} cannot be written"):
             _write_native(lens, partial)
@@ -89,21 +94,13 @@ compress.Form(1, 64, 64)}, 0.25))
                     ranks=chosen,
                     ratio={} if ratio is None else ratio._asdict(),
                 )
-                (partial / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+                _seclude(partial, record, lens.wiring.architecture)
         _refuse_other(lens, partial)
-        # a folder made for one process alone; a checkpoint is for all that may read its neighbours
-        partial.chmod(0o777 & ~_umask())
         with in_our_words(f"{target} cannot be written"):
             partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
-
-
-def _umask() -> int:
-    before = os.umask(0)
-    os.umask(before)
-    return before
 
 
 def _write_native(lens: Lens, folder: Path) -> None:
@@ -115,6 +112,22 @@ def _write_native(lens: Lens, folder: Path) -> None:
         native.save_pretrained(folder)
     if not (folder / WEIGHTS).exists() and not any(folder.glob("*.index.json")):
         raise CheckpointError(f"the library of {lens.wiring.architecture} wrote no {WEIGHTS}")
+    for file in folder.iterdir():
+        follow_umask(file)
+
+
+def _seclude(folder: Path, record: Compression, architecture: str) -> None:
+    """Give weights names that no other library looks for, and say beside them what they are."""
+    for file in folder.glob(f"*{SUFFIX}*"):
+        file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
+    (folder / COMPRESSION).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    # in the place of a card that a library may have written
+    (folder / "README.md").write_text(
+        f"# {record.model}, compressed\n\n"
+        f"Some matrices of this model ({architecture}) are held as factors or in part. `tsfm_lens.load` of tsfm-lens "
+        f"opens it; the model's own library refuses it, as the weights are not in `{WEIGHTS}`.\n",
+        encoding="utf-8",
+    )
 
 
 def _layers(folder: Path, lens: Lens) -> dict[str, Layer | Kept]:

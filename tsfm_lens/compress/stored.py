@@ -97,7 +97,7 @@ class Compression(_Strict):
             :class:`tsfm_lens.compress.Ratio`.
     """
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     made_with: str = ""
     model: str = ""
     method: str = ""

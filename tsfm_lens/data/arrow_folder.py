@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tsfm_lens.data.labels import label
 from tsfm_lens.errors import InputError
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -94,7 +95,8 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
     def column(name: str) -> list[Any]:
         return batch.column(name).to_pylist() if name in names else [None] * count
 
-    ids = [str(before + row if item is None else item) for row, item in enumerate(column("item_id"))]
+    items = enumerate(column("item_id"), before)
+    ids = [str(row) if item is None else label(item, f"{file}: item_id of row {row}") for row, item in items]
     values = _arrays(batch.column("target"), ids, file)
     return list(map(StoredSeries, ids, column("start"), column("freq"), values))
 

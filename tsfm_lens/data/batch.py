@@ -240,12 +240,12 @@ class SeriesBatch:
         )
         return replace(self, values=values, starts=starts)
 
-    def timestamps(self, index: int = 0) -> pd.DatetimeIndex | None:
-        """Timestamps of one series, None where start or frequency is unknown."""
+    def timestamps(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
+        """Timestamps of one series and of ``ahead`` steps after it, None where start or frequency is unknown."""
         start = self.starts[index]
         if start is None or self.freqs[index] is None:
             return None
-        return _stamps(start, self.lengths[index], self.freqs[index])
+        return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
         """Some of the series, by id or position; the name of a group picks all its series.
@@ -314,10 +314,10 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
         raise InputError("timestamps need a frequency: give freq=…")
     try:
         return pd.date_range(start, periods=count, freq=freq)
-    except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(
             f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
-            "that pandas holds"
+            "that pandas holds; take fewer steps, or leave the timestamps out"
         ) from error
 
 
@@ -346,7 +346,7 @@ def known_frequency(freq: Any) -> str:
     return freq if isinstance(freq, str) else str(offset.freqstr)
 
 
-def check_unique(ids: Sequence[str]) -> None:
+def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
     """Refuse names that repeat.
 
     Raises:
@@ -354,7 +354,7 @@ def check_unique(ids: Sequence[str]) -> None:
     """
     repeated = sorted(name for name, times in Counter(ids).items() if times > 1)
     if repeated:
-        raise InputError(f"series ids must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
+        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
 
 
 def season_of(freq: str | None) -> int:

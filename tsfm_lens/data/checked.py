@@ -88,8 +88,9 @@ def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Seq
     place = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         known = list(fields_at(error["loc"][:-1]))
-        near = get_close_matches(str(error["loc"][-1]), known, n=1) or known
-        return f"{place} is no field of {what}; the nearest is {near[0]!r} (there are {', '.join(known)})"
+        field = _nearest(str(error["loc"][-1]), known)
+        hint = f"; the nearest is {field!r}" if field else ""
+        return f"{place} is no field of {what}{hint} (there are {', '.join(known)})"
     if error["type"] == "union_tag_invalid":
         name, tag, known = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
         near = get_close_matches(str(tag), known.replace("'", "").split(", "), n=1)
@@ -103,6 +104,12 @@ def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Seq
     given = error.get("input")
     shown = f" (got {given!r})" if isinstance(given, str | int | float) else ""
     return f"{place}: {message}{shown}" if place else message
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """Nearest field by spelling, or the one whose words a name abbreviates to their initials; None if there is none."""
+    initials = [field for field in known if name == "".join(word[:1] for word in field.split("_"))]
+    return next(iter((*initials, *get_close_matches(name, known, n=1))), None)
 
 
 # pydantic speaks of Python, and the file is YAML

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
-from tsfm_lens.data.entries import from_entries, is_entry
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.entries import from_entries, is_entry, start_time
+from tsfm_lens.data.floats import is_missing, to_floats
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.labels import in_units, texts
+from tsfm_lens.data.tables import to_pandas
 from tsfm_lens.errors import InputError
 
 TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
@@ -38,7 +39,7 @@ def as_series(
     header: bool | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
-    future: pd.DataFrame | None = None,
+    future: Any = None,
     min_length: int = 1,
 ) -> SeriesBatch:
     """Make a batch of series, univariate or multivariate.
@@ -46,17 +47,18 @@ def as_series(
     Args:
         data: a SeriesBatch; an array or tensor (time,), (series, time) or (series, variate, time); a list of
             arrays (time,) and (variate, time) of any lengths, or a dict of them by name; a pandas Series; a long
-            pandas frame (id, timestamp, target); entries as gluonts and Chronos-2 write them, dicts with a ``target``;
-            or the path of a CSV or Parquet file. NaN is a missing value.
+            pandas frame (id, timestamp, target), or such a table of Arrow, polars, xarray or another library that
+            hands out Arrow streams or dataframes; entries as gluonts and Chronos-2 write them, dicts with a
+            ``target``; or the path of a CSV or Parquet file. NaN, None and masked values are missing.
         ids: one name per item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
-        start: timestamp of the first value (of all series).
+        start: timestamp of the first value (of all series), a date or text such as "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
         targets: columns of a frame to read; each becomes a series of its own.
         variates: columns of a frame to read together, as the variates of each of its items.
-        id_column: column of a frame whose values tell its series apart; found by its name if None.
-        time_column: column of a frame with its timestamps; found by its name if None.
+        id_column: column of a frame, or level of an index, whose values tell its series apart; by its name if None.
+        time_column: column of a frame, or level of an index, with its timestamps; by its name if None.
         delimiter, decimal, encoding, header: how a file of text is written, where that is not to be found by rule;
             see :func:`tsfm_lens.data.read_series`.
         known: columns of covariates whose future is known; see :func:`tsfm_lens.data.frames.from_frame`.
@@ -92,7 +94,7 @@ def as_series(
     if freq is not None:
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
-        changes["starts"] = (_timestamp(start),) * len(batch)
+        changes["starts"] = (start_time(start),) * len(batch)
     if seasonality is not None:
         if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
             raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps from 1 on")
@@ -105,10 +107,16 @@ def as_series(
 
 
 def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[str, Any]) -> SeriesBatch:
+    data = to_pandas(data)
     asked = next((option for option, value in columns.items() if value is not None and option != "targets"), None)
     if asked in TEXT_ONLY and not isinstance(data, str | Path):
         raise InputError(f"{asked}={columns[asked]!r} is about a file of text, but the data is {type(data).__name__}")
-    if asked and not isinstance(data, str | Path | pd.DataFrame):
+    levels = {option: columns[option] for option in ("id_column", "time_column")}
+    if (
+        asked
+        and not isinstance(data, str | Path | pd.DataFrame)
+        and not (isinstance(data, pd.Series) and asked in levels)
+    ):
         raise InputError(
             f"{asked}={columns[asked]!r} names columns of a frame or file, but the data is {type(data).__name__}"
         )
@@ -122,22 +130,17 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
         named = {option: value for option, value in columns.items() if option not in TEXT_ONLY}
         return from_frame(data, freq=freq, **named)
     if isinstance(data, pd.Series):
-        return _from_pandas(data, freq)
+        return _from_pandas(data, freq, **levels)
     if is_entry(data):
         return from_entries([data], freq)
     if isinstance(data, list | tuple) and data and all(map(is_entry, data)):
         return from_entries(data, freq)
-    if isinstance(data, dict) and any(_has_times(item) for item in data.values()):
-        named_series = [item.rename(str(name)) for name, item in data.items() if isinstance(item, pd.Series)]
-        if len(named_series) < len(data):
-            raise InputError("some series of the dict have timestamps and others are arrays; give all alike")
-        return SeriesBatch.concat([_from_pandas(item, freq) for item in named_series])
     if isinstance(data, dict):
-        return _items(tuple(data.values()), tuple(map(str, data)))
+        return _items(tuple(data.values()), tuple(map(str, data)), freq)
     if isinstance(data, list | tuple):
-        if data and all(np.isscalar(item) or item is None or item is pd.NA for item in data):
+        if data and all(np.isscalar(item) or is_missing(item) for item in data):
             return SeriesBatch((to_floats(data, "the series"),), names)
-        return _items(data, names)
+        return _items(data, names, freq)
     if hasattr(data, "__array__") or hasattr(data, "detach"):
         array = to_floats(data, "the array")
         if array.ndim not in (1, 2, 3):
@@ -148,7 +151,7 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
         rows = array[None] if array.ndim == 1 else array
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
-        return _items(tuple(rows), names)
+        return _items(tuple(rows), names, freq)
     # as gluonts' datasets, which are no lists
     if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
         return from_entries(list(data), freq)
@@ -156,40 +159,44 @@ def _coerced(data: Any, names: tuple[str, ...], freq: str | None, columns: dict[
     is_run = hasattr(type(data), "encoded")
     held = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
     raise InputError(
-        f"{type(data).__name__} is no series: expected arrays, tensors, a pandas Series or long frame, or the path "
+        f"{type(data).__name__} is no series: expected arrays, tensors, a Series or table, entries, or the path "
         f"of a CSV or Parquet file{held}"
     )
 
 
-def continued(data: Any, future: pd.DataFrame) -> pd.DataFrame:
+def continued(data: Any, future: Any) -> pd.DataFrame:
     """A frame with the frame that goes on where it ends.
 
     Raises:
         InputError: one of them is no frame.
     """
+    data, future = to_pandas(data), to_pandas(future)
     for given, name in ((data, "the data"), (future, "future")):
         if not isinstance(given, pd.DataFrame):
             raise InputError(f"{name} is {type(given).__name__}; future=… goes on with a frame, in a frame")
     return pd.concat([data, future]) if data.index.nlevels > 1 else pd.concat([data, future], ignore_index=True)
 
 
-def _items(items: Sequence[Any], names: tuple[str, ...]) -> SeriesBatch:
-    """One item per array, (time,) or (variate, time).
+def _items(items: Sequence[Any], names: tuple[str, ...], freq: str | None) -> SeriesBatch:
+    """One item per array, (time,) or (variate, time), or per Series with timestamps.
 
     Raises:
-        InputError: an item has other axes or no variate, or the names do not fit the items.
+        InputError: an item has other axes or no variate, only some have timestamps, or the names do not fit the items.
     """
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     if len(names) != len(items):
         raise InputError(f"{len(items)} series came with {len(names)} ids")
     check_unique(names)
+    items = [to_pandas(item) for item in items]
+    with_times = [item.rename(name) for name, item in zip(names, items, strict=True) if _has_times(item)]
+    if with_times:
+        if len(with_times) < len(items):
+            raise InputError("some series have timestamps and others are arrays; give all alike")
+        return SeriesBatch.concat([_from_pandas(item, freq) for item in with_times])
     values: list[np.ndarray] = []
     groups: list[str] = []
     variates: list[str] = []
     for name, item in zip(names, items, strict=True):
-        if isinstance(item, pd.DataFrame):
-            # its rows are time steps, which an array's are not
-            raise InputError(f"series {name!r} is a frame; give its values transposed, (variate, time)")
         array = to_floats(item, f"series {name!r}")
         if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
             raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
@@ -224,22 +231,7 @@ def _has_times(item: Any) -> bool:
     return isinstance(item, pd.Series) and isinstance(item.index, pd.DatetimeIndex | pd.PeriodIndex)
 
 
-def _from_pandas(series: pd.Series, freq: str | None) -> SeriesBatch:
-    name = str(series.name) if series.name is not None else "series-0"
-    plain = isinstance(series.index, pd.RangeIndex) or pd.api.types.is_integer_dtype(series.index.dtype)
-    if plain and series.index.nlevels == 1:
-        return SeriesBatch((to_floats(series.to_numpy(), f"series {name!r}"),), (name,))
-    # an index of ids and timestamps, of timestamps, or of text that is looked at like a column
-    batch = from_frame(series.rename("target").to_frame(), freq=freq, targets=["target"])
-    return replace(batch, ids=(name,), groups=()) if batch.ids == ("target",) else batch
-
-
-def _timestamp(value: Any) -> pd.Timestamp:
-    try:
-        stamp = pd.Timestamp(value)
-        stamp = stamp if stamp is pd.NaT else stamp.as_unit("ns")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"start={value!r} is no timestamp") from error
-    if stamp is pd.NaT:
-        raise InputError(f"start={value!r} is no timestamp; leave it out where it is unknown")
-    return stamp.tz_localize(None)
+def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
+    name = "series-0" if series.name is None else str(series.name)
+    batch = from_frame(series.rename("target").to_frame(), freq=freq, targets=["target"], **columns)
+    return replace(batch, ids=(name,), groups=()) if batch.ids == ("target",) and series.index.nlevels == 1 else batch

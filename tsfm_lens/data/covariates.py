@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.floats import is_missing, to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -99,17 +99,42 @@ def known_future(batch: SeriesBatch, horizon: int) -> np.ndarray:
     return values
 
 
+def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read a covariate: numbers as they are, text as categories.
+
+    Args:
+        values: (step,) numbers, or objects.
+        name: of the covariate.
+
+    Returns:
+        float64, NaN where missing, and the names of the categories; None of numbers.
+
+    Raises:
+        InputError: a value is neither a number nor text, or both kinds stand side by side.
+    """
+    cells = values.tolist() if values.dtype.kind in "OUS" else []
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return to_floats(values, f"covariate {name!r}"), None
+    odd = next((cell for cell in cells if not isinstance(cell, str) and not is_missing(cell)), None)
+    if odd is not None:
+        raise InputError(
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
+            "which is categories"
+        )
+    return number_categories(values, name)
+
+
 def number_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Categories as numbers from 0 in alphabetical order, NaN where missing, and their names.
+    """Number the categories of texts from 0 in alphabetical order, NaN where missing, and give their names.
 
     Raises:
         InputError: nothing but missing values.
     """
-    missing = np.array([value is None or value != value for value in values])
+    missing = np.array([is_missing(value) for value in values])
     if missing.all():
         raise InputError(f"covariate {name!r} has no value")
-    texts = np.array([str(value) for value in values], dtype=object)
-    names, numbers = np.unique(texts[~missing].astype(str), return_inverse=True)
+    names, numbers = np.unique(values[~missing].astype(str), return_inverse=True)
     out = np.full(len(values), np.nan)
     out[~missing] = numbers
     return out, tuple(map(str, names))

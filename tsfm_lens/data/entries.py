@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.covariates import number_categories
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.batch import SeriesBatch, check_unique
+from tsfm_lens.data.covariates import numbers_or_categories
+from tsfm_lens.data.floats import plain_array, to_floats
 from tsfm_lens.data.frequencies import stamp_frequency
+from tsfm_lens.data.instants import times_of
+from tsfm_lens.data.labels import label
 from tsfm_lens.errors import InputError, unknown_name
 
 FIELDS = (
@@ -45,7 +48,8 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
         for field in entry:
             if field not in FIELDS:
                 raise unknown_name("field of an entry", field, FIELDS)
-        group = str(entry.get("item_id", f"series-{number}"))
+        item = entry.get("item_id")
+        group = f"series-{number}" if item is None else label(item, f"item_id of entry {number}")
         for row in _rows_of(entry, group):
             for name, value in row.items():
                 rows[name].append(value)
@@ -69,11 +73,10 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     covariates = _covariates(entry, group, steps)
     single = len(targets) == 1
     start = entry.get("start")
-    start = start.to_timestamp() if isinstance(start, pd.Period) else start
     common = {
         "groups": group,
         "static": {name: entry[name] for name in ("feat_static_real", "feat_static_cat") if name in entry},
-        "starts": None if start is None else pd.Timestamp(start),
+        "starts": None if start is None else start_time(start, f" of {group!r}"),
     }
     rows: list[dict[str, Any]] = []
     for place, values in enumerate(targets):
@@ -92,33 +95,72 @@ def _covariates(
     entry: Mapping[str, Any], group: str, steps: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]]:
     """Past, future or None, and categories or None, by name."""
-    found: dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]] = {}
+    covariates: dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]] = {}
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
-        for place, values in enumerate(np.atleast_2d(to_floats(entry.get(field, np.empty((0, steps))), field))):
-            if len(values) < steps:
-                raise InputError(f"{field} of {group!r} has {len(values)} steps and its target {steps}")
+        if entry.get(field) is None:
+            continue
+        rows = np.atleast_2d(to_floats(entry[field], f"{field} of {group!r}"))
+        if rows.ndim != 2:
+            raise InputError(f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)")
+        for place, values in enumerate(rows):
             ahead = values[steps:] if field == "feat_dynamic_real" else None
-            if ahead is None and len(values) > steps:
+            if len(values) < steps or (ahead is None and len(values) > steps):
                 raise InputError(f"{field} of {group!r} has {len(values)} steps and its target {steps}")
-            found[f"{field}/{place}"] = (values[:steps], ahead, None)
-    pasts, futures = entry.get("past_covariates") or {}, entry.get("future_covariates") or {}
+            covariates[f"{field}/{place}"] = (values[:steps], ahead, None)
+    pasts, futures = (_by_name(entry, field, group) for field in ("past_covariates", "future_covariates"))
     for name in futures:
         if name not in pasts:
             raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
-    for name, given in pasts.items():
-        values = _plain(given)
-        if values.ndim != 1 or len(values) != steps:
-            raise InputError(f"covariate {name!r} of {group!r} has shape {values.shape} and its target {steps} steps")
-        ahead = _plain(futures[name]) if futures.get(name) is not None else None
-        known = name in futures
-        both = values if ahead is None else np.concatenate([values, ahead.astype(values.dtype, copy=False)])
-        categories = None
-        if values.dtype.kind in "OUS":
-            both, categories = number_categories(both.astype(object), str(name))
-        found[str(name)] = (both[:steps], both[steps:] if known else None, categories)
-    return found
+    for name, values in pasts.items():
+        what = f"covariate {name!r} of {group!r}"
+        past = plain_array(values, what)
+        if past.ndim != 1 or len(past) != steps:
+            raise InputError(f"{what} has shape {past.shape} and its target {steps} steps")
+        ahead = plain_array([] if futures.get(name) is None else futures[name], f"the future of {what}")
+        if ahead.ndim != 1:
+            raise InputError(f"the future of {what} has shape {ahead.shape}, expected one axis: time")
+        # categories are numbered over both, and numbers beside text stay what they are
+        both = np.concatenate([past.astype(object), ahead.astype(object)])
+        numbers, categories = numbers_or_categories(both, name)
+        covariates[name] = (numbers[:steps], numbers[steps:] if name in futures else None, categories)
+    return covariates
 
 
-def _plain(values: Any) -> np.ndarray:
-    array = values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
-    return array if array.dtype.kind in "OUS" else array.astype(float)
+def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
+    """Covariates of one field of an entry by their names as text.
+
+    Raises:
+        InputError: the field is no mapping, or two names read alike.
+    """
+    covariates = entry.get(field)
+    if covariates is None:
+        return {}
+    if not isinstance(covariates, Mapping):
+        raise InputError(f"{field} of {group!r} is {type(covariates).__name__}, expected a dict of values by name")
+    names = [label(name, f"a name in {field} of {group!r}") for name in covariates]
+    check_unique(names, f"names in {field} of {group!r}")
+    return dict(zip(names, covariates.values(), strict=True))
+
+
+def start_time(value: Any, owner: str = "") -> pd.Timestamp:
+    """Read the time of a first value, as a clock on the wall shows it.
+
+    Args:
+        value: text, or a date, timestamp or period of Python, numpy or pandas.
+        owner: of the value, for messages, as in " of 'a'".
+
+    Raises:
+        InputError: it is a number, missing, beyond the dates that nanoseconds hold, or may be two dates.
+    """
+    try:
+        if not isinstance(value, str | date | np.datetime64 | pd.Period):
+            raise InputError(f"expected a date, not {type(value).__name__}")
+        if value is pd.NaT or value != value:
+            raise InputError("leave it out where it is unknown")
+        stamp = value.to_timestamp() if isinstance(value, pd.Period) else value
+        times = times_of(pd.Series([stamp], dtype=object), "start")
+        if times.steps:
+            raise InputError("it counts steps")
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"start={value!r}{owner} is no timestamp such as '2020-01-31 12:00': {error}") from error
+    return pd.Timestamp(times.clock[0])

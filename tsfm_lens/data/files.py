@@ -21,6 +21,7 @@ from tsfm_lens.data.labels import in_units
 from tsfm_lens.data.layout import key_and_time, value_columns
 from tsfm_lens.data.numerals import MISSING, Numerals, numeric_columns
 from tsfm_lens.data.paths import regular_file
+from tsfm_lens.data.tables import from_arrow
 from tsfm_lens.data.text_table import TextTable, read_table
 from tsfm_lens.errors import InputError, UnknownNameError
 
@@ -111,12 +112,7 @@ def columns_of(path: str | Path) -> list[str]:
 
 def _parquet(file: Path) -> pd.DataFrame:
     try:
-        table = pq.read_table(file)
-        for place, field in enumerate(table.schema):
-            if pa.types.is_decimal(field.type):
-                table = table.set_column(place, field.name, pc.cast(table.column(place), pa.float64()))
-        # else pandas makes floats of whole numbers beside a missing one, and ids change
-        return table.to_pandas(integer_object_nulls=True)
+        return from_arrow(pq.read_table(file))
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"it is no Parquet file that can be read: {error}") from error
 

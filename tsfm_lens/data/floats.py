@@ -2,40 +2,92 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.data.tables import to_pandas
 from tsfm_lens.errors import InputError
+
+_CURES: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("c", (complex, np.complexfloating), "give its .real, .imag or absolute value"),
+    ("m", (timedelta, np.timedelta64), "divide by a unit, as in values / np.timedelta64(1, 'h')"),
+    ("M", (date, np.datetime64, pd.Period), "make numbers or categories of dates, such as the weekday"),
+    ("S", (bytes,), "decode bytes to text, as with values.astype(str)"),
+    ("", (list, tuple, np.ndarray), "rows that hold a whole series each are entries: frame.to_dict('records')"),
+    ("V", (np.void,), "a structured array is a table, which pd.DataFrame(array) reads"),
+)
+"""Kinds of arrays and types of objects that are no real numbers, and how to make some of them."""
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
-    """A fresh float64 array of anything numeric; masked values become NaN.
+    """Convert anything numeric into a fresh float64 array; masked values and None become NaN.
+
+    A number that float64 does not hold becomes the nearest that it does.
 
     Raises:
         InputError: a value is no real number; the message has its position.
     """
-    if hasattr(values, "detach"):
-        values = _from_tensor(values, what)
-    missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{what} is not a regular array of numbers: {error}") from error
-    if np.iscomplexobj(array) or array.dtype.kind in "mMV":
-        raise InputError(f"{what} holds {array.dtype}, expected real numbers")
-    if missing is not None:
-        array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
+    array = plain_array(values, what)
     if array.dtype.kind in "OUS":
         floats = [_number(item, position, what) for position, item in enumerate(array.reshape(-1))]
         array = np.array(floats).reshape(array.shape)
     return np.array(array, dtype=np.float64)
 
 
+def plain_array(values: Any, what: str) -> np.ndarray:
+    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN.
+
+    Raises:
+        InputError: it is ragged, a table whose columns or dimensions have names, or holds dates, durations, complex
+            numbers or records.
+    """
+    if hasattr(values, "detach"):
+        values = _from_tensor(values, what)
+    values = to_pandas(values)
+    if isinstance(values, pd.DataFrame):
+        raise InputError(f"{what} is a frame; give its values transposed, (variate, time)")
+    if isinstance(values, pd.Series) and values.index.nlevels > 1:
+        levels = ", ".join(map(str, values.index.names))
+        raise InputError(f"{what} has the dimensions {levels}; give its plain values, (variate, time)")
+    if isinstance(values, list | tuple) and any(_is_nested(item) for item in values):
+        # numpy would drop the masks
+        values = [_plain_item(item, what) for item in values]
+    missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "US" and isinstance(values, list | tuple):
+            array = np.array(values, dtype=object)  # else numbers beside text become text
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{what} is not a regular array of numbers: {error}") from error
+    for kind, _, cure in _CURES:
+        if array.dtype.kind == kind:
+            raise InputError(f"{what} holds {array.dtype}, expected real numbers; {cure}")
+    if missing is not None:
+        array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
+    return array
+
+
+def is_missing(item: object) -> bool:
+    """Tell a missing value of a container of objects from a value that is no number."""
+    return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
+
+
+def _is_nested(item: Any) -> bool:
+    return isinstance(item, list | tuple) or hasattr(item, "__array__")
+
+
+def _plain_item(item: Any, what: str) -> Any:
+    if item is np.ma.masked:
+        return None
+    return plain_array(item, what) if _is_nested(item) and getattr(item, "ndim", None) != 0 else item
+
+
 def _from_tensor(tensor: Any, what: str) -> np.ndarray:
-    """A tensor's values.
+    """Convert a tensor.
 
     Raises:
         InputError: it is no dense tensor with values of its own.
@@ -49,11 +101,14 @@ def _from_tensor(tensor: Any, what: str) -> np.ndarray:
 
 
 def _number(item: object, position: int, what: str) -> float:
-    if item is None or item is pd.NA:
+    if type(item) is float:
+        return item
+    if is_missing(item):
         return np.nan
     try:
-        if isinstance(item, int | float | np.integer | np.floating | Decimal):
+        if isinstance(item, int | float | np.integer | np.floating | np.bool_ | Decimal):
             return float(item)
-    except OverflowError as error:
+    except (OverflowError, ValueError) as error:
         raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
-    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number")
+    cure = next((f"; {cure}" for _, types, cure in _CURES if isinstance(item, types)), "")
+    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number{cure}")

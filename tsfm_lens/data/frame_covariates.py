@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,11 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.covariates import number_categories, refuse_gaps
+from tsfm_lens.data.covariates import numbers_or_categories, refuse_gaps
+from tsfm_lens.data.floats import plain_array
+from tsfm_lens.data.formulas import NUMBER
 from tsfm_lens.data.grid import Grid
+from tsfm_lens.data.labels import id_texts
 from tsfm_lens.errors import InputError, unknown_name
 
 TRUTHS = {"true": 1.0, "false": 0.0}
@@ -75,24 +79,20 @@ def columns_of_covariates(
 
 
 def _read(column: pd.Series, name: str, role: str, numbers: Callable[[pd.Series, str], np.ndarray]) -> Covariate:
-    if pd.api.types.is_bool_dtype(column):
-        return Covariate(name, role, column.to_numpy(dtype=float, na_value=np.nan), None)
-    if pd.api.types.is_numeric_dtype(column):
-        return Covariate(name, role, numbers(column, name), None)
     kind = column.dtype
-    categories = kind.categories.dtype if isinstance(kind, pd.CategoricalDtype) else kind
-    if not pd.api.types.is_numeric_dtype(categories):
-        as_numbers = pd.to_numeric(column.astype(object), errors="coerce")
-        if (as_numbers.isna() == column.isna()).all() and column.notna().any():
-            return Covariate(name, role, as_numbers.to_numpy(dtype=float), None)
-    if pd.api.types.is_datetime64_any_dtype(column):
-        raise InputError(f"covariate {name!r} holds dates; make numbers or categories of them, such as the weekday")
-    texts = column.astype(object).where(column.notna(), None).to_numpy()
-    truths = [TRUTHS.get(str(text).lower()) for text in texts if text is not None]
-    if truths and None not in truths:
-        numbered = [np.nan if text is None else TRUTHS[str(text).lower()] for text in texts]
-        return Covariate(name, role, np.array(numbered), None)
-    return Covariate(name, role, *number_categories(texts, name))
+    of_numbers = isinstance(kind, pd.CategoricalDtype) and pd.api.types.is_numeric_dtype(kind.categories.dtype)
+    if isinstance(kind, pd.CategoricalDtype):
+        names = np.append(id_texts(kind.categories.to_series(), name), [None])
+        column = pd.Series(names[column.cat.codes], column.index, dtype=object)
+    elif pd.api.types.is_numeric_dtype(kind):
+        return Covariate(name, role, numbers(column, name), None)
+    cells = plain_array(column, f"covariate {name!r}")
+    texts = [cell for cell in cells.tolist() if isinstance(cell, str)]
+    if not of_numbers and all(re.fullmatch(NUMBER, text.strip()) for text in texts):
+        return Covariate(name, role, numbers(column, name), None)
+    if all(text.lower() in TRUTHS for text in texts):
+        cells = np.array([TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
+    return Covariate(name, role, *numbers_or_categories(cells, name))
 
 
 def with_covariates(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,17 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, known_frequency
 from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.formulas import NUMBER
 from tsfm_lens.data.frame_covariates import chosen_covariates, columns_of_covariates, with_covariates
 from tsfm_lens.data.grid import Grid, grid_of
 from tsfm_lens.data.headers import TARGET_COLUMNS, kind_of
 from tsfm_lens.data.instants import Times, looks_like_dates, times_of
-from tsfm_lens.data.layout import dated_column, flat, id_texts, key_and_time, value_columns
+from tsfm_lens.data.labels import id_texts
+from tsfm_lens.data.layout import dated_column, flat, key_and_time, value_columns
+from tsfm_lens.data.tables import without_arrow
 from tsfm_lens.errors import InputError
 
+_NUMBER = re.compile(NUMBER)
 _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
 
 
@@ -69,16 +75,17 @@ def from_frame(
     """
     freq = None if freq is None else known_frequency(freq)
     frame, id_column, time_column, notes = flat(frame, id_column, time_column)
+    frame = without_arrow(frame)
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
     together = variates is not None
     if time is None:
-        time = dated_column(frame, {key})
+        time = dated_column(frame, {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))})
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
     beside = chosen_covariates(frame.columns, known, past, {time, key})
     columns = _values(frame, variates if together else targets, {time, key, *beside})
-    times = None if time is None else times_of(frame[time], str(time))
+    times = None if time is None else times_of(_digits(frame[time]), str(time))
     ids = None if key is None else id_texts(frame[key], str(key))
     read = {key, time, *columns, *beside}
     unread = [column for column in frame.columns if column not in read]
@@ -132,7 +139,7 @@ def _on_grids(
     refused: InputError | None = None
     for clock, stamps in clocks.items():
         try:
-            grids = _all_grids(stamps, groups, rows, freq)
+            grids = _all_grids(stamps, groups, rows, freq, times.doubtful)
         except InputError as error:
             refused = refused or error
             continue
@@ -168,7 +175,7 @@ def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: 
 
 
 def _all_grids(
-    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None, doubtful: bool
 ) -> list[Grid]:
     # series of one panel mostly share their times
     known: dict[bytes, Grid] = {}
@@ -177,7 +184,7 @@ def _all_grids(
         times = stamps[rows_of_group]
         shared = known.get(times.tobytes())
         if shared is None or (step is not None and shared.freq != step):
-            shared = known[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step)
+            shared = known[times.tobytes()] = grid_of(times, rows[rows_of_group], group, step, doubtful)
         return shared
 
     grids = [grid(group, rows_of_group, freq) for group, rows_of_group in groups]
@@ -195,6 +202,11 @@ def _all_grids(
     return grids
 
 
+def _digits(column: pd.Series) -> pd.Series:
+    """The column, decimals as text, which times are read from."""
+    return column.map(str, na_action="ignore") if isinstance(column.dtype, pd.ArrowDtype) else column
+
+
 def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hashable, np.ndarray]:
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
@@ -204,18 +216,15 @@ def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hasha
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    """The column as float64; text that reads as a number counts as one."""
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(column.cat.categories.dtype)
-    if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
-        numeric = pd.to_numeric(column, errors="coerce")
-        wrong = np.flatnonzero((numeric.isna() & column.notna()).to_numpy())
-        if len(wrong):
-            raise InputError(
-                f"column {name!r} holds {column.iloc[wrong[0]]!r} in row {column.index[wrong[0]]}, which is not a "
-                "number"
-            )
-        column = numeric
+    """The column as float64, each the nearest to what is written; text that reads as a number counts as one."""
+    if isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype) or column.dtype == object:
+        cells = column.to_numpy(dtype=object, copy=True)
+        texts = {place: cell for place, cell in enumerate(cells) if isinstance(cell, str)}
+        odd = next((place for place, text in texts.items() if not _NUMBER.fullmatch(text.strip())), None)
+        if odd is not None:
+            raise InputError(f"column {name!r} holds {texts[odd]!r} in row {column.index[odd]}, which is not a number")
+        cells[list(texts)] = list(map(float, texts.values()))
+        return to_floats(cells, f"column {name!r}")
     return to_floats(column.to_numpy(), f"column {name!r}")
 
 

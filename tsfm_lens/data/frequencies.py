@@ -7,9 +7,11 @@ so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
 from __future__ import annotations
 
 import re
+from datetime import date
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError
@@ -67,25 +69,39 @@ def stamp_frequency(freq: str) -> str:
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
-@lru_cache(maxsize=10_000)  # the series of a dataset share few dates
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
     """Beginning of the period that a series starts with; None if it is unknown or no date that pandas can hold.
 
     Args:
-        start: a timestamp, datetime or period, or None.
+        start: text, a timestamp, datetime or period, or None.
         freq: in any spelling.
+
+    Raises:
+        InputError: it is no time.
     """
     if start is None or start is pd.NaT:
         return None
-    if isinstance(start, pd.Period):
-        return start.start_time
+    if not isinstance(start, str | date | np.datetime64 | pd.Period):
+        raise InputError(
+            f"start={start!r} is no timestamp; expected a date such as '2020-01-31', a timestamp or a period"
+        )
+    return _start_of(start, freq)
+
+
+@lru_cache(maxsize=10_000)  # the series of a dataset share few dates
+def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
     _, letter, anchor = parse_frequency(freq)
     # pandas gives up periods of business days
     unit = "D" if letter == "B" else PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
     try:
-        return pd.Period(pd.Timestamp(start), freq=unit).start_time
-    except (ValueError, TypeError, OverflowError):
+        if isinstance(start, pd.Period):
+            return start.start_time
+        stamp = pd.Timestamp(start)
+        return None if stamp is pd.NaT else pd.Period(stamp, freq=unit).start_time
+    except (pd.errors.OutOfBoundsDatetime, OverflowError):
         return None
+    except ValueError as error:
+        raise InputError(f"start={start!r} is no timestamp; expected a date such as '2020-01-31'") from error
 
 
 def _shifted(names: tuple[str, ...], name: str, by: int) -> str:

@@ -11,6 +11,8 @@ from tsfm_lens.errors import InputError
 
 SLACK, FREE = 50, 1000
 """A grid may have FREE steps and SLACK for every value; a longer one comes from a mistyped date or frequency."""
+SPARSE = 0.2
+"""Numbers may leave this share of a grid of steps, years or months empty; 201752 and 201801 are no such numbers."""
 _LOOKED_AT = 200
 _DAY = 86_400 * 10**9
 
@@ -45,7 +47,7 @@ class Grid:
         return self.length - len(self.places)
 
 
-def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
+def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, doubtful: bool = False) -> Grid:
     """The grid of one series.
 
     Args:
@@ -53,10 +55,11 @@ def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> G
         rows: what messages call the row of each.
         name: of the series.
         freq: pandas alias; inferred if None.
+        doubtful: true of times read from numbers that may mean something else.
 
     Raises:
-        InputError: two values have one time, the times are irregular, or most of the grid would be empty; the message
-            has the times and rows.
+        InputError: two values have one time, the times are irregular, or most of the grid would be empty, or a fifth
+            of it where times are doubtful; the message has the times and rows.
     """
     order = np.argsort(times, kind="stable")
     ordered = times[order]
@@ -82,6 +85,8 @@ def grid_of(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> G
         step = f"frequency {known!r}"
         places = np.arange(len(index)) if known is None else _on_grid(index, known, name, rows[order])
     _refuse_long(places, ordered, rows[order], name, step)
+    if doubtful:
+        _refuse_sparse(places, ordered, rows[order], name, step)
     return Grid(order, places, int(places[-1]) + 1, start, known)
 
 
@@ -110,7 +115,7 @@ def _counted(ordered: np.ndarray, name: str) -> tuple[str, np.ndarray]:
         at = ordered[wrong[0]] if len(wrong) else ordered[0]
         raise InputError(
             f"series {name!r} has a value at step {at}, which is off the regular steps of {step} from {ordered[0]}; "
-            "resample it first"
+            "resample it first, or write the times as dates such as 2017-12-25"
         )
     return f"step {step}", places.astype(np.int64)
 
@@ -120,19 +125,25 @@ def _on_grid(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> n
     offset = pd.tseries.frequencies.to_offset(freq)
     first = index[0]
     if isinstance(offset, pd.offsets.Tick):
-        places, rest = np.divmod(index.asi8 - index.asi8[0], offset.nanos)
+        since = index.asi8.view(np.uint64)
+        places, rest = np.divmod(since - since[0], np.uint64(offset.nanos))
         off = np.flatnonzero(rest)
     else:
         # a calendar's steps are counted only once they are known to be few
         try:
             about = (index[-1] - first) / max((first + 12 * offset) - first, pd.Timedelta(1, "D")) * 12
-        except (pd.errors.OutOfBoundsDatetime, OverflowError):
+        except (ValueError, OverflowError):
             about = 0
         if about > 2 * (FREE + SLACK * len(index)):
             _refuse_long(
                 np.array([0, int(about)]), index.to_numpy()[[0, -1]], rows[[0, -1]], name, f"frequency {freq!r}"
             )
-        grid = pd.date_range(first, index[-1], freq=freq)
+        try:
+            grid = pd.date_range(first, index[-1], freq=freq)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"series {name!r} cannot stand on a grid of frequency {freq!r} from {first} to {index[-1]}: {error}"
+            ) from error
         places = grid.get_indexer(index)
         off = np.flatnonzero(places < 0)
     if len(off):
@@ -146,26 +157,49 @@ def _on_grid(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> n
 def _refuse_long(places: np.ndarray, ordered: np.ndarray, rows: pd.Index, name: str, step: str) -> None:
     if len(places) < 2 or places[-1] < FREE + SLACK * len(rows):
         return
-    widest = int(np.argmax(np.diff(places)))
     raise InputError(
+        f"{_widest_gap(places, ordered, rows, name, step)}. Mend the time that is mistyped, give the true freq=…, or "
+        "cut the series in two"
+    )
+
+
+def _refuse_sparse(places: np.ndarray, ordered: np.ndarray, rows: pd.Index, name: str, step: str) -> None:
+    length = int(places[-1]) + 1
+    if length - len(places) <= SPARSE * length:
+        return
+    raise InputError(
+        f"{_widest_gap(places, ordered, rows, name, step)}. The numbers of the time column may be years with weeks, "
+        "months or quarters: write them as dates such as 2017-12-25, leave the column out to read the values one after "
+        "the other, or give the steps that are missing rows of their own"
+    )
+
+
+def _widest_gap(places: np.ndarray, ordered: np.ndarray, rows: pd.Index, name: str, step: str) -> str:
+    """Name the grid of a series and its widest gap, for a message."""
+    widest = int(np.argmax(np.diff(places)))
+    return (
         f"series {name!r} has {len(rows)} values on a grid of {int(places[-1]) + 1} steps with {step}: between "
         f"{_shown(ordered[widest])} (row {rows[widest]}) and {_shown(ordered[widest + 1])} (row {rows[widest + 1]}) "
-        f"{int(places[widest + 1] - places[widest]) - 1} are missing. Mend the time that is mistyped, give the true "
-        "freq=…, or cut the series in two"
+        f"{int(places[widest + 1] - places[widest]) - 1} are missing"
     )
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
     """The frequency of sorted timestamps, which may have gaps; None if they are irregular."""
-    steps = np.diff(index.asi8)
+    steps = _apart(index)
     if (steps == steps[0]).all() and steps[0] < _DAY:
         return str(pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr)
     return pd.infer_freq(index) or _calendar(index) or _with_gaps(index, steps)
 
 
+def _apart(index: pd.DatetimeIndex) -> np.ndarray:
+    """Nanoseconds from one sorted timestamp to the next, uint64, since int64 ends at 292 years."""
+    return np.diff(index.asi8.view(np.uint64))
+
+
 def _calendar(index: pd.DatetimeIndex) -> str | None:
     """Months, quarters or years with gaps: all at the first or the last of a month, at one time of day."""
-    if (index.normalize() != index - (index[0] - index[0].normalize())).any() or np.diff(index.asi8).min() < 28 * _DAY:
+    if (index.normalize() != index - (index[0] - index[0].normalize())).any() or _apart(index).min() < 28 * _DAY:
         return None
     ends = (index.is_month_end).all()
     if not ends and not (index.day == 1).all():
@@ -178,7 +212,7 @@ def _calendar(index: pd.DatetimeIndex) -> str | None:
         return None
     rule = f"{apart // 12}Y{letter}-{month}" if apart % 12 == 0 else f"{apart}M{letter}"
     # as pandas spells it without gaps, so that all series of a file agree
-    return str(pd.infer_freq(pd.date_range(index[0], periods=5, freq=rule)))
+    return str(pd.infer_freq(pd.date_range(index[0].floor("s"), periods=5, freq=rule, unit="s")))
 
 
 def _with_gaps(index: pd.DatetimeIndex, steps: np.ndarray) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from tsfm_lens.data.formulas import NUMBER
 from tsfm_lens.data.numerals import MISSING
@@ -28,14 +29,17 @@ _DATES = (
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _WORDS = {4: "years", 6: "yyyymm", 8: "yyyymmdd", 10: "yyyymmddHH", 12: "yyyymmddHHMM", 14: "yyyymmddHHMMSS"}
-# since 1970, from 1973 on: (lowest, highest, nanoseconds each)
+# since 1970, from 1973 on: (lowest, highest, numpy's unit)
 _EPOCHS = {
-    "seconds": (10**8, 10**10, 10**9),
-    "milliseconds": (10**11, 10**13, 10**6),
-    "microseconds": (10**14, 10**16, 10**3),
-    "nanoseconds": (10**17, 2**63, 1),
+    "seconds": (10**8, 10**10, "s"),
+    "milliseconds": (10**11, 10**13, "ms"),
+    "microseconds": (10**14, 10**16, "us"),
+    "nanoseconds": (10**17, 2**63, "ns"),
 }
-RANGE = f"{pd.Timestamp.min.date()} to {pd.Timestamp.max.date()}"
+# the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
+_FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
+RANGE = "1678-01-01 to 2261-12-31"
+_UNDATED = "leave the column out, or number the steps in it, to read the values without dates"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +50,13 @@ class Times:
         clock: datetime64[ns] as a clock on the wall shows them; or step numbers, int64 or float64.
         utc: datetime64[ns] in UTC, where the column says how far the clock is from it.
         note: how the column was read, "" where there was no choice.
+        doubtful: true of steps, years and months read from numbers, which may mean something else.
     """
 
     clock: np.ndarray
     utc: np.ndarray | None = None
     note: str = ""
+    doubtful: bool = False
 
     @property
     def steps(self) -> bool:
@@ -69,22 +75,20 @@ def times_of(column: pd.Series, name: str) -> Times:
     Whole numbers are, in this order: calendar digits, if all have 4, 6, 8, 10, 12 or 14 of them and are dates from
     1700 to 2200 (yyyy, yyyymm, yyyymmdd, …); seconds, milliseconds, microseconds or nanoseconds since 1970, if all lie
     in one range of 10⁸ to 10¹⁰, 10¹¹ to 10¹³, 10¹⁴ to 10¹⁶, or from 10¹⁷ on; step numbers below 10⁸. Broken numbers are
-    steps. Text is ISO 8601, or all of it fits one format of day, month and year.
+    steps. Text is ISO 8601, or all of it fits one format of day, month and year. Dates may have any unit, and lie in
+    the whole years that nanoseconds hold, 1678 to 2261. Of periods the beginnings count.
 
     Raises:
-        InputError: a cell is missing or no time, or the text can be read in two ways.
+        InputError: a cell is missing, no time or beyond these years, or the text can be read in two ways.
     """
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(column.cat.categories.dtype)
-    if isinstance(column.dtype, pd.ArrowDtype):
-        column = column.convert_dtypes(dtype_backend="numpy_nullable").astype(object)
-    if isinstance(column.dtype, pd.PeriodDtype):
-        column = column.dt.to_timestamp()
     missing = column.isna().to_numpy()
+    column = _plain(column) if not missing.any() else column
     if column.dtype == object:
         missing |= np.array([isinstance(cell, str) and cell.strip() in MISSING for cell in column])
     if missing.any():
         raise InputError(f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}")
+    if isinstance(column.dtype, pd.PeriodDtype):
+        return _periods(column, name)
     if column.dtype.kind == "M":
         return _stamped(column, name)
     if column.dtype.kind in "iuf" and column.dtype != bool:
@@ -102,15 +106,35 @@ def times_of(column: pd.Series, name: str) -> Times:
     return _written([cell.strip() for cell in cells], column, name)
 
 
+def holds_dates(dtype: Any) -> bool:
+    """Tell a type of dates or periods, of numpy, pandas or Arrow, from all others."""
+    return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
+
+
 def looks_like_dates(column: pd.Series) -> bool:
-    """Whether a column of text holds timestamps, by its first cells."""
-    known = column.dropna().head(20)
-    if known.empty or not all(isinstance(cell, str) for cell in known) or all(map(_is_number, known)):
+    """Tell a column of timestamps, also of such as :func:`times_of` refuses, from all others by its first cells."""
+    cells = _plain(column.dropna().head(20))
+    if cells.empty or holds_dates(cells.dtype):
+        return not cells.empty
+    if all(isinstance(cell, date | np.datetime64) for cell in cells):
+        return True
+    if not all(isinstance(cell, str) for cell in cells) or all(map(_is_number, cells)):
         return False
     try:
-        return not times_of(known, "").steps
+        return not times_of(cells, "").steps
     except InputError as error:
-        return "may be" in str(error)
+        return "may be" in str(error) or "beyond the dates" in str(error)
+
+
+def _plain(column: pd.Series) -> pd.Series:
+    """The column with numpy's cells in place of Arrow's, and values in place of categories."""
+    while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
+        if isinstance(column.dtype, pd.ArrowDtype):
+            cells = pa.array(column.array).to_pandas(integer_object_nulls=True, date_as_object=False)
+            column = pd.Series(cells.array, column.index, name=column.name)
+        else:
+            column = column.astype(column.cat.categories.dtype)
+    return column
 
 
 def _is_number(text: str) -> bool:
@@ -118,14 +142,36 @@ def _is_number(text: str) -> bool:
 
 
 def _stamped(column: pd.Series, name: str) -> Times:
-    zone = getattr(column.dt, "tz", None)
-    try:
-        if zone is None:
-            return Times(column.to_numpy().astype("datetime64[ns]"))
-        local = column.dt.tz_localize(None).astype("datetime64[ns]").to_numpy()
-        return Times(local, column.dt.tz_convert("UTC").dt.tz_localize(None).astype("datetime64[ns]").to_numpy())
-    except pd.errors.OutOfBoundsDatetime as error:
-        raise InputError(f"column {name!r}: {error}; dates reach from {RANGE}") from error
+    stamps = pd.DatetimeIndex(column)
+    if stamps.tz is None:
+        return Times(_nanoseconds(stamps, column, name))
+    utc = _nanoseconds(stamps.tz_convert(None), column, name)
+    return Times(stamps.as_unit("ns").tz_localize(None).to_numpy(), utc)
+
+
+def _nanoseconds(stamps: pd.DatetimeIndex, column: pd.Series, name: str) -> np.ndarray:
+    """datetime64[ns] of dates of any unit, without a zone.
+
+    Raises:
+        InputError: one lies beyond the years that nanoseconds hold.
+    """
+    beyond = np.flatnonzero((stamps < _FIRST) | (stamps >= _END))
+    if len(beyond):
+        raise _beyond(stamps.to_numpy()[beyond[0]], column.index[beyond[0]], name)
+    return stamps.as_unit("ns").to_numpy()
+
+
+def _beyond(value: Any, row: Any, name: str) -> InputError:
+    return InputError(f"column {name!r}: {value} in row {row} is beyond the dates from {RANGE}; {_UNDATED}")
+
+
+def _periods(column: pd.Series, name: str) -> Times:
+    """The beginnings of periods."""
+    periods = pd.PeriodIndex(column)
+    beyond = np.flatnonzero((periods.year < _FIRST.year) | (periods.year >= _END.year))
+    if len(beyond):
+        raise _beyond(periods[beyond[0]], column.index[beyond[0]], name)
+    return Times(periods.to_timestamp().to_numpy())
 
 
 def _objects(cells: list[Any], column: pd.Series, name: str) -> Times:
@@ -134,11 +180,14 @@ def _objects(cells: list[Any], column: pd.Series, name: str) -> Times:
     for cell, row in zip(cells, column.index, strict=True):
         try:
             stamp = pd.Timestamp(cell)
-            clock.append(stamp.tz_localize(None).as_unit("ns").to_datetime64())
-            if stamp.tz is not None:
-                utc.append(stamp.tz_convert("UTC").tz_localize(None).as_unit("ns").to_datetime64())
+            since = stamp if stamp.tz is None else stamp.tz_convert(None)
         except (ValueError, OverflowError) as error:
-            raise InputError(f"column {name!r}: {cell} in row {row} is beyond the dates from {RANGE}") from error
+            raise _beyond(cell, row, name) from error
+        if not _FIRST <= since < _END:
+            raise _beyond(cell, row, name)
+        clock.append(stamp.as_unit("ns").tz_localize(None).to_datetime64())
+        if stamp.tz is not None:
+            utc.append(since.as_unit("ns").to_datetime64())
     if utc and len(utc) < len(clock):
         raise InputError(f"column {name!r} has times with a zone and times without; give all of them one")
     return Times(np.array(clock, dtype="datetime64[ns]"), np.array(utc, dtype="datetime64[ns]") if utc else None)
@@ -162,7 +211,7 @@ def _counted(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
             numbers = numbers.astype(np.int64)
         else:
             note = f"the broken numbers of column {name!r} are read as positions in time, without a date"
-            return Times(numbers.astype(np.float64), note=note)
+            return Times(numbers.astype(np.float64), note=note, doubtful=True)
     if numbers.dtype.kind not in "iu" or int(np.max(numbers)) >= 2**63:
         raise InputError(f"column {name!r} holds {numbers[0]}…, numbers too large for times")
     numbers = numbers.astype(np.int64)
@@ -170,14 +219,13 @@ def _counted(numbers: np.ndarray, column: pd.Series, name: str) -> Times:
     dates = _calendar_digits(numbers, column, name)
     if dates is not None:
         return dates
-    for unit, (least, most, nanoseconds) in _EPOCHS.items():
+    for words, (least, most, unit) in _EPOCHS.items():
         if least <= low and high < most:
-            if high > pd.Timestamp.max.value // nanoseconds:
-                raise InputError(f"column {name!r}: {high} {unit} since 1970 are beyond the dates from {RANGE}")
-            since = (numbers * nanoseconds).astype("datetime64[ns]")
-            return Times(since, note=f"the whole numbers of column {name!r} are read as {unit} since 1970")
+            since = _nanoseconds(pd.DatetimeIndex(numbers.astype(f"datetime64[{unit}]")), column, name)
+            return Times(since, note=f"the whole numbers of column {name!r} are read as {words} since 1970")
     if low > -(10**8) and high < 10**8:
-        return Times(numbers, note=f"the whole numbers of column {name!r} are read as step numbers, without a date")
+        note = f"the whole numbers of column {name!r} are read as step numbers, without a date"
+        return Times(numbers, note=note, doubtful=True)
     raise InputError(
         f"column {name!r} holds whole numbers from {low} to {high}: neither dates nor seconds to nanoseconds since "
         "1970 throughout, and too large for step numbers; write timestamps such as 2020-01-31 12:00"
@@ -199,13 +247,15 @@ def _calendar_digits(numbers: np.ndarray, column: pd.Series, name: str) -> Times
     stamps = pd.to_datetime(texts, format=_DIGITS[digits], errors="coerce")
     valid = stamps.dt.year.between(1700, 2200).to_numpy()
     if valid.all():
-        return Times(stamps.to_numpy(), note=f"the whole numbers of column {name!r} are read as {_WORDS[digits]}")
+        note = f"the whole numbers of column {name!r} are read as {_WORDS[digits]}"
+        return Times(stamps.to_numpy(), note=note, doubtful=digits <= 6)
     # four digits may count steps, and some of any steps look like years
     if valid.mean() <= (0.9 if digits == 4 else 0.5):
         return None
     row = int(np.flatnonzero(~valid)[0])
     raise InputError(
-        f"column {name!r} holds {_WORDS[digits]}, but {numbers[row]} in row {column.index[row]} is no such date"
+        f"column {name!r} holds {_WORDS[digits]}, but {numbers[row]} in row {column.index[row]} is no such date; write "
+        "dates such as 2020-01-31, or leave the column out to read the values without dates"
     )
 
 
@@ -289,7 +339,7 @@ def _iso(texts: list[str], name: str, row_of: Any) -> np.ndarray:
     if stamps.isna().any():
         odd = texts[int(np.flatnonzero(stamps.isna())[0])]
         known = 1 <= int(odd[4:].lstrip("-")[:2] or 0) <= 12 and not 1678 <= int(odd[:4]) <= 2261
-        why = f"is beyond the dates from {RANGE}" if known else "is no date"
+        why = f"is beyond the dates from {RANGE}; {_UNDATED}" if known else "is no date"
         raise InputError(f"column {name!r} holds no timestamps: {odd!r} in row {row_of(odd)} {why}")
     return np.asarray(stamps.to_numpy(), dtype="datetime64[ns]")
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.data.batch import SeriesBatch
+import numpy as np
+import pandas as pd
+
 from tsfm_lens.errors import InputError
+
+if TYPE_CHECKING:
+    from tsfm_lens.data.batch import SeriesBatch
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
@@ -21,6 +27,59 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
     if not isinstance(values, Iterable):
         raise InputError(f"{what}={values!r} is no text and no list of texts")
     return tuple(map(str, values))
+
+
+def label(value: Any, what: str) -> str:
+    """One id or name as text: whole numbers and decimals as their digits, others as Python writes them.
+
+    Raises:
+        InputError: it is a container or bytes, whose text would be that of Python's code.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        raise InputError(f"{what} is {value[:60]!r}, bytes and no text; decode it, as with .decode('utf-8')")
+    try:
+        hash(value)
+    except TypeError:
+        raise InputError(
+            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number; make one text of it"
+        ) from None
+    return str(value)
+
+
+def id_texts(column: pd.Series, name: str) -> np.ndarray:
+    """Ids, or names of categories, of a column as text; see :func:`label`.
+
+    Raises:
+        InputError: an id is missing, a container or bytes; or equal ids read differently (1 and 1.0), or different ids
+            alike (1 and "1").
+    """
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
+    what = f"a value of column {name!r}"
+    if column.dtype == object:
+        ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
+        codes, _ = pd.factorize(column.to_numpy())
+    else:
+        codes, values = pd.factorize(column)
+        ids = np.array([label(value, what) for value in values], dtype=object)[codes]
+    # both codes go by first appearance
+    text_codes, _ = pd.factorize(ids)
+    odd = np.flatnonzero(codes != text_codes)
+    if len(odd):
+        row = odd[0]
+        first = np.flatnonzero((codes == codes[row]) | (text_codes == text_codes[row]))[0]
+        why = (
+            f"that differ but read alike: {ids[row]!r}, as text and as a number"
+            if ids[first] == ids[row]
+            else f"that are equal but read differently: {ids[first]!r} and {ids[row]!r}"
+        )
+        raise InputError(f"column {name!r} holds values {why}; write all of them as text")
+    return ids
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:

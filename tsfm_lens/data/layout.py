@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.headers import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
-from tsfm_lens.data.instants import looks_like_dates
+from tsfm_lens.data.instants import holds_dates, looks_like_dates
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -57,9 +57,9 @@ def _says_something(index: pd.Index, id_column: str | None, time_column: str | N
 
 
 def _is_time(index: pd.Index) -> bool:
-    if isinstance(index, pd.DatetimeIndex | pd.PeriodIndex):
+    if holds_dates(index.dtype):
         return True
-    return index.name is None and looks_like_dates(pd.Series(index.to_numpy()))
+    return index.name is None and looks_like_dates(pd.Series(index.array))
 
 
 def _free_name(frame: pd.DataFrame, index: pd.Index) -> str:
@@ -79,7 +79,8 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
         raise InputError(f"the frame has {both[0]!r} both as a level of its index and as a column; drop one of them")
     dated = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
     dated += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
-    if time_column is None:
+    contrary = find(dated, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *dated)
+    if time_column is None and not (len(dated) == 1 and contrary):
         time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
     others = [name for name in names if name != time_column]
     if id_column is None:
@@ -148,13 +149,13 @@ def dated_column(frame: pd.DataFrame, taken: Collection[Hashable | None]) -> Has
     dated = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
-        if column not in taken and (kind.kind == "M" or (_is_text(kind) and looks_like_dates(frame[column])))
+        if column not in taken and (holds_dates(kind) or (_is_text(kind) and looks_like_dates(frame[column])))
     ]
     return dated[0] if len(dated) == 1 else None
 
 
 def _is_text(kind: Any) -> bool:
-    return isinstance(kind, pd.StringDtype) or (isinstance(kind, np.dtype) and kind.kind == "O")
+    return isinstance(kind, pd.StringDtype | np.dtype | pd.ArrowDtype) and kind.kind == "O"
 
 
 def find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
@@ -185,20 +186,3 @@ def value_columns(
     if not wanted:
         raise InputError("no column of values is named")
     return list(wanted)
-
-
-def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Ids as text: whole numbers as their digits, others as Python writes them; text stays as it is.
-
-    Raises:
-        InputError: an id is missing, or two ids that differ have one text, as 1 and "1" do.
-    """
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
-    codes, values = pd.factorize(np.asarray(column, dtype=object) if column.dtype == object else column)
-    texts = [str(value) for value in values]
-    if len(set(texts)) < len(texts):
-        twice = next(text for text in texts if texts.count(text) > 1)
-        raise InputError(f"column {name!r} holds ids that differ but read alike: {twice!r}, as text and as a number")
-    return np.array(texts, dtype=object)[codes]

@@ -29,6 +29,10 @@ _BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# a quoted cell, or blanks
+_QUOTED = r'(?<![^ \t\r\n])("(?:[^"]|"")*")'
+_BLANKS = re.compile(rf"{_QUOTED}|[ \t]+")
+_BLANKS_AT_ENDS = re.compile(rf"{_QUOTED}|(?<![^\r\n])[ \t]+|[ \t]+(?![^\r\n])")
 _SAMPLE = 60  # lines that the delimiter is told from; the whole file must then agree
 
 
@@ -67,7 +71,7 @@ def read_table(
     plain = file.name.lower().removesuffix(".gz")
     sign = _known_delimiter(delimiter) if delimiter is not None else _delimiter(text, plain)
     if sign == " ":
-        text, sign = "\n".join("\t".join(line.split()) for line in text.splitlines()), "\t"
+        text, sign = _with_tabs(text), "\t"
     if '"' in text:
         _refuse_stray_quotes(text, sign)
     cells = _cells(text, sign)
@@ -106,14 +110,14 @@ def _decoded(content: bytes, encoding: str | None) -> str:
         asked = f" as encoding={encoding!r} asks for"
     try:
         text = content.decode(encoding)
-    except LookupError as error:
-        raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
     except UnicodeError as error:
         where = getattr(error, "start", 0)
         row = content[:where].count(b"\n") + 1
         raise InputError(
             f"row {row} is not text in {encoding.upper()}{asked}; give its encoding, as in encoding='cp1252'"
         ) from error
+    except (LookupError, ValueError) as error:
+        raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
     if "\0" in text:
         raise InputError(f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is no text file")
     text = text.removeprefix("\ufeff").lstrip("\r\n")
@@ -124,7 +128,7 @@ def _decoded(content: bytes, encoding: str | None) -> str:
 
 def _known_delimiter(delimiter: str) -> str:
     sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(delimiter, delimiter)
-    if len(sign) != 1 or sign in "\"\r\n'.+-" or sign.isalnum():
+    if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
         raise InputError(f"delimiter={delimiter!r} is no single sign; expected ',', ';', '|', 'tab' or 'space'")
     return sign
 
@@ -152,7 +156,7 @@ def _delimiter(text: str, name: str) -> str:
     if rows:
         return next(iter(rows))
     if name.endswith(".txt"):
-        widths = {len(line.split()) for line in lines if line.strip()}
+        widths = {len(row) for row in _split([_with_tabs(line) for line in lines], "\t") if row}
         if len(widths) == 1 and widths != {1}:
             return " "
     inside = [sign for sign in DELIMITERS if sign in lines[0]]
@@ -192,6 +196,11 @@ def _split(lines: Iterable[str], sign: str) -> Iterator[list[str]]:
         yield from csv.reader(lines, delimiter=sign)
     except csv.Error as error:
         raise InputError(f"the rows cannot be told apart: {error}; if that is one column, give delimiter=…") from error
+
+
+def _with_tabs(text: str) -> str:
+    """The text with one tab in place of each run of blanks between cells; what stands in quotes stays."""
+    return _BLANKS.sub(lambda match: match[1] or "\t", _BLANKS_AT_ENDS.sub(r"\1", text))
 
 
 def _clean(rows: list[list[str]], others: set[str]) -> bool:

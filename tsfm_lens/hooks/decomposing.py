@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
+from tsfm_lens.hooks.sums import refuse_other_stream
 from tsfm_lens.hooks.wiring import Mlp
 from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
 
@@ -114,6 +115,7 @@ class Decomposed(ABC):
         Raises:
             InputError: no such layer or mode.
             UnknownNameError: a write was not recorded.
+            WiringError: all of them do not sum to the recorded stream, as under a hook that edits the stream itself.
 
         Example:
             >>> _, cache = lens.run_with_cache(run.encoded)
@@ -125,7 +127,7 @@ class Decomposed(ABC):
         """
         if mode not in ("all", "mlp", "attn"):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
-        place = self._before(stack, layer, mlp_input, pos_slice)
+        place = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
         labels, writes = ["embed"], [place.embed()]
         for index, row in place.writers():
             if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
@@ -198,6 +200,7 @@ class Decomposed(ABC):
         Raises:
             InputError: no such layer.
             UnknownNameError: a write was not recorded.
+            WiringError: the writes do not sum to the recorded stream, as under a hook that edits the stream itself.
 
         Example:
             >>> _, cache = lens.run_with_cache(run.encoded)
@@ -207,7 +210,7 @@ class Decomposed(ABC):
             >>> bool(torch.allclose(writes.sum(0), cache["resid_post", -1, "decoder"], atol=1e-4))
             True
         """
-        place = self._before(stack, layer, mlp_input, pos_slice)
+        place = self._before(stack, layer, mlp_input, pos_slice, whole=True)
 
         def shown(part: Tensor) -> Tensor:
             part = place.scaled(part) if apply_ln else part
@@ -295,10 +298,15 @@ class Decomposed(ABC):
         name = place.stack.name
         return torch.stack([self[activation_name, index, name, sublayer_type] for index in range(place.layer)])
 
-    def _before(self, stack: str | None, layer: int | None, mlp_input: bool, pos_slice: Any) -> Before:
+    def _before(
+        self, stack: str | None, layer: int | None, mlp_input: bool, pos_slice: Any, *, whole: bool = False
+    ) -> Before:
         if self.source is None:
             raise HookError(
                 "these activations do not know their model, whose weights and norms this needs; take those that "
                 "lens.run_with_cache or run.record gave"
             )
-        return Before(self, self.source, stack, layer, mlp_input, pos_slice)
+        place = Before(self, self.source, stack, layer, mlp_input, pos_slice)
+        if whole:
+            refuse_other_stream(place, self.source)
+        return place

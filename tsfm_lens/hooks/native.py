@@ -199,7 +199,9 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
             # forward itself, not the module: hooks must not see this
             if not torch.allclose(probe * _rms_scale(norm, probe), norm.forward(probe), rtol=1e-3, atol=1e-5):
                 raise WiringError(
-                    f"{type(norm).__name__} is no root-mean-square norm with a plain gain; its scale cannot be frozen"
+                    f"{type(norm).__name__} is no root-mean-square norm with a plain gain; its scale cannot be frozen. "
+                    "Of the last norm, give the adapter a final_norm(resid, like) of its own, which divides by the "
+                    "scale of like"
                 )
         _RMS_NORMS.add(norm)
     return _rms_scale(norm, x)
@@ -212,6 +214,8 @@ def _rms_scale(norm: Any, x: Tensor) -> Tensor:
 
 
 def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
+    if isinstance(norm, nn.Identity):
+        return torch.ones_like(x[..., :1])
     names = ("variance_epsilon", "epsilon", "eps")
     eps = next((e for name in names if (e := getattr(norm, name, None)) is not None), torch.finfo(x.dtype).eps)
     return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)

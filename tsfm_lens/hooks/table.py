@@ -94,10 +94,16 @@ def _row_paths(row: Writer) -> Iterator[tuple[str, str]]:
 def _check_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list[str]) -> None:
     n_blocks = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
     where = f"stack {stack.name!r}"
-    for name in ("n_heads", "d_model", "d_head"):
-        if getattr(stack, name) < 1:
-            raise WiringError(f"{where} has {name}={getattr(stack, name)}, expected at least 1")
-    if stack.d_mlp and not any(isinstance(row, Mlp) for layer in range(stack.n_layers) for row in stack.rows(layer)):
+    branches = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
+    # a stack without any branch is refused as such
+    attends = not branches or any(isinstance(row, Attention) for row in branches)
+    for name in ("d_model", "n_heads", "d_head"):
+        size, needed = getattr(stack, name), attends or name == "d_model"
+        if needed and size < 1:
+            raise WiringError(f"{where} has {name}={size}, expected at least 1")
+        if not needed and size:
+            raise WiringError(f"{where} has {name}={size}, but no branch is an attention; expected 0")
+    if stack.d_mlp and not any(isinstance(row, Mlp) for row in branches):
         raise WiringError(f"{where} has d_mlp={stack.d_mlp}, but no branch is an MLP; expected 0")
     if n_blocks != stack.n_layers:
         raise WiringError(f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {n_blocks} blocks")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,8 @@ class Stack:
     Attributes:
         name: "encoder", "decoder", or "" where a model has a single stack.
         blocks: path of the list of blocks.
-        n_layers, n_heads, d_model, d_head, d_mlp: sizes.
+        n_layers, n_heads, d_model, d_head, d_mlp: sizes; ``n_heads`` and ``d_head`` are 0 in a stack without attention,
+            ``d_mlp`` in one without MLPs.
         writers: the block's writers in the order in which they write.
         ln_final: path of the norm after the last block, "" if there is none.
         final_layout: axes of what that norm returns; "" for those of the last layer's stream.
@@ -240,8 +241,11 @@ class Stack:
 
         Raises:
             UnknownNameError: no layer has this kind.
+            InputError: no layer has any attention.
         """
         kinds = self.attention_kinds()
+        if not kinds:
+            raise InputError(f"stack {self.name!r} has no attention, so it has no heads to look at")
         chosen = kinds[-1] if kind is None else kind
         if chosen not in kinds:
             raise unknown_name("attention", chosen, kinds)

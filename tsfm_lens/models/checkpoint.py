@@ -31,6 +31,9 @@ WEIGHTS, INDEX, CONFIG, GENERATION = (
 )
 COMPRESSION = "compression.json"
 """Beside weights some of which are factors of the model's matrices; see ``tsfm_lens.compress``."""
+SUFFIX, COMPRESSED = ".safetensors", ".compressed"
+"""Of files of weights, and of those beside compression.json: what a file lacks, libraries fill with random numbers, and
+some of them open any file of their suffix."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LONGEST_JSON = 16 * 2**20
 """Bytes; the largest published configuration has some 10 kB, an index of a thousand shards some MB."""
@@ -50,7 +53,8 @@ class Checkpoint:
 
     Attributes:
         folder: where they are.
-        files: name -> resolved path of config.json, generation_config.json, the index and the weights, as far as there.
+        files: name that the library looks for -> resolved path of config.json, generation_config.json, the index and
+            the weights, as far as there.
         config: the settings in config.json, empty without one.
         generation: those in generation_config.json.
         tensors: by the name that the files give them.
@@ -123,7 +127,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     with in_our_words(f"{folder} cannot be read"):
         files = {name: _resolved(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
         config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
-        shards, placed = _weight_files(folder, files)
+        suffix = COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX
+        shards, placed = _weight_files(folder, files, suffix)
         files.update(shards)
         return Checkpoint(folder, files, config, generation, _headers(folder, shards, placed))
 
@@ -169,14 +174,24 @@ def _resolved(folder: Path, name: str) -> Path:
     return path
 
 
-def _weight_files(folder: Path, files: dict[str, Path]) -> tuple[dict[str, Path], dict[str, str] | None]:
+def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[dict[str, Path], dict[str, str] | None]:
     """Name -> path of the files with weights, and what the index, if there is one, says of each tensor's place."""
-    single = os.path.lexists(folder / WEIGHTS)
-    if not os.path.lexists(folder / INDEX):
+
+    def file_of(name: str) -> str:
+        return name.replace(SUFFIX, suffix)
+
+    native = next((name for name in (WEIGHTS, INDEX) if suffix != SUFFIX and os.path.lexists(folder / name)), None)
+    if native is not None:
+        raise CheckpointError(
+            f"{folder} holds {native} beside {COMPRESSION}, expected {file_of(native)}: other libraries would open "
+            "it with random weights in the place of compressed ones; write it again with this version"
+        )
+    single = os.path.lexists(folder / file_of(WEIGHTS))
+    if not os.path.lexists(folder / file_of(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _resolved(folder, WEIGHTS)}, None
-    files[INDEX] = _resolved(folder, INDEX)
+        return {WEIGHTS: _resolved(folder, file_of(WEIGHTS))}, None
+    files[INDEX] = _resolved(folder, file_of(INDEX))
     placed = read_settings(files[INDEX]).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError(f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files")
@@ -191,7 +206,7 @@ def _weight_files(folder: Path, files: dict[str, Path]) -> tuple[dict[str, Path]
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
         )
-    return {name: _resolved(folder, name) for name in names}, placed
+    return {name: _resolved(folder, file_of(name)) for name in names}, placed
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -208,6 +223,8 @@ def _no_weights(folder: Path) -> CheckpointError:
         return CheckpointError(
             f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(others[:3])}; rename the file that is meant"
         )
+    if any(name.endswith(COMPRESSED) for name in inside):
+        return CheckpointError(f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too")
     listed = ", ".join(inside[:8]) or "nothing"
     return CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {listed})")
 

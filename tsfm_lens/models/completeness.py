@@ -23,10 +23,14 @@ SPARE = 2**30
 """Bytes of tables and buffers that a model may hold beside its weights."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 LAYER_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
+MOST_LAYERS = 1000
+"""Of a stack; published ones have up to 50, and an empty layer takes some ms to build."""
+MOST_NAMES = 2
+"""Tensors in the files for each of the model's; some published files also hold what the library computes."""
 
 
 def refuse_size(checkpoint: Checkpoint) -> None:
-    """Refuse a configuration with more layers than the files have tensors, before anything is built of it.
+    """Refuse a configuration with more layers than any model, or than the files have tensors, before it is built.
 
     Widths are compared by :func:`refuse_misfit`, without memory; only layers cost time there.
 
@@ -35,10 +39,9 @@ def refuse_size(checkpoint: Checkpoint) -> None:
     """
     count = len(checkpoint.tensors)
     for key, value in _settings(checkpoint.config):
-        if key.rpartition(".")[2] in LAYER_KEYS and isinstance(value, int) and value > count:
-            raise CheckpointError(
-                f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold {count} tensors in all"
-            )
+        if key.rpartition(".")[2] in LAYER_KEYS and isinstance(value, int) and value > min(count, MOST_LAYERS):
+            most = f"the files hold {count} tensors in all" if value > count else f"expected at most {MOST_LAYERS}"
+            raise CheckpointError(f"{checkpoint.folder}: {CONFIG} has {key}={value}, but {most}")
 
 
 def _settings(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -127,7 +130,14 @@ def refuse_misfit(
     Raises:
         CheckpointError: names the tensors, or says how much larger the configuration is than the files.
     """
-    expected, names = expected_of(blank), model_names(checkpoint, renamed)
+    expected = expected_of(blank)
+    most = MOST_NAMES * len(expected.shapes)
+    if len(checkpoint.tensors) > most:
+        raise CheckpointError(
+            f"{checkpoint.folder} holds {len(checkpoint.tensors):,} tensors, expected at most {most:,} for the "
+            f"{len(expected.shapes):,} of the {type(blank).__name__} that its configuration describes"
+        )
+    names = model_names(checkpoint, renamed)
     have = set(names.values())
     unread = re.compile("|".join((*expected.unread, *map(re.escape, computed))) or r"(?!)")
     missing = sorted(name for name in expected.shapes if not (expected.tied[name] & have or _among(name, computed)))

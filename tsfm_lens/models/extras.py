@@ -17,7 +17,7 @@ class Extra:
     """One optional model library.
 
     Attributes:
-        name: of the extra, as in ``pip install "tsfm-lens-toolbox[name]"``.
+        name: of the extra, as in ``pip install "tsfm-lens-toolbox[NAME]"``.
         title: the models, as their authors call them.
         imports: top-level modules.
         distributions: package -> the version that the wirings were tested with.

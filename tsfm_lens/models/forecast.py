@@ -190,11 +190,13 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
 
 
 def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
-    """Timestamps of the forecast steps of one series, None where start or frequency is unknown."""
-    shown = batch.timestamps(index)
-    if shown is None:
-        return None
-    return pd.date_range(shown[-1], periods=horizon + 1, freq=batch.freqs[index])[1:]
+    """Timestamps of the forecast steps of one series, None where start or frequency is unknown.
+
+    Raises:
+        InputError: they go beyond the last date that pandas holds.
+    """
+    stamps = batch.timestamps(index, ahead=horizon)
+    return None if stamps is None else stamps[batch.lengths[index] :]
 
 
 def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:

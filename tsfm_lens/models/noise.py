@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from tsfm_lens.hooks import sums
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
@@ -47,9 +47,7 @@ def own_rounding(run: Run) -> np.ndarray:
 
 def relative_rounding(lens: Lens) -> float:
     """How far rounding may move a number that a forward ends in, relative to the size of what it is made of."""
-    blocks = sum(stack.n_layers for stack in lens.wiring.stacks)
-    kinds = {parameter.dtype for parameter in lens.adapter.model.parameters() if parameter.is_floating_point()}
-    return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=_OUTER)
+    return sums.relative_rounding(lens.adapter.model, lens.wiring)
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:

@@ -218,7 +218,7 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    wanted = ["*.json", "*.safetensors"]
+    wanted = ["*.json", f"*{checkpoint.SUFFIX}", f"*{checkpoint.COMPRESSED}"]
     try:
         folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=wanted))
     except RepositoryNotFoundError as error:

@@ -13,6 +13,7 @@ import xarray as xr
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.places import replacing, writing_to
 
 if TYPE_CHECKING:
     from tsfm_lens.models.lens import Lens
@@ -64,17 +65,11 @@ def run_dataset(run: Run) -> xr.Dataset:
 def save_run(run: Run, path: str | Path) -> Path:
     """What :meth:`Run.to_netcdf` does."""
     target = Path(path)
-    part = target.with_name(f".{target.name}.part")
     data = run_dataset(run)
     # netCDF 3 has neither 64-bit integers nor timestamps of its own
     data = data.drop_vars([name for name in ("context_timestamp", "forecast_timestamp") if name in data.coords])
-    try:
+    with writing_to(target), replacing(target) as part:
         data.to_netcdf(part, engine="scipy")
-        part.replace(target)
-    except OSError as error:
-        raise InputError(f"{target} cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

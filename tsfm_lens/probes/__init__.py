@@ -1,7 +1,7 @@
 """Probes: one measurement per file; a run in, a labelled dataset out."""
 
 from tsfm_lens.probes.attention import attention_patterns, head_entropy, row_entropy
-from tsfm_lens.probes.attribution import attribute, component_writes
+from tsfm_lens.probes.attribution import attribute
 from tsfm_lens.probes.attribution_patching import attribution_patching
 from tsfm_lens.probes.circuits import minimal_circuit
 from tsfm_lens.probes.edge_attribution import edge_attribution
@@ -34,6 +34,7 @@ from tsfm_lens.probes.spectra import head_spectra, stable_rank
 from tsfm_lens.probes.stream_shares import stream_shares
 from tsfm_lens.probes.training_history import training_history
 from tsfm_lens.probes.weight_ranks import weight_ranks
+from tsfm_lens.probes.writes import component_writes
 from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,15 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.stream import Place, carry_factors
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.writes import own_readout, writes_and_stream
 
-__all__ = ["attribute", "component_writes"]
+__all__ = ["attribute"]
 
 # in the streams that are read out at once, and in the writes at the points of the path that are taken at once
 _NUMBERS = 2**21
@@ -50,8 +50,9 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
     the logits of all values alike for a part, and ``expected_value``, which sharp logits saturate, ranks parts near
     chance in most mechanisms; with noise in the weights the second ranks better than the first.
 
-    The parts are measured from the readout of an empty residual stream (``baseline``) to that of the full
-    one. Methods for token models:
+    The parts are measured from the readout of an empty residual stream (``baseline``) to the model's own forecast: the
+    stream after the last block is recorded beside the writes, which must sum to it, and its readout is compared with
+    the output of the same forward. Methods for token models:
 
     - ``logit``: the logit of the token that the run's path takes, less the mean over the vocabulary, with the final
       norm's scale frozen; linear, so the parts sum exactly to the whole.
@@ -78,10 +79,14 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         start token and no value; ``attribution_share``, the same over the sum of the sizes of all components', since
         units of series differ, with what :func:`tsfm_lens.probes.findings.judge` adds: heads are compared with heads,
         in each decomposition by itself; ``completeness_error`` (decomposition, series): the largest
-        deviation of the parts' sum from the whole, relative to the largest whole.
+        deviation of the parts' sum from ``total``, which is the readout of the model's own last stream less that of an
+        empty one, relative to the largest total.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model, or nodes is below 1.
+        InputError: the horizon is longer than one pass of the model, nodes is below 1, or hooks edit the stream itself
+            or what is behind it.
+        WiringError: the writes do not sum to the model's own last stream, or its readout is not the model's forecast,
+            by more than rounding; names where they first differ.
 
     Example:
         >>> parts = probes.attribute(run)
@@ -111,9 +116,9 @@ def decomposed(run: Run, nodes: int | None = 128) -> xr.Dataset:
 
 
 def _decomposed(run: Run, nodes: int) -> xr.Dataset:
-    names, writes = component_writes(run)
+    names, writes, last = writes_and_stream(run)
     with torch.no_grad():
-        parts = _token(run, writes) if run.tokens is not None else _quantile(run, writes, nodes)
+        parts = _token(run, writes, last) if run.tokens is not None else _quantile(run, writes, last, nodes)
     decompositions = decompositions_of(run.lens)
     attribution = np.stack([parts[decomposition][0] for decomposition in decompositions])
     total = np.stack([parts[decomposition][1] for decomposition in decompositions])
@@ -162,54 +167,6 @@ def head_or_kind(data: xr.Dataset) -> list[str]:
     return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
 
 
-def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
-    """What the embedding, every head and every MLP write to the stream: names and (component, series, pos, d_model).
-
-    Example:
-        >>> names, writes = probes.component_writes(run)
-        >>> names[0], len(names) == len(writes)
-        ('embed', True)
-    """
-    lens = run.lens
-    stack = lens.wiring.output_stack
-    dot = f"{stack.name}." if stack.name else ""
-    chosen = writers(lens.wiring)
-    heads = sorted({f"{stack.prefix}.{c.layer}.{c.kind}.hook_result" for c in chosen if c.head is not None})
-    branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in chosen if c.head is None]
-    acts = run.in_one_pass().record([f"{dot}hook_embed", *heads, *branches])
-    with torch.no_grad():
-        # where blocks rescale the stream, every later scale is part of a write
-        carried = carry_factors(lens.model, stack)
-        parts = [acts[f"{dot}hook_embed"] * carried["embed"]]
-        for component in chosen:
-            assert component.kind is not None
-            at = f"{stack.prefix}.{component.layer}.{component.kind}"
-            if component.head is None:
-                write = acts[f"{at}.hook_out"]
-            else:
-                write = acts[f"{at}.hook_result"][..., component.head, :]
-            parts.append(write * carried[component.layer, component.kind])
-        bias = _biases(lens, carried)
-    names: list[Component | str] = ["embed", *chosen]
-    if bias is not None:
-        names.append("bias")
-        parts.append(bias.expand_as(parts[0]))
-    return names, torch.stack(parts)
-
-
-def _biases(lens: Lens, carried: Mapping[Place, float]) -> Tensor | None:
-    """What the attentions' output projections add whatever their heads do, None where they have no bias."""
-    stack = lens.wiring.output_stack
-    total = None
-    for layer in range(stack.n_layers):
-        for row in stack.attentions(layer):
-            scale = lens.weights.scale(layer, row.kind, stack.name) * carried[layer, row.kind]
-            bias = lens.weights.b_O(layer, row.kind, stack.name) * scale
-            if not row.post_norm and bool(bias.any()):
-                total = bias if total is None else total + bias
-    return total
-
-
 def component_coords(names: list[Component | str]) -> dict[str, Any]:
     """Coordinates that place components in the model: stack, kind, layer_index, head (-1 where there is none)."""
     real = [name if isinstance(name, Component) else None for name in names]
@@ -223,7 +180,10 @@ def component_coords(names: list[Component | str]) -> dict[str, Any]:
 
 
 def completeness(attribution: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Largest |sum of parts - whole| of each decomposition and series, relative to the largest |whole|."""
+    """Largest |sum of parts - whole| of each decomposition and series, relative to the largest |whole|.
+
+    The whole is the model's own, not that of the summed writes.
+    """
     gap = np.abs(attribution.sum(axis=1) - total)
     axes = tuple(range(2, gap.ndim))
     size = np.abs(total).max(axis=axes)
@@ -234,40 +194,42 @@ Parts = dict[str, tuple[np.ndarray, np.ndarray, str]]
 """decomposition -> attribution (component, …), total (…), unit."""
 
 
-def _token(run: Run, writes: Tensor) -> Parts:
+def _token(run: Run, writes: Tensor, last: Tensor) -> Parts:
     assert run.tokens is not None
-    lens = run.lens
-    last = writes.sum(dim=0)
+    lens, own = run.lens, own_readout(run, last)
     tokens = run.tokens.to(last.device)[..., None]
 
-    def centred(stream: Tensor) -> Tensor:
-        logits = lens.readout(stream, run.encoded, like=last)
+    def centred(logits: Tensor) -> Tensor:
         return (logits.gather(-1, tokens.expand(*logits.shape[:-1], 1)) - logits.mean(-1, keepdim=True))[..., 0]
 
+    def frozen(stream: Tensor) -> Tensor:
+        return centred(lens.readout(stream, run.encoded, like=last))
+
     # the frozen readout is linear, so each write goes through it alone, less what an empty stream gives
-    empty = centred(torch.zeros_like(last))
-    logit = _of_each(centred, writes, lens) - empty
+    empty = frozen(torch.zeros_like(last))
+    logit = _of_each(frozen, writes, lens) - empty
     first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
 
-    def readouts(stream: Tensor) -> Tensor:
-        logits = lens.readout(stream, run.encoded)
+    def read(logits: Tensor) -> Tensor:
         # among the value tokens alone, whose share may be too small to be divided by
         p, mass = torch.softmax(logits, dim=-1), torch.softmax(logits[..., first:], dim=-1)
         chosen = p.gather(-1, tokens.expand(*p.shape[:-1], 1))[..., 0]
         return torch.stack([chosen, (mass * values).sum(-1)], dim=-1)
 
+    def readouts(stream: Tensor) -> Tensor:
+        return read(lens.readout(stream, run.encoded))
+
     steps = _telescope(readouts, writes, lens)
-    whole = readouts(last) - readouts(torch.zeros_like(last))
+    whole = read(own) - readouts(torch.zeros_like(last))
     return {
-        "logit": (_array(logit), _array(centred(last) - empty), "logit"),
+        "logit": (_array(logit), _array(centred(own) - empty), "logit"),
         "probability": (_array(steps[..., 0]), _array(whole[..., 0]), "probability"),
         "expected_value": (_array(steps[..., 1]), _array(whole[..., 1]), "data units"),
     }
 
 
-def _quantile(run: Run, writes: Tensor, nodes: int) -> Parts:
+def _quantile(run: Run, writes: Tensor, last: Tensor, nodes: int) -> Parts:
     lens = run.lens
-    last = writes.sum(dim=0)
 
     def native(stream: Tensor) -> Tensor:
         return lens.readout(stream, run.encoded)[..., : run.horizon]
@@ -275,7 +237,7 @@ def _quantile(run: Run, writes: Tensor, nodes: int) -> Parts:
     def frozen(stream: Tensor) -> Tensor:
         return lens.readout(stream, run.encoded, like=last)[..., : run.horizon]
 
-    whole = native(last) - native(torch.zeros_like(last))
+    whole = own_readout(run, last)[..., : run.horizon] - native(torch.zeros_like(last))
     difference = (_array(_telescope(native, writes, lens)), _array(whole), "data units")
     if not lens.wiring.true_gradients:
         return {"lens_difference": difference}

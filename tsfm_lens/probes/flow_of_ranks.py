@@ -69,7 +69,8 @@ def flow_of_ranks(
         matrices that come in parts.
 
     Raises:
-        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, or the horizon is longer than one pass.
+        InputError: an ε outside (0, 1), batch_size below 1, apart below 0, a layer without attention, or the horizon is
+            longer than one pass.
         UnknownNameError: no such stack.
 
     Example:
@@ -84,6 +85,11 @@ def flow_of_ranks(
     if stack is not None and stack not in stacks:
         raise unknown_name("stack", stack, list(stacks))
     column = lens.wiring.stacks[0] if stack is None else stacks[stack]
+    for layer in range(column.n_layers):
+        if not any(column.attentions(layer)):
+            raise InputError(
+                f"{column.prefix}.{layer} has no attention, and the flow of ranks needs one in every layer"
+            )
     points = [f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
     places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)

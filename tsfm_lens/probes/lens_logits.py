@@ -12,8 +12,9 @@ import xarray as xr
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attribution import component_coords, component_writes
+from tsfm_lens.probes.attribution import component_coords
 from tsfm_lens.probes.logit_lens import layer_streams
+from tsfm_lens.probes.writes import own_readout, writes_and_stream
 
 __all__ = ["lens_logits"]
 
@@ -73,20 +74,22 @@ def component_logits(run: Run, *, components: Sequence[str] | None = None, norm:
     Raises:
         InputError: the model has no vocabulary, ``norm`` is neither, or the horizon is longer than one pass.
         UnknownNameError: no such component.
+        WiringError: as in :func:`tsfm_lens.probes.attribute`.
     """
     lens = run.lens
     _refuse(lens)
     if norm not in NORMS:
         raise InputError(f"norm={norm!r} is not known, choose {' or '.join(map(repr, NORMS))}")
-    names, writes = component_writes(run)
+    names, writes, last = writes_and_stream(run)
     words = [str(name) for name in names]
     wanted = [any(fnmatchcase(word, each) for each in components or ["*"]) for word in words]
     for each in components or []:
         if not any(fnmatchcase(word, each) for word in words):
             raise unknown_name("component", each, words)
     chosen = [place for place, want in enumerate(wanted) if want]
-    whole = writes.sum(dim=0) if norm == "frozen" else None
+    whole = last if norm == "frozen" else None
     with torch.no_grad():
+        own_readout(run, last)
         logits = [lens.readout(writes[place], run.encoded, like=whole).float().cpu().numpy() for place in chosen]
     data = run.dataset().assign_coords(component_coords([names[place] for place in chosen]))
     data["logit"] = (("component", "series", "step", "token"), np.stack(logits))

@@ -13,6 +13,7 @@ from torch import Tensor
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.writes import own_readout
 
 __all__ = ["bin_quantiles", "count_peaks", "logit_lens"]
 
@@ -43,7 +44,8 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
         median of the library's own forecast. ``rounding`` (series) is what that may do to a forecast, in data units.
 
     Raises:
-        InputError: the horizon is longer than one pass of the model.
+        InputError: the horizon is longer than one pass of the model, or hooks change what is behind the last block.
+        WiringError: the readout of the last layer is not the model's own forecast, by more than rounding.
 
     Example:
         >>> probes.logit_lens(run)["layer"].values.tolist()
@@ -78,7 +80,8 @@ def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple
     quantiles = np.empty((shape[0], shape[1], len(levels), shape[2]))
     for layer, stream in enumerate(streams):
         with torch.no_grad():
-            p = torch.softmax(lens.readout(stream, run.encoded).double(), dim=-1).cpu()
+            logits = own_readout(run, stream) if stream is streams[-1] else lens.readout(stream, run.encoded)
+            p = torch.softmax(logits.double(), dim=-1).cpu()
         entropy[layer] = torch.special.entr(p).sum(-1).numpy()
         effective[layer] = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
         bins = p[..., first:].numpy()
@@ -101,7 +104,8 @@ def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple
 def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
     lens = run.lens
     with torch.no_grad():
-        quantiles = torch.stack([lens.readout(stream, run.encoded) for stream in streams])
+        *below, last = streams
+        quantiles = torch.stack([*(lens.readout(stream, run.encoded) for stream in below), own_readout(run, last)])
     array = quantiles[..., : run.horizon].cpu().double().numpy()
     levels = list(lens.levels)
     data = data.assign_coords(quantile=levels)

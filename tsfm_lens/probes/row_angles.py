@@ -59,7 +59,7 @@ def row_angles(
 
     Raises:
         UnknownNameError: no such part, stack or kind of attention.
-        InputError: fewer than 2 rows or 19 permutations.
+        InputError: fewer than 2 rows or 19 permutations, or no attention.
 
     Example:
         >>> probes.row_angles(lens)["block_angle"].dims
@@ -73,7 +73,7 @@ def row_angles(
     if stack is not None and stack not in stacks:
         raise unknown_name("stack", stack, list(stacks))
     column = lens.wiring.stacks[0] if stack is None else stacks[stack]
-    chosen, layers = column.layers_with(column.attention_kinds()[0] if kind is None else kind)
+    chosen, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
     matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == chosen]
     n_heads = column.attention(chosen, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
     layers_rows = [_Rows.of(one, n_heads) for one in matrices]

@@ -38,7 +38,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
 
     Raises:
-        InputError: see :func:`tsfm_lens.probes.attribute`.
+        InputError, WiringError: see :func:`tsfm_lens.probes.attribute`.
         UnknownNameError: the model does not allow this decomposition.
 
     Example:

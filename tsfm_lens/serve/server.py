@@ -35,8 +35,9 @@ def serve(
 ) -> None:
     """Open the page and serve it until it is interrupted.
 
-    It listens on 127.0.0.1 alone and asks for a token that only the address has. Files that are dropped go to the
-    process on this machine and no further; every page has a Python of its own, which ends with it.
+    It listens on 127.0.0.1 alone and refuses every request with a foreign host or origin, or without the token of the
+    address. Files that are dropped go to the process on this machine and no further; every page has a Python of its
+    own, which ends with it, and no more than ``guard.PAGES`` run at once.
 
     Args:
         model: chosen when the page opens.
@@ -59,7 +60,7 @@ def serve(
         raise MissingExtraError(
             f'serve needs {" and ".join(missing)}, not installed: pip install "tsfm-lens-toolbox[notebook]"'
         )
-    from voila.app import Voila
+    from tsfm_lens.serve.guard import Server
 
     place, token = _free(port), secrets.token_hex(16)
     given = {
@@ -73,7 +74,7 @@ def serve(
         if started is not None:
             started(f"http://{HOST}:{place}/?token={token}")
         _end_by_signals()
-        Voila.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
+        Server.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
 
 
 def _end_by_signals() -> None:
@@ -114,6 +115,8 @@ def _notebook(folder: Path, given: Mapping[str, Any]) -> Path:
 def _settings(port: int, token: str, *, browser: bool) -> Any:
     from traitlets.config import Config
 
+    from tsfm_lens.serve.guard import Pages
+
     # the browser itself refuses whatever would come from, or go to, another place
     policy = (
         "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
@@ -127,10 +130,25 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
                 "port_retries": 0,
                 "open_browser": browser,
                 "log_level": "ERROR",
-                "tornado_settings": {"headers": {"Content-Security-Policy": policy}},
+                "token": token,
+                # a file of settings in the working folder could open the door again
+                "config_file_paths": [],
+                "tornado_settings": {
+                    "headers": {"Content-Security-Policy": policy},
+                    # a page that closes says so without it; the guard has seen the origin
+                    "disable_check_xsrf": True,
+                },
             },
-            "IdentityProvider": {"token": token},
-            "VoilaConfiguration": {"show_tracebacks": False},
-            "MappingKernelManager": {"cull_idle_timeout": IDLE, "cull_interval": IDLE // 4},
+            "VoilaConfiguration": {
+                "show_tracebacks": False,
+                "multi_kernel_manager_class": Pages,
+                "page_config_hook": lambda page, **_: page | {"token": token, "appendToken": "true"},
+            },
+            "MappingKernelManager": {
+                "cull_idle_timeout": IDLE,
+                "cull_interval": IDLE // 4,
+                # other users of the machine could listen to what a kernel sends
+                "transport_encryption": "auto",
+            },
         }
     )

@@ -23,7 +23,9 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.stream import carry_factors
+from tsfm_lens.hooks.sums import branch_sums
 from tsfm_lens.hooks.wiring import Attention, Stack
+from tsfm_lens.hooks.writes import RESIDUAL_NAMES
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.tolerance import rounding
@@ -31,7 +33,7 @@ from tsfm_lens.testing.tolerance import rounding
 # what the roundings of one block, or of two, make of a value of 1 in single precision
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
 
-STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
+STREAMS = RESIDUAL_NAMES
 TAPPED = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
 
 
@@ -185,46 +187,23 @@ def _no_fast_path() -> Iterator[None]:
 def accounting(case: Case) -> OracleResult:
     """3. Embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
+    model, wiring = case.lens.adapter.model, case.lens.wiring
     deviations: dict[str, float] = {}
-    for stack in case.lens.wiring.stacks:
+    for stack in wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
-        carried = carry_factors(case.lens.adapter.model, stack)
+        carried = carry_factors(model, stack)
+        for place, actual, expected in branch_sums(model, wiring, stack, acts):
+            deviations[place] = relative(expected, actual)
         total = acts[f"{dot}hook_embed"] * carried["embed"]
-        deviations |= _branch_by_branch(case.lens, stack, acts)
         for layer in range(stack.n_layers):
             for writer in stack.rows(layer):
-                at = f"{stack.prefix}.{layer}.{writer.kind}"
-                total += acts[f"{at}.hook_out"] * carried[layer, writer.kind]
-                if isinstance(writer, Attention) and not writer.post_norm:
-                    weights, place = case.lens.weights, (layer, writer.kind, stack.name)
-                    bias = weights.b_O(*place) * weights.scale(*place)
-                    heads = acts[f"{at}.hook_result"].sum(dim=-2) + bias
-                    deviations[f"{at}: heads"] = relative(heads, acts[f"{at}.hook_out"])
-                elif isinstance(writer, Attention):
-                    deviations[f"{at}: heads"] = relative(acts[f"{at}.hook_result"].sum(dim=-2), acts[f"{at}.hook_out"])
+                total += acts[f"{stack.prefix}.{layer}.{writer.kind}.hook_out"] * carried[layer, writer.kind]
         last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
         deviations[f"{stack.name} stream"] = relative(total, last)
     with torch.no_grad():
         out = case.lens.readout(acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"], case.encoded)
     deviations["head"] = relative(out, output)
     return _worst("3 accounting", ONE_BLOCK, deviations)
-
-
-def _branch_by_branch(lens: Lens, stack: Stack, acts: Activations) -> dict[str, float]:
-    """Every stream is the one before and what the branch between them writes."""
-    deviations: dict[str, float] = {}
-    for layer in range(stack.n_layers):
-        at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
-        block = lens.adapter.model.get_submodule(stack.block(layer))
-        if layer > 0:
-            before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
-            deviations[f"{at}.hook_resid_pre"] = relative(acts[f"{at}.hook_resid_pre"], before)
-        after = (*STREAMS[1 : len(rows)], "hook_resid_post")
-        for name, row, following in zip(STREAMS, rows, after, strict=False):
-            keep = 1.0 if row.mix is None else row.mix(block)[1]
-            total = acts[f"{at}.{name}"] * keep + acts[f"{at}.{row.kind}.hook_out"]
-            deviations[f"{at}.{following}"] = relative(acts[f"{at}.{following}"], total)
-    return deviations
 
 
 def layers_to_check(stack: Stack) -> list[int]:

@@ -21,7 +21,10 @@ from tsfm_lens.testing.oracles import ONE_BLOCK, Case, OracleResult, _worst, lay
 
 
 def patterns(case: Case) -> OracleResult:
-    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z."""
+    """5. Pattern rows sum to 1, pay nothing to masked keys, and pattern · v = z.
+
+    Holds of a model without attention, and says so.
+    """
     _, acts = case.captured
     deviations = {}
     for name in acts:
@@ -42,6 +45,8 @@ def patterns(case: Case) -> OracleResult:
         deviations[f"{at}: mask"] = float(pattern.masked_fill(~blocked, 0).abs().max())
         if pattern.shape[-1] == pattern.shape[-2] and at.startswith("decoder"):
             deviations[f"{at}: causal"] = float(pattern.triu(1).abs().max())
+    if not deviations:
+        return OracleResult("5 patterns", 0.0, ONE_BLOCK, "no attention")
     return _worst("5 patterns", ONE_BLOCK, deviations)
 
 
@@ -69,7 +74,10 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
 
 
 def head_order(case: Case) -> OracleResult:
-    """10. A head rebuilt from its pattern and its W_V rows is its z; without W_Q, W_K or W_V it has no q, k or v."""
+    """10. A head rebuilt from its pattern and its W_V rows is its z; without W_Q, W_K or W_V it has no q, k or v.
+
+    Holds of a model without attention, and says so.
+    """
     lens = case.lens
     _, acts = case.captured
     deviations = {}
@@ -85,6 +93,8 @@ def head_order(case: Case) -> OracleResult:
         for layer, row in places:
             if layer in layers_to_check(stack):
                 deviations |= _owners(case, stack, layer, row)
+    if not deviations:
+        return OracleResult("10 head order", 0.0, ONE_BLOCK, "no attention")
     return _worst("10 head order", ONE_BLOCK, deviations)
 
 

@@ -185,12 +185,14 @@ def leaves_no_trace(case: Case) -> OracleResult:
     with torch.no_grad():
         plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
+    attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
+    inner, written = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_pre", "**.hook_out")
 
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
 
     def nested() -> None:
-        with lens.ablate(component), lens.hooks([("**.hook_pattern", boom)]), lens.ablate(component):
+        with lens.ablate(component), lens.hooks([(inner, boom)]), lens.ablate(component):
             lens.forward(case.encoded)
 
     def recording() -> None:
@@ -198,11 +200,11 @@ def leaves_no_trace(case: Case) -> OracleResult:
             lens.run_with_cache(case.encoded)
 
     def unknown() -> None:
-        with lens.hooks([("**.hook_z", boom), ("no_such_point", boom)]):
+        with lens.hooks([(written, boom), ("no_such_point", boom)]):
             raise AssertionError("an unknown name was accepted")
 
     def fanned() -> None:
-        with lens.hooks([("**.hook_z", boom)]):
+        with lens.hooks([(written, boom)]):
             run_variants(lens, case.encoded, [Variant.zero(component)])
 
     failures = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -71,7 +71,11 @@ LOOK_AT = {
 
 
 def check_lens(
-    lens: Lens, case: Case | None = None, oracles: Iterable[Callable[[Case], OracleResult]] = ORACLES
+    lens: Lens,
+    case: Case | None = None,
+    oracles: Sequence[Callable[[Case], OracleResult]] = ORACLES,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> list[OracleResult]:
     """Run all oracles, or some.
 
@@ -81,6 +85,7 @@ def check_lens(
         lens: the model.
         case: the series to use; :func:`example_case` if None.
         oracles: of ``ORACLES``.
+        progress: called with (name of the oracle that begins, done, of).
 
     Example:
         >>> all(result.passed for result in testing.check_lens(lens, oracles=[testing.oracles.accounting]))
@@ -90,19 +95,30 @@ def check_lens(
     with torch.no_grad():
         # what the native model itself raises is no finding about the table
         lens.forward(checked.encoded)
-    return [_run(ORACLES.index(oracle) + 1, oracle, checked) for oracle in oracles]
+    results = []
+    for done, oracle in enumerate(oracles):
+        if progress is not None:
+            progress(_name(oracle), done, len(oracles))
+        results.append(_run(oracle, checked))
+    return results
 
 
-def _run(number: int, oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:
+def _name(oracle: Callable[[Case], OracleResult]) -> str:
+    return f"{ORACLES.index(oracle) + 1} {oracle.__name__.replace('_', ' ')}"
+
+
+def _run(oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:
     try:
         return oracle(case)
     except Exception as error:
         reason = str(error).strip().splitlines()
         detail = f"not computable: {type(error).__name__}: {reason[0] if reason else ''}"
-        return OracleResult(f"{number} {oracle.__name__.replace('_', ' ')}", math.inf, 0.0, detail)
+        return OracleResult(_name(oracle), math.inf, 0.0, detail)
 
 
-def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False) -> list[OracleResult]:
+def check_wiring(
+    wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False, progress: bool | None = None
+) -> list[OracleResult]:
     """Run all oracles on a model through a wiring of one's own, and print what each found.
 
     Draw weights large enough that every head matters, or train the model: an oracle that zeroes a head cannot
@@ -113,6 +129,8 @@ def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = 
             :class:`tsfm_lens.models.adapter.PatchAdapter`.
         model: the native model, as the wiring takes it.
         quiet: do not print the table.
+        progress: say on stderr which oracle begins, a line for each: all take minutes for a large model. If None, where
+            stderr is a terminal and ``quiet`` is False.
 
     Returns:
         One result per oracle; ``result.passed`` tells.
@@ -127,7 +145,13 @@ def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = 
     """
     adapter = wiring(model)
     lens = Lens(adapter, type(model).__name__)
-    results = check_lens(lens)
+    err = console(stderr=True)
+    shown = err.is_terminal and not quiet if progress is None else progress
+
+    def line(name: str, done: int, total: int) -> None:
+        err.print(Text(f"oracle {done + 1} of {total}: {name}"))
+
+    results = check_lens(lens, progress=line if shown else None)
     if not quiet:
         console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
         for result in results:

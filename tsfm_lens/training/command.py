@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from tsfm_lens.console import console
+from tsfm_lens.console import console, standard_streams
 from tsfm_lens.errors import LensError
 
 __all__ = ["HELP", "run_command"]
@@ -23,17 +23,12 @@ def run_command(command: Callable[..., Any]) -> None:
         SystemExit: 1 after an error made on purpose, or one of the file system, which is told on stderr; 2 where an
             argument is wrong.
     """
-    try:
-        if not isinstance(command, typer.Typer):
-            function, command = command, typer.Typer(add_completion=False)
-            command.command(context_settings=HELP)(function)
-        command()
-    except LensError as error:
-        words = str(error)
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        words = f"{place}{error.strerror or error}"
-    else:
-        return
-    console(stderr=True).print(f"error: {words}", soft_wrap=True)
-    raise SystemExit(1)
+    with standard_streams():
+        try:
+            if not isinstance(command, typer.Typer):
+                function, command = command, typer.Typer(add_completion=False)
+                command.command(context_settings=HELP)(function)
+            command()
+        except LensError as error:
+            console(stderr=True).print(f"error: {error}", soft_wrap=True)
+            raise SystemExit(1) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tsfm_lens.errors import CheckpointError
+from tsfm_lens.places import replacing
 
 __all__ = ["read_log"]
 
@@ -43,9 +44,8 @@ def cut(file: Path, step: int) -> None:
     """Drop the lines of a log that came after a step, which is to be gone through again."""
     if file.exists():
         kept = [line for line in _lines(file) if line["step"] <= step]
-        part = file.with_name(f"{file.name}.part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        part.replace(file)
+        with replacing(file) as part:
+            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
 def append(file: Path, line: dict[str, Any]) -> None:

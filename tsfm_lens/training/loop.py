@@ -1,8 +1,8 @@
 """The training loop of the project: reference checkpoints, healing after compression, and the models of the lab.
 
-A run can be stopped at any time, by Ctrl-C or SIGTERM, and resumed; on one CPU thread it then ends with the weights of
-a run that was never stopped, because a batch depends on step and seed alone and the state of torch's random numbers is
-kept.
+A run can be stopped at any time, by Ctrl-C or SIGTERM, and resumed; on one CPU thread it then ends with the weights and
+the log of a run that was never stopped, because a batch depends on step and seed alone and the state of torch's random
+numbers is kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Training:
     Attributes:
         step: optimiser steps done.
         seconds: that they took.
-        last_loss: mean training loss since the last line of the log.
+        last_loss: mean training loss up to the last saved state, since the line of the log before it.
         best: lowest first measure of the evaluations so far, its step; None before the first.
 
     Example:
@@ -104,6 +104,7 @@ class Training:
         put_back(self.out, state, self.model, self.optimizer)
         self.step, self.seconds = state["step"], state["seconds"]
         self.best, self._best_weights = state["best"], state["best_weights"]
+        self._losses = list(state["losses"])
         self._patient_no_more = state["ended"]
         cut(self.out / LOG, self.step)
 
@@ -123,6 +124,9 @@ class Training:
         with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
             shown = bar.add_task(self.task.name, total=last, completed=self.step)
             if not self.step:
+                if self.out is not None:
+                    # that of a run which was killed before its first state
+                    (self.out / LOG).unlink(missing_ok=True)
                 self._after()
             while self.step < last and not (self._stopped or self._patient_no_more):
                 self.train_step()
@@ -200,10 +204,10 @@ class Training:
                 self._best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
         elif self.plan.patience is not None:
             since = (self.step - self.best[1]) // self.plan.evaluate_every
-            self._patient_no_more = since > self.plan.patience
+            self._patient_no_more = since >= self.plan.patience
 
     def _save(self) -> None:
-        losses, self._losses = torch.stack(self._losses) if self._losses else torch.zeros(0), []
+        losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
         if len(losses):
             self.last_loss = float(losses.mean())
             if not bool(torch.isfinite(losses).all()):
@@ -212,15 +216,22 @@ class Training:
                     f"the loss of {self.task.name} at step {first} is not finite; give a lower learning rate, or clip "
                     "the gradient"
                 )
+        # a stop between two lines adds none, and the losses until then count in the next one
+        due = self.step % self.plan.save_every == 0 or self.ended
+        if due:
+            self._losses = []
         if self.out is None:
             return
-        if len(losses):
-            append(self.out / LOG, {"step": self.step, "seconds": round(self.seconds, 2), "loss": self.last_loss})
+        # a state stands beside its log, if only an empty one
+        (self.out / LOG).touch()
+        if due and len(losses):
+            append(self.out / LOG, {"step": self.step, "loss": self.last_loss})
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
+            "losses": losses[:0] if due else losses,
             "identity": self.task.identity,
             "random": torch.get_rng_state(),
             "best": self.best,

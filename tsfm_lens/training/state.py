@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError
+from tsfm_lens.places import replacing
 
 STATE = "state.pt"
 LOG = "log.jsonl"
@@ -22,6 +23,7 @@ _PARTS: dict[str, tuple[type, ...]] = {
     "optimizer": (dict,),
     "step": (int,),
     "seconds": (int, float),
+    "losses": (Tensor,),
     "identity": (str,),
     "random": (Tensor,),
     "best": (tuple, list, type(None)),
@@ -33,9 +35,8 @@ _PARTS: dict[str, tuple[type, ...]] = {
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a state; the old one is replaced only once the new one is whole."""
-    part = folder / f"{STATE}.part"
-    torch.save(state, part)
-    part.replace(folder / STATE)
+    with replacing(folder / STATE) as part:
+        torch.save(state, part)
 
 
 def run_files(folder: Path) -> list[str]:
@@ -161,9 +162,8 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     # tied weights are stored once, as the native formats do
     shared = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
     weights = {name: state[name].detach().cpu().contiguous() for name in shared.values()}
-    part = history / "next.part"
-    save_file(weights, part)
-    part.replace(history / f"step-{step:06d}.safetensors")
+    with replacing(history / f"step-{step:06d}.safetensors") as part:
+        save_file(weights, part)
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:

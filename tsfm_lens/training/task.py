@@ -43,10 +43,10 @@ class Plan(BaseModel):
 
     Attributes:
         steps: of the optimiser.
-        save_every: steps between two saved states, each with a line of the mean loss in the log.
+        save_every: steps between two saved states, each with a line of the mean loss since the last one in the log.
         evaluate_every: steps between two evaluations; 0 for none.
-        patience: evaluations without a lower first measure after which the run ends with the best weights; None for
-            never.
+        patience: evaluations in a row without a lower first measure after which the run ends with the best weights;
+            None for never.
         snapshots: steps at which the weights are kept in the history, 0 for the untrained ones.
         clip: largest norm of a gradient, over all weights; None for any.
         dropout: whether the model is in training mode, with its dropout.
@@ -57,7 +57,7 @@ class Plan(BaseModel):
     steps: int = Field(gt=0)
     save_every: int = Field(default=200, gt=0)
     evaluate_every: int = Field(default=0, ge=0)
-    patience: int | None = Field(default=None, ge=0)
+    patience: int | None = Field(default=None, ge=1)
     snapshots: tuple[int, ...] = ()
     clip: float | None = Field(default=None, gt=0)
     dropout: bool = True

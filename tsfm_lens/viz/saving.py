@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from uuid import uuid4
 
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, RenderError
-from tsfm_lens.places import refuse_unwritable, writing_to
+from tsfm_lens.places import refuse_unwritable, replacing, writing_to
 
 __all__ = ["save"]
 
@@ -89,22 +88,11 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     Raises:
         InputError: one of them cannot be written.
     """
-    parts: dict[Path, Path] = {}
-    try:
+    with ExitStack() as parts:
         for path, content in contents.items():
-            with writing_to(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                parts[path] = path.with_name(f".{path.name}.{uuid4().hex}.part")
-                with parts[path].open("xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-        for path, part in parts.items():
-            with writing_to(path):
-                part.replace(path)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+            parts.enter_context(writing_to(path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            parts.enter_context(replacing(path)).write_bytes(content)
     return list(contents)
 
 

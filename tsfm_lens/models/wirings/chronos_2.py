@@ -160,7 +160,9 @@ class Chronos2Adapter(PatchAdapter):
         """Quantiles in data units, (…, batch, quantile, step)."""
         n_future = encoded.inputs["num_output_patches"]
         flat = self.model.output_patch_embedding(normalized[..., -n_future:, :])
-        raw = rearrange(flat, "... n (q p) -> ... q (n p)", q=len(self.levels))
+        # as the library, which goes back to data units in single precision
+        wide = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        raw = rearrange(wide, "... n (q p) -> ... q (n p)", q=len(self.levels))
         scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
         return (torch.sinh(raw) if self.settings.use_arcsinh else raw) * scale + loc
 

@@ -93,7 +93,9 @@ class BoltAdapter(PatchAdapter):
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Quantiles in data units, (…, batch, quantile, step)."""
-        flat = self.model.output_patch_embedding(normalized[..., -1, :])
+        emitted = self.model.output_patch_embedding(normalized[..., -1, :])
+        # as the library, which goes back to data units in single precision
+        flat = emitted.to(torch.promote_types(emitted.dtype, torch.float32))
         shape = (*flat.shape[:-1], len(self.levels), self.prediction_length)
         scale, loc = (part.to(flat)[:, None, None] for part in (encoded.scale, encoded.loc))
         return flat.reshape(shape) * scale + loc

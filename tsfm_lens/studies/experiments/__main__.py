@@ -15,6 +15,7 @@ import xarray as xr
 
 from tsfm_lens.console import console
 from tsfm_lens.errors import InputError
+from tsfm_lens.places import replacing
 from tsfm_lens.studies.experiments.encoders import encoder_arms
 from tsfm_lens.studies.experiments.ends import ends
 from tsfm_lens.studies.experiments.experiments import RHO, TOY_ARMS, TOY_OPTIMIZERS, benchmark_arms, rho_arms, toy_arms
@@ -152,9 +153,8 @@ def _train(
 
 
 def _write(record: xr.Dataset, file: Path) -> None:
-    part = file.with_name(f"{file.name}.part")
-    record.to_netcdf(part, engine="scipy")
-    part.replace(file)
+    with replacing(file) as part:
+        record.to_netcdf(part, engine="scipy")
     console().print(str(file))
 
 

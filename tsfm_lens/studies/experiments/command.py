@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.cli.common import AsJson, app, show_rows
+from tsfm_lens.console import echo
 
 
 @app.command()
@@ -39,17 +40,17 @@ def train(
     folder = out or config.with_suffix("")
     found = train_run(chosen, folder, resume=resume)
     if as_json:
-        typer.echo(json.dumps({**found, "folder": str(folder)}))
+        echo(json.dumps({**found, "folder": str(folder)}))
     elif not found["ended"]:
-        typer.echo(f"stopped after step {found['step']}; --resume goes on")
+        echo(f"stopped after step {found['step']}; --resume goes on")
     else:
         parts = [part for part in ("validation", "test") if part in found]
         rows = [[part, *(f"{found[part][error]:.4f}" for error in ("mse", "mae"))] for part in parts]
         show_rows(["", "MSE", "MAE"], rows)
-        typer.echo(
+        echo(
             f"{found['parameters']:,} parameters, {found['epochs']} epochs, the best after {found['best_epoch']}, "
             f"{found['seconds']:.0f} s"
         )
-        typer.echo(str(folder))
+        echo(str(folder))
     if not found["ended"]:
         raise typer.Exit(130)

@@ -138,13 +138,13 @@ class PlanFields(Strict):
     Attributes:
         epochs: at most.
         batch: windows in a batch.
-        patience: epochs without a lower validation error after which the run ends, with the best weights; None for
-            never.
+        patience: epochs in a row without a lower validation error after which the run ends, with the best weights; None
+            for never.
     """
 
     epochs: int = Field(default=300, ge=1)
     batch: int = Field(default=32, ge=1)
-    patience: int | None = Field(default=5, ge=0)
+    patience: int | None = Field(default=5, ge=1)
 
 
 class WatchFields(Strict):

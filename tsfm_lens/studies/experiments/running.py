@@ -14,6 +14,7 @@ from torch import Tensor
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import load
+from tsfm_lens.places import replacing
 from tsfm_lens.studies.experiments.config import FileData, InContextData, OptimizerFields, TrainConfig
 from tsfm_lens.studies.samformer import (
     BenchmarkTask,
@@ -250,14 +251,12 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
         "seconds": round(run.seconds, 2),
         "parameters": sum(weight.numel() for weight in task.model.parameters()),
     }
-    part = folder / f"{WEIGHTS}.part"
-    save_file({name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}, part)
-    part.replace(folder / WEIGHTS)
+    with replacing(folder / WEIGHTS) as part:
+        save_file({name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}, part)
     _write(folder / RESULT, json.dumps(found, indent=1))
     return found
 
 
 def _write(file: Path, text: str) -> None:
-    part = file.with_name(f"{file.name}.part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(file)
+    with replacing(file) as part:
+        part.write_text(text + "\n", encoding="utf-8")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.places import replacing
 from tsfm_lens.probes.findings import FEWEST, interval_over_series
 from tsfm_lens.studies.method_scores.methods import METHODS
 
@@ -65,9 +67,8 @@ def put_between(page: Path, start: str, stop: str, text: str) -> None:
         raise InputError(f"{page} has no marks {start.strip()} and {stop}, between which tables are put")
     before, rest = whole.split(start)
     _, after = rest.split(stop)
-    part = page.with_name(page.name + ".part")
-    part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
-    part.replace(page)
+    with replacing(page) as part:
+        part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
 
 
 def tables(found: Scores) -> str:

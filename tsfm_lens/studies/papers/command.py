@@ -24,6 +24,7 @@ from tsfm_lens.cli.common import (
     show_rows,
 )
 from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def _items() -> list[str]:
     from tsfm_lens.studies.papers.values import ITEMS
 
-    return [item.id for item in ITEMS]
+    return [name for item in ITEMS for name in item.ids]
 
 
 @app.command()
@@ -123,7 +124,7 @@ def reproduce(
             )
     except KeyboardInterrupt:
         if sweep:
-            typer.echo("cancelled; the same command goes on from here", err=True)
+            echo("cancelled; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
     if as_json:
         emit(result)
@@ -150,7 +151,7 @@ def _list(as_json: bool) -> None:
             }
             for item in ITEMS
         ]
-        typer.echo(json.dumps(rows))
+        echo(json.dumps(rows))
         return
     show_rows(
         ["id", "what", "numbers", "model", "measurement", "needs"],
@@ -184,13 +185,13 @@ def _render(result: xr.Dataset) -> None:
             reasons[f"{row['verdict']}: {row['why']}"] = None
     show(table)
     if any(result["verdict"].values != ""):
-        typer.echo(
+        echo(
             "A claim holds if all of its parts do, and does not if one does not. The estimate of a part is by how much "
             f"it is true of the median {result.attrs['over']}: it holds if that stands above 0, at 5 % after Holm over "
             "the parts, and does not if it stands below."
         )
     for reason in reasons:
-        typer.echo(reason)
+        echo(reason)
     if result.sizes["setting"]:
         differ = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
         for name, theirs, ours in zip(
@@ -199,7 +200,7 @@ def _render(result: xr.Dataset) -> None:
             differ.add_row(*map(str, (name, theirs, ours)))
         show(differ)
     if result.attrs["note"]:
-        typer.echo(result.attrs["note"], err=True)
+        echo(result.attrs["note"], err=True)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, unknown_name
+from tsfm_lens.places import replacing
 from tsfm_lens.studies.recipes.chaos import chaotic
 from tsfm_lens.studies.recipes.kernelsynth import kernelsynth
 from tsfm_lens.studies.recipes.mixture import FAMILIES, unit
@@ -33,10 +34,10 @@ REAL = "real"
 def save_corpus(corpus: Corpus, path: Path) -> None:
     """Write a corpus as one file; an old one is replaced only once the new one is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part.npz")
     names = np.array(sorted(corpus.rows))
-    np.savez(part, values=corpus.values, names=names, bounds=np.array([corpus.rows[name] for name in names]))
-    part.replace(path)
+    # numpy adds .npz to a name without it, but not to an open file
+    with replacing(path) as part, part.open("wb") as file:
+        np.savez(file, values=corpus.values, names=names, bounds=np.array([corpus.rows[name] for name in names]))
 
 
 def read_corpus(path: Path) -> Corpus:

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from tsfm_lens.compress import Compressed, save_compressed
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.models import load
+from tsfm_lens.models.checkpoint import WEIGHTS
+from tsfm_lens.places import follow_umask
 
 Pipeline = Any
 """A native pipeline: `ChronosPipeline`, `ChronosBoltPipeline` or `Chronos2Pipeline`."""
@@ -68,6 +70,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
         save_compressed(load(as_pipeline(model), check=False), folder, method="trained at low rank")
         return
     model.save_pretrained(folder)
+    follow_umask(folder / WEIGHTS)
     loaded = load(_path(folder), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():
         if name not in loaded or not torch.equal(weight, loaded[name]):

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from tsfm_lens.console import console
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import Lens, load
+from tsfm_lens.places import replacing
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import build_model
@@ -118,9 +119,8 @@ def main(
     history = TrainingHistory(folder)
     sizes = {"repeats": repeats} | ({} if motif is None else {"motif": motif})
     measured: xr.Dataset = training_history(history, losses=history.losses, name=history.recipe.name, **sizes)
-    part = out.with_name(f"{out.name}.part")
-    measured.to_netcdf(part, engine="scipy")
-    part.replace(out)
+    with replacing(out) as part:
+        measured.to_netcdf(part, engine="scipy")
     console().print(
         f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps {min(history)} to {max(history)}"
     )

@@ -16,7 +16,7 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.places import refuse_unwritable, replacing
 from tsfm_lens.studies.recipes.arms import BASE, Arm
 from tsfm_lens.studies.recipes.compared import HELD_OUT_SEED
 from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus, load_corpus
@@ -124,9 +124,8 @@ def main(
         if not trained(arm, out, corpus):
             console().print("stopped; the same command goes on")
             raise typer.Exit(130)
-    part = out / "chronos_levels.nc.part"
-    level_record(chosen, out, corpus).to_netcdf(part, engine="scipy")
-    part.replace(out / "chronos_levels.nc")
+    with replacing(out / "chronos_levels.nc") as part:
+        level_record(chosen, out, corpus).to_netcdf(part, engine="scipy")
     console().print(str(out / "chronos_levels.nc"))
 
 

@@ -13,7 +13,7 @@ import typer
 import xarray as xr
 
 from tsfm_lens.console import console
-from tsfm_lens.places import refuse_unwritable
+from tsfm_lens.places import refuse_unwritable, replacing
 from tsfm_lens.studies.recipes.arms import ATTENTION, BASE, DENSE, SEEDS, VOCABULARIES, Arm, arms
 from tsfm_lens.studies.recipes.compared import attention_record, spectra_record, vocabulary_record
 from tsfm_lens.studies.recipes.corpus import Corpus, load_corpus
@@ -69,9 +69,8 @@ def main(
             console().print("stopped; the same command goes on")
             return
     for name, record in records(chosen, out, corpus).items():
-        part = out / f"{name}.nc.part"
-        record.to_netcdf(part, engine="scipy")
-        part.replace(out / f"{name}.nc")
+        with replacing(out / f"{name}.nc") as part:
+            record.to_netcdf(part, engine="scipy")
         console().print(f"{out / name}.nc: {record.attrs['title']}")
 
 

@@ -96,8 +96,8 @@ def scoring_structure(
 
     Raises:
         UnknownNameError: no such stack.
-        InputError: a budget outside (0, 1], fewer than 3 draws, a sweep or level below 1, weights that are not finite,
-            or an ε as in :func:`weight_ranks`.
+        InputError: no attention, a budget outside (0, 1], fewer than 3 draws, a sweep or level below 1, weights that
+            are not finite, or an ε as in :func:`weight_ranks`.
 
     Example:
         >>> structured.scoring_structure(lens, draws=3, sweeps=1)["error"].dims
@@ -111,6 +111,8 @@ def scoring_structure(
     rng = np.random.default_rng(seed)
     turns = [_Turns(rng, {each.name: each.d_model for each in stacks.values()}) for _ in range(draws)]
     forms = list(_forms(lens, stack, fold_norm=fold_norm))
+    if not forms:
+        raise InputError(f"{lens.model_id} has no attention there, so no scoring form")
     found, normal = [], {}
     for done, form in enumerate(forms):
         if form.shape not in normal:

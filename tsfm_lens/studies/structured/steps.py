@@ -69,7 +69,6 @@ class StepForecaster(nn.Module):
         return self.revin.inverse(self.read_out(stream).mT, *statistics)
 
 
-
 def make_forecaster(
     name: str,
     length: int,

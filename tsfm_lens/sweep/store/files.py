@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shlex
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tsfm_lens.errors import InputError, StoreError
+from tsfm_lens.places import replacing
 from tsfm_lens.sweep.store.seals import (
     PARQUET_SEAL,
     DamagedFileError,
@@ -140,31 +140,11 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
     Raises:
         StoreError: no space, no right to write, or another fault of the file system; nothing is left behind.
     """
-    # in the same folder: a rename is atomic only within one file system
-    temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise trouble(error, path) from error
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    # a new name is on disk only when its folder is; Windows has no such call
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with replacing(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise trouble(error, path) from error
 
 
 def trouble(error: OSError, path: Path) -> StoreError:

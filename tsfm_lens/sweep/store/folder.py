@@ -292,7 +292,7 @@ class Store:
 
     def _sweep_leftovers(self) -> None:
         oldest = time.time() - _LEFTOVER_SECONDS
-        for path in self.path.rglob(".*.tmp"):
+        for path in self.path.rglob(".*.part"):
             try:
                 if path.stat().st_mtime < oldest:
                     path.unlink()

@@ -65,7 +65,8 @@ def gradient_noise(
     squares, reached = 0.0, False
     with draws_kept() as again:
         for count, loss in enumerate(each, start=1):
-            again()
+            # a loss that draws its batch from a generator of its own draws another each time
+            again(own=False)
             with torch.enable_grad():
                 value = finite(loss())
                 reached = reached or value.requires_grad

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tsfm_lens.errors import InputError
 
@@ -73,12 +74,35 @@ def finite(value: Tensor, what: str = "the loss") -> Tensor:
     return value.reshape(())
 
 
+class _OwnGenerators(TorchFunctionMode):
+    """Generators that functions of torch are given in a block, and where they stood when the first of them was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._states: dict[int, tuple[torch.Generator, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                self._states.setdefault(id(value), (value, value.get_state()))
+        return func(*args, **kwargs)
+
+    def restore(self) -> None:
+        for generator, state in self._states.values():
+            generator.set_state(state)
+
+
 @contextmanager
-def draws_kept(seed: int | None = None) -> Iterator[Callable[[], None]]:
-    """Leave the random numbers of torch, numpy and Python as they were; the function given starts them over.
+def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
+    """Leave random numbers as they were; the function given starts them over.
+
+    These are the generators of torch, numpy and Python, and every `torch.Generator` that a function of torch is given;
+    those the function given leaves as they stand where it is called with ``own=False``. A generator of numpy's that a
+    caller holds is not seen.
 
     Args:
-        seed: what the block starts from; where the generators stand if None.
+        seed: what the block starts from; where the generators stand if None. Generators of callers are not seeded.
     """
     before = _states()
     if seed is not None:
@@ -86,10 +110,18 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[[], None]]:
         # code of users may draw from the global generators, which are put back below
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
-    start = _states()
+    start, generators = _states(), _OwnGenerators()
+
+    def again(*, own: bool = True) -> None:
+        _restore(start)
+        if own:
+            generators.restore()
+
     try:
-        yield lambda: _restore(start)
+        with generators:
+            yield again
     finally:
+        generators.restore()
         _restore(before)
 
 
@@ -111,7 +143,8 @@ def _restore(states: tuple[Any, ...]) -> None:
 def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> Iterator[None]:
     """Leave a model, its gradients and all random numbers exactly as they were.
 
-    Kept are the mode of every submodule, buffers (such as running means), gradients and the state of all generators.
+    Kept are the mode of every submodule, buffers (such as running means), gradients and the state of all generators
+    that :func:`draws_kept` sees.
     Weights are not copied: a block that changes them in place is refused when it ends.
 
     Args:

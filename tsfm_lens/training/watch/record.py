@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import CheckpointError
+from tsfm_lens.places import replacing
 from tsfm_lens.training import log
 
 __all__ = ["read_watch"]
@@ -157,10 +158,8 @@ def _pattern_file(folder: Path, step: int) -> Path:
 
 def _write_patterns(path: Path, patterns: Mapping[str, np.ndarray]) -> None:
     path.parent.mkdir(exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with replacing(path) as part, part.open("wb") as file:
         np.savez_compressed(file, **dict(patterns))  # type: ignore[arg-type]
-    part.replace(path)
 
 
 def patterns_in(folder: Path) -> dict[int, dict[str, np.ndarray]]:

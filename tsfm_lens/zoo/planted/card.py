@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError, safe_open
 
 from tsfm_lens.errors import CheckpointError
+from tsfm_lens.places import replacing
 from tsfm_lens.zoo.planted.rules import Rule
 
 __all__ = ["CARD", "Attends", "Card", "Part", "read_card", "write_card"]
@@ -137,9 +138,8 @@ def write_card(card: Card, folder: str | Path) -> None:
     """Write the card beside the weights, sealed with both; the old one is replaced only once the new one is whole."""
     path = Path(folder) / CARD
     content = card.model_dump(mode="json")
-    part = path.with_name(f"{CARD}.part")
-    part.write_text(json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2))
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2))
 
 
 def read_card(folder: str | Path) -> Card:

@@ -11,6 +11,8 @@ from typing import Any
 
 from tsfm_lens.errors import CheckpointError, UnknownNameError, unknown_name
 from tsfm_lens.models import Lens, load
+from tsfm_lens.models.checkpoint import WEIGHTS
+from tsfm_lens.places import follow_umask
 from tsfm_lens.zoo.planted.card import Card, read_card, write_card
 
 __all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter", "refuse_strangers"]
@@ -31,6 +33,7 @@ class Planted:
         """Write checkpoint and card; `tsfm_lens.load(folder)` opens it, `read_card(folder)` reads the card."""
         folder = Path(folder)
         self.model.save_pretrained(folder)
+        follow_umask(folder / WEIGHTS)
         write_card(self.card, folder)
         return folder
 

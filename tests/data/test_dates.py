@@ -1,0 +1,251 @@
+"""Dates of every type, unit, zone and year: read as they are written, or refused; numbers that may be dates as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, timedelta, timezone
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tsfm_lens.data import SeriesBatch, as_series, gluonts_set, read_series
+from tsfm_lens.data.frequencies import start_of
+from tsfm_lens.data.instants import looks_like_dates, times_of
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.forecast import forecast_timestamps
+
+VALUES = [1.0, 2.0, 3.0, 4.0]
+YEARS = (1600, 1678, 2024, 2261, 2900)
+UNITS: tuple[Literal["s", "ns"], ...] = ("s", "ns")
+ZONES = (None, UTC, "Asia/Tokyo", "America/New_York", timezone(timedelta(hours=5, minutes=30)))
+RANGE = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out"
+
+Given = Callable[[pd.DatetimeIndex, Path], Any]
+
+
+def arrow(stamps: pd.DatetimeIndex) -> pd.Series:
+    return pd.Series(stamps).convert_dtypes(dtype_backend="pyarrow")
+
+
+def parquet(stamps: pd.DatetimeIndex, folder: Path) -> Path:
+    pd.DataFrame({"when": stamps, "y": VALUES}).to_parquet(folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def text(stamps: pd.DatetimeIndex, folder: Path) -> Path:
+    (folder / "a.csv").write_text(
+        "ds,y\n" + "".join(f"{s.isoformat()},{y}\n" for s, y in zip(stamps, VALUES, strict=True))
+    )
+    return folder / "a.csv"
+
+
+def dates(batch: SeriesBatch) -> pd.DatetimeIndex:
+    stamps = batch.timestamps()
+    assert stamps is not None
+    return stamps
+
+
+def levels(stamps: pd.Index | pd.Series) -> pd.DataFrame:
+    index = pd.MultiIndex.from_arrays([["a"] * len(stamps), stamps], names=["item_id", "timestamp"])
+    return pd.DataFrame({"target": VALUES}, index=index)
+
+
+SOURCES: dict[str, Given] = {
+    "column": lambda stamps, _: pd.DataFrame({"ds": stamps, "y": VALUES}),
+    "column without a name of time": lambda stamps, _: pd.DataFrame({"when": stamps, "y": VALUES}),
+    "index": lambda stamps, _: pd.Series(VALUES, index=stamps),
+    "level": lambda stamps, _: levels(stamps),
+    "categories": lambda stamps, _: pd.DataFrame({"ds": pd.Categorical(stamps), "y": VALUES}),
+    "objects": lambda stamps, _: pd.DataFrame({"ds": pd.Series(list(stamps), dtype=object), "y": VALUES}),
+    "Arrow's column": lambda stamps, _: pd.DataFrame({"ds": arrow(stamps), "y": VALUES}),
+    "Arrow's column without a name": lambda stamps, _: pd.DataFrame({"when": arrow(stamps), "y": VALUES}),
+    "Arrow's index": lambda stamps, _: pd.Series(VALUES, index=pd.Index(arrow(stamps))),
+    "Arrow's level": lambda stamps, _: levels(arrow(stamps)),
+    "Parquet": parquet,
+    "CSV": text,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_dates_are_read_as_written_or_refused(source: str, tmp_path: Path) -> None:
+    for year, unit, zone in product(YEARS, UNITS, ZONES):
+        if unit == "ns" and not 1678 <= year <= 2261:
+            continue
+        if year < 1678 and isinstance(zone, str):
+            continue  # pandas itself dies of such dates before a zone's first rule
+        naive = np.datetime64(f"{year}-06-01T12", unit) + np.arange(4) * np.timedelta64(1, "h")
+        stamps = pd.DatetimeIndex(naive).tz_localize("UTC").tz_convert(zone)
+        data = SOURCES[source](stamps, tmp_path)
+        if not 1678 <= year <= 2261:
+            with pytest.raises(InputError, match=rf"{year}-06.* in row .*{RANGE}"):
+                as_series(data)
+            continue
+        batch = as_series(data)
+        assert dates(batch).equals(pd.DatetimeIndex(naive).as_unit("ns"))
+        assert batch.values[0].tolist() == VALUES
+
+
+@pytest.mark.parametrize("year", [*YEARS, 9998])
+def test_periods_and_days(year: int, tmp_path: Path) -> None:
+    periods = pd.PeriodIndex([pd.Period(ordinal=year - 1970 + k, freq="Y") for k in range(4)], dtype="period[Y]")
+    days = pa.array([date(year, 1, k) for k in (1, 2, 3, 4)])
+    pq.write_table(pa.table({"when": days, "y": VALUES}), tmp_path / "a.parquet")
+    first = f"{year}-01-01"
+    datas: dict[str, list[Any]] = {
+        "YS-JAN": [pd.Series(VALUES, index=periods), pd.DataFrame({"when": periods, "y": VALUES}), levels(periods)],
+        "D": [
+            *(
+                pd.DataFrame({"when": pd.Series(days.cast(kind), dtype=pd.ArrowDtype(kind)), "y": VALUES})
+                for kind in DAYS
+            ),
+            tmp_path / "a.parquet",
+        ],
+    }
+    for freq, given in datas.items():
+        for data in given:
+            if year in (1678, 2024) or (year == 2261 and freq == "D"):
+                batch = as_series(data)
+                assert (batch.starts[0], batch.freq, batch.values[0].tolist()) == (pd.Timestamp(first), freq, VALUES)
+                continue
+            with pytest.raises(InputError, match=RANGE):
+                as_series(data)
+
+
+DAYS = (pa.date32(), pa.date64())
+
+
+def test_text_beyond_the_range_is_still_a_column_of_dates() -> None:
+    with pytest.raises(InputError, match=r"column 'when' .*'2900-01-01' in row 0 is beyond the dates"):
+        as_series(pd.DataFrame({"when": ["2900-01-01", "2900-01-02", "2900-01-03"], "y": [1.0, 2.0, 3.0]}))
+
+
+def test_zones_at_the_ends_of_the_range() -> None:
+    ends = pd.DatetimeIndex(np.array(["2262-04-11T20", "2262-04-11T21", "2262-04-11T22"], "datetime64[ns]"))
+    with pytest.raises(InputError, match=r"2262-04-11T20.* in row 0 is beyond"):
+        as_series(pd.DataFrame({"ds": ends.tz_localize("UTC").tz_convert("Asia/Tokyo"), "y": [1.0, 2.0, 3.0]}))
+    with pytest.raises(InputError, match="in row 0 is beyond"):
+        as_series(pd.DataFrame({"ds": [10**10 - 3, 10**10 - 2, 10**10 - 1], "y": [1.0, 2.0, 3.0]}))
+
+
+def test_a_missing_category_is_a_missing_time() -> None:
+    with pytest.raises(InputError, match="has no timestamp in row 1"):
+        times_of(pd.Series(pd.Categorical([1, None, 3])), "ds")
+    assert looks_like_dates(pd.Series([date(2020, 1, 1), date(2020, 1, 2)]))
+    assert not looks_like_dates(pd.Series([1, 2], dtype=pd.ArrowDtype(pa.int64())))
+
+
+# --- grids and forecasts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("freq", "length"), [("D", 127_836), ("MS", 4201), ("YS-JAN", 351)])
+def test_series_longer_than_int64_nanoseconds(freq: str, length: int) -> None:
+    stamps = pd.date_range("1750-01-01", "2100-01-01", freq=freq)
+    batch = as_series(pd.DataFrame({"ds": stamps, "y": np.arange(length, dtype=float)}))
+    assert (batch.freq, batch.lengths, dates(batch)[-1]) == (freq, (length,), pd.Timestamp("2100-01-01"))
+
+
+def test_gaps_near_the_last_date() -> None:
+    decades = pd.to_datetime(["2221-01-01", "2231-01-01", "2251-01-01", "2261-01-01"])
+    assert as_series(pd.DataFrame({"ds": decades, "y": [1.0, 2.0, 4.0, 5.0]})).lengths == (5,)
+    years = pd.to_datetime([f"{year}-01-01" for year in (2250, 2251, 2253, 2255, 2260, 2261)])
+    assert as_series(pd.DataFrame({"ds": years, "y": np.arange(6.0)})).lengths == (12,)
+
+
+@pytest.mark.parametrize("freq", ["YS", "QS", "MS", "W", "B", "D"])
+def test_forecasts_beyond_the_last_date_are_refused(freq: str) -> None:
+    batch = as_series(np.arange(12.0), start="2250-01-01", freq=freq)
+    expected = pd.date_range(dates(batch)[-1], periods=2, freq=freq)[1:]
+    assert expected.equals(forecast_timestamps(batch, 0, 1))
+    with pytest.raises(InputError, match=r"beyond 2262-04-11, .* leave the timestamps out"):
+        forecast_timestamps(batch, 0, 100_000)
+
+
+def test_starts_of_a_benchmark() -> None:
+    assert start_of("1019-01-01", "YE") is None
+    assert start_of(pd.Period("2900", "Y"), "YE") is None
+    assert start_of(np.datetime64("NaT"), "D") is None
+    for start in ("hello", 2020, [1, 2], True):
+        with pytest.raises(InputError, match=r"start=.* is no timestamp"):
+            gluonts_set([{"target": np.arange(48.0), "start": start, "freq": "D"}], horizon=12)
+
+
+# --- numbers that may be dates ---------------------------------------------------------------------------------
+
+
+def rolled(first: int, base: int, length: int) -> np.ndarray:
+    """36 numbers of a year and one of its parts, from the last but three parts of a year on."""
+    steps = length - 4 + np.arange(36)
+    return (first + steps // length) * base + steps % length + 1
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *(rolled(2017, 100, 52), rolled(2017, 100, 53), rolled(2017, 10, 4), rolled(2017, 100, 4), rolled(17, 100, 12)),
+        *(rolled(2017, 1000, 365), rolled(1871, 100, 12) / 100, rolled(2017, 10, 4) / 10, rolled(2, 100, 24)),
+    ],
+    ids=["weeks", "53 weeks", "quarters", "2-digit quarters", "yymm", "days", "year.month", "year.quarter", "ddHH"],
+)
+def test_years_with_their_parts_are_no_step_numbers(numbers: np.ndarray, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"time": numbers, "y": np.arange(36.0)})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    panel = pd.concat([frame.assign(id="a"), frame.assign(id="b")], ignore_index=True)
+    for data in (frame, tmp_path / "a.csv", panel):
+        with pytest.raises(
+            InputError, match=r"are missing\. The numbers of the time column may be .*: write them as dates"
+        ):
+            as_series(data)
+    assert as_series(frame.drop(columns="time")).lengths == (36,)
+
+
+def test_numbers_with_few_gaps_are_read() -> None:
+    for numbers, first in (
+        (rolled(2017, 100, 12), "2017-09-01"),
+        (1900 + np.arange(36), "1900-01-01"),
+        (np.arange(36), None),
+    ):
+        rest = np.delete(numbers, [4, 9, 20])
+        batch = as_series(pd.DataFrame({"time": rest, "y": np.ones(33)}))
+        assert (batch.lengths, int(np.isnan(batch.values[0]).sum())) == ((36,), 3)
+        assert batch.starts[0] == (None if first is None else pd.Timestamp(first))
+    days = [int(f"{day:%Y%m%d}") for day in pd.date_range("2017-12-25", periods=40)]
+    sparse = as_series(pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)}))
+    assert (sparse.freq, sparse.lengths) == ("D", (40,))
+
+
+# --- delimiters and encodings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *({"delimiter": sign} for sign in ("§", "\0", "；", "\u2028")),
+        *({"encoding": name} for name in ("utf-8\0", "\0")),
+    ],
+    ids=str,
+)
+def test_signs_and_encodings_that_are_none(option: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,y\na,1\na,2\n")
+    with pytest.raises(InputError, match=r"is no single sign|is unknown"):
+        read_series(tmp_path / "a.csv", **option)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        *(('"New  York"', "New  York"), ('"a\tb"', "a\tb"), ('"say ""no""  "', 'say "no"  '), ('5"', '5"')),
+        *(("a\xa0b", "a\xa0b"), ("a\u2028b", "a\u2028b"), ("a\x0bb", "a\x0bb")),
+    ],
+)
+def test_blanks_part_cells_and_change_none(cell: str, expected: str, name: str, tmp_path: Path) -> None:
+    rows = f"  id   y \r\n{cell} 1\r\n {cell}\t2  \r\n"
+    (tmp_path / name).write_bytes(rows.encode())
+    batch = read_series(tmp_path / name, delimiter=None if name == "a.txt" else "space")
+    assert (batch.ids, batch.values[0].tolist()) == ((expected,), [1.0, 2.0])

@@ -1,0 +1,370 @@
+"""Tables of any library: read as the pandas frame with the same columns, or refused; never as rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import xarray as xr
+
+from tsfm_lens.data import SeriesBatch, as_series, from_frame, read_series
+from tsfm_lens.errors import InputError
+
+WIDE = {"a": [1, 2, 3], "b": [4, 5, 6]}
+LONG = {
+    "id": ["u", "u", "v", "v"],
+    "timestamp": [dt.datetime(2020, 1, day) for day in (1, 2, 1, 2)],
+    "target": [Decimal("0.1"), None, Decimal("1234567.891"), Decimal("2")],
+    "count": [1, None, 3, 2**53],
+}
+DAYS = pd.date_range("2020-01-01", periods=3)
+
+
+class Protocol:
+    """A frame of which only the dataframe protocol is to be had."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self._table = pd.DataFrame(columns)
+
+    def __dataframe__(self, **options: Any) -> Any:
+        return self._table.__dataframe__(**options)
+
+
+def polars(columns: dict[str, list[Any]]) -> Any:
+    return pytest.importorskip("polars").DataFrame(columns)
+
+
+TABLES: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
+    "Arrow table": pa.table,
+    "Arrow record batch": lambda columns: pa.table(columns).to_batches()[0],
+    "Arrow reader": lambda columns: pa.table(columns).to_reader(),
+    "Arrow struct": lambda columns: pa.table(columns).to_struct_array(),
+    "pandas on Arrow": lambda columns: pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype),
+    "polars": polars,
+    "polars, lazy": lambda columns: polars(columns).lazy(),
+    "dataframe protocol": Protocol,
+    "xarray": lambda columns: xr.Dataset.from_dataframe(pd.DataFrame(columns)),
+}
+TYPED = sorted(set(TABLES) - {"dataframe protocol"})
+
+
+def content(batch: SeriesBatch) -> tuple[Any, ...]:
+    values = [[None if value != value else value for value in row] for row in batch.values]
+    return batch.ids, values, batch.starts, batch.freq, batch.categories
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_columns_of_a_table_are_series(name: str) -> None:
+    batch = as_series(TABLES[name](WIDE))
+    assert content(batch)[:2] == (("a", "b"), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_long_table_is_read_as_the_pandas_frame(name: str) -> None:
+    table = TABLES[name](LONG)
+    for options in ({"targets": ["target", "count"]}, {"past": ["count"]}):
+        assert content(as_series(TABLES[name](LONG), **options)) == content(as_series(pd.DataFrame(LONG), **options))
+    batch = as_series(table, targets=["target", "count"])
+    assert batch.ids == ("u/target", "u/count", "v/target", "v/count")
+    assert content(batch)[1] == [[0.1, None], [1.0, None], [1234567.891, 2.0], [3.0, 2.0**53]]
+
+
+def test_the_future_may_be_a_table_of_another_library() -> None:
+    batch = as_series(pa.table({"target": [1.0, 2.0], "x": [1, 2]}), future=pd.DataFrame({"x": [3]}), known=["x"])
+    assert batch.futures[1] is not None
+    assert batch.futures[1].tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, None, 3]),
+        pa.chunked_array([[1, None], [3]]),
+        pa.array(["1", None, "3"]).dictionary_encode(),
+        xr.DataArray([1.0, np.nan, 3.0], dims="time"),
+        pd.Series([1, None, 3], dtype=pd.ArrowDtype(pa.int64())),
+        pd.Series(["1", None, "3"], dtype=pd.ArrowDtype(pa.string())),
+        [1.0, np.ma.masked, 3.0],
+    ],
+    ids=lambda column: type(column).__name__,
+)
+def test_a_column_is_a_series(column: Any) -> None:
+    assert content(as_series(column))[1] == [[1.0, None, 3.0]]
+
+
+def test_a_column_keeps_its_name() -> None:
+    library = pytest.importorskip("polars")
+    assert as_series(library.Series("load", [Decimal("0.1"), None])).ids == ("load",)
+    assert as_series(xr.DataArray([1.0, 2.0], dims="time", name="load")).ids == ("load",)
+
+
+# --- named dimensions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("dims", "coords", "options", "ids"),
+    [
+        (("time", "series"), {}, {}, ("0", "1")),
+        (("day", "site"), {"day": DAYS, "site": ["p", "q"]}, {}, ("p", "q")),
+        (("x", "y"), {}, {"time_column": "x", "id_column": "y"}, ("0", "1")),
+    ],
+)
+def test_dimensions_are_read_by_their_names(
+    reverse: bool, dims: tuple[str, str], coords: dict[str, Any], options: dict[str, str], ids: tuple[str, ...]
+) -> None:
+    array = xr.DataArray(np.arange(6.0).reshape(3, 2), dims=dims, coords=coords)
+    array = array.transpose(*reversed(dims)) if reverse else array
+    batch = as_series(array, **options)
+    assert content(batch)[:2] == (ids, [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])
+    assert batch.starts[0] == (DAYS[0] if "day" in coords else None)
+
+
+ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ARRAY, "levels x, y: .*id_column=… and time_column=…"),
+        (xr.DataArray(np.zeros((2, 2, 3)), dims=("series", "variate", "time")), r"series, variate, time.*to_dataset"),
+        (xr.DataArray(1.0), "expected time, or time and series"),
+        (xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}), r"load: time; area: .*dataset\[\['load'"),
+        (xr.Dataset(), "it has none"),
+        ([ARRAY], "series 'series-0' has the dimensions x, y; give its plain values"),
+        ([pa.table(WIDE)], "series 'series-0' is a frame; give its values transposed"),
+        ({"a": pa.table(WIDE)}, "series 'a' is a frame"),
+        ([{"target": pd.DataFrame(WIDE), "start": None}], "target of 'series-0' is a frame"),
+        (pd.DataFrame(WIDE).to_records(), r"structured array is a table, which pd.DataFrame\(array\) reads"),
+        (type("Frame", (), {"columns": ["a"], "__array__": lambda _: np.zeros((3, 1))})(), "Frame has columns with"),
+        (type("Frame", (), {"__dataframe__": lambda _, **options: 1})(), "cannot be converted to pandas"),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_what_names_do_not_tell_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        as_series(data)
+
+
+@pytest.mark.parametrize(("dated", "text"), [("id", "timestamp"), (None, "timestamp"), ("id", "date"), ("id", "day")])
+def test_levels_whose_names_contradict_their_content_are_refused(dated: str | None, text: str) -> None:
+    index = pd.MultiIndex.from_product([DAYS, ["a", "b"]], names=[dated, text])
+    frame = pd.DataFrame({"target": np.arange(6.0)}, index=index)
+    with pytest.raises(InputError, match="Name them with id_column=… and time_column=…"):
+        as_series(frame)
+    if dated is not None:
+        assert as_series(frame, id_column=text, time_column=dated).ids == ("a", "b")
+
+
+# --- ids -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (
+            pa.array([Decimal(12345678901234567890), Decimal(12345678901234567891), Decimal(1)], pa.decimal128(38, 0)),
+            ("12345678901234567890", "12345678901234567891", "1"),
+        ),
+        (pa.array([Decimal("1.10"), Decimal("1.20"), Decimal("7")]), ("1.10", "1.20", "7.00")),
+        (
+            pa.array([Decimal("1e-10"), Decimal("2e-10"), Decimal("0")]),
+            ("0.0000000001", "0.0000000002", "0.0000000000"),
+        ),
+        (pa.array([2**63, 2**63 + 1, 1], pa.uint64()), ("9223372036854775808", "9223372036854775809", "1")),
+    ],
+)
+def test_ids_are_text_as_written(ids: pa.Array, expected: tuple[str, ...], tmp_path: Path) -> None:
+    table = pa.table({"id": ids, "target": [1.0, 2.0, 3.0]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert expected == as_series(table).ids == read_series(tmp_path / "a.parquet").ids
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, True], "equal but read differently: '1' and 'True'"),
+        ([1.0, 1], "equal but read differently: '1.0' and '1'"),
+        ([Decimal("1.0"), Decimal("1.00")], "equal but read differently: '1.0' and '1.00'"),
+        (["1", 1], "differ but read alike: '1'"),
+        ([b"a", b"b"], "is b'a', bytes and no text; decode it"),
+        ([[1], [2]], "is list .*make one text of it"),
+        ([{"a": 1}, {"a": 2}], "is dict .*make one text of it"),
+    ],
+)
+def test_ids_that_are_no_text_are_refused(ids: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_frame(pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}))
+
+
+@pytest.mark.parametrize("role", ["id_column", "targets", "past", "known"])
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([[1.0], [2.0]]), pa.array([{"a": 1}, {"a": 2}]), pa.array([[("a", 1)]] * 2, pa.map_("string", "int64"))],
+    ids=["list", "struct", "map"],
+)
+def test_nested_columns_are_refused(column: pa.Array, role: str) -> None:
+    table = pa.table({"target": [1.0, 2.0], "x": column})
+    for frame in (table, table.to_pandas(), table.to_pandas(types_mapper=pd.ArrowDtype)):
+        with pytest.raises(InputError, match=r"list|dict|\{'a': 1\}|array"):
+            as_series(frame, **{role: "x" if role == "id_column" else ["x"]})
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_the_nearest_doubles(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random(200)
+    texts = [f"{value:.25f}" for value in values]
+    decimals = pa.array([Decimal(text) for text in texts])
+    pq.write_table(pa.table({"target": decimals}), tmp_path / "a.parquet")
+    expected = [float(text) for text in texts]
+    for data in (tmp_path / "a.parquet", pa.table({"target": decimals}), pd.DataFrame({"target": texts})):
+        assert as_series(data).values[0].tolist() == expected
+
+
+def test_whole_numbers_beside_missing_ones_are_numbers(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, None, 3], "b": [4, 5, 6], "c": [True, None, False]}), tmp_path / "a.parquet")
+    assert content(read_series(tmp_path / "a.parquet"))[1] == [[1.0, None, 3.0], [4.0, 5.0, 6.0], [1.0, None, 0.0]]
+
+
+def test_decimals_are_times_too() -> None:
+    years = pa.array([Decimal(year) for year in (2000, 2001, 2002)], pa.decimal128(38, 0))
+    assert as_series(pa.table({"year": years, "target": [1.0, 2.0, 3.0]})).starts == (pd.Timestamp("2000-01-01"),)
+
+
+HOURS = np.array([1, 2, 3], dtype="timedelta64[h]")
+REFUSED = {
+    "durations": (HOURS, "divide by a unit"),
+    "duration objects": ([dt.timedelta(1), None, None], "divide by a unit"),
+    "complex": (np.array([1j, 2, 3]), "give its .real, .imag or absolute value"),
+    "complex objects": ([1j, 2, None], "give its .real, .imag or absolute value"),
+    "dates": (DAYS.to_numpy(), "such as the weekday"),
+    "date objects": ([day.date() for day in DAYS], "such as the weekday"),
+    "bytes": ([b"a", b"b", b"a"], "decode bytes"),
+    "huge": ([10**30, 1, 2], r"1e\+30 at position 0; models compute in single precision"),
+    "ragged": ([[1.0], [2.0, 3.0], [4.0]], "not a regular array"),
+    "rows": ([1.0, [2.0], 3.0], "not a regular array"),
+}
+READ = {
+    "masked": (np.ma.masked_array([1.0, 999.0, 3.0], [0, 1, 0]), [1.0, None, 3.0]),
+    "masked integers": (np.ma.masked_array([1, 999, 3], [0, 1, 0]), [1.0, None, 3.0]),
+    "a masked one": ([1, np.ma.masked, 3], [1.0, None, 3.0]),
+    "None": ([1.0, None, 3.0], [1.0, None, 3.0]),
+    "decimals": ([Decimal("0.1"), None, Decimal(3)], [0.1, None, 3.0]),
+    "booleans": ([True, None, np.False_], [1.0, None, 0.0]),
+    "nullable": (pd.array([1, None, 3], "Int64"), [1.0, None, 3.0]),
+    "large": ([2**53 + 1, None, 3], [2.0**53, None, 3.0]),
+    "bfloat16": (torch.tensor([1.0, float("nan"), 3.0], dtype=torch.bfloat16, requires_grad=True), [1.0, None, 3.0]),
+    "Arrow": (pa.array([Decimal("0.1"), None, Decimal(3)]), [0.1, None, 3.0]),
+}
+
+
+def entry(values: Any, role: str) -> Any:
+    """The values as a target, alone and in a list, or as a covariate of an entry."""
+    if role == "target":
+        return [{"target": values, "start": None}]
+    if role == "variate":
+        return [{"target": [values, [1.0, 2.0, 3.0]], "start": None}]
+    if role == "feature":
+        return [{"target": [1.0, 2.0, 3.0], "past_feat_dynamic_real": [values]}]
+    return [{"target": [1.0, 2.0, 3.0], "past_covariates": {"x": values}}]
+
+
+ROLES = ("target", "variate", "feature", "covariate")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", READ)
+def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
+    values, expected = READ[name]
+    batch = as_series(entry(values, role))
+    assert content(batch)[1][0 if role in ("target", "variate") else 1] == expected
+    assert set(batch.categories) == {None}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_of_entries_that_are_no_numbers_are_refused(name: str, role: str) -> None:
+    values, message = REFUSED[name]
+    with pytest.raises(InputError, match="not a regular array" if name in ("ragged", "rows") else message):
+        as_series(entry(values, role))
+
+
+@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"ragged", "rows"}))
+@pytest.mark.parametrize("role", ["targets", "past", "known"])
+def test_values_of_columns_that_are_no_numbers_are_refused(name: str, role: str) -> None:
+    values, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        as_series(pd.DataFrame({"target": [1.0, 2.0, 3.0], "x": values}), **{role: ["x"]})
+
+
+def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
+    for values in (["a", None, "b"], ["a", np.ma.masked, "b"], pa.array(["a", None, "b"])):
+        batch = as_series(entry(values, "covariate"))
+        assert (content(batch)[1][1], batch.categories[1]) == ([0.0, None, 1.0], ("a", "b"))
+    both = {"past_covariates": {"x": ["a", "b"]}, "future_covariates": {"x": [1.0]}}
+    for data in (
+        entry(["a", 1.0, "b"], "covariate"),
+        entry(["1", 1.0, "b"], "covariate"),
+        [{"target": [1.0, 2.0], **both}],
+        [{"target": [1.0, 2.0], "past_covariates": {"x": [1.0, 2.0]}, "future_covariates": {"x": ["5"]}}],
+    ):
+        with pytest.raises(InputError, match=r"covariate 'x' holds text .* beside"):
+            as_series(data)
+    with pytest.raises(InputError, match="covariate 'x' holds text"):
+        as_series(pd.DataFrame({"target": [1.0, 2.0], "x": ["a", 1.0]}), past=["x"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"past_covariates": [1.0, 2.0]}, "past_covariates of 'series-0' is list, expected a dict"),
+        ({"past_covariates": {}, "future_covariates": 5}, "future_covariates of 'series-0' is int"),
+        ({"past_covariates": {1: [1.0, 2.0], "1": [3.0, 4.0]}}, "names in past_covariates .* unique; '1'"),
+        ({"past_covariates": {"x": [1.0, 2.0]}, "future_covariates": {"x": [[1.0]]}}, r"shape \(1, 1\), expected one"),
+        ({"past_covariates": {"x": 5}}, r"has shape \(\) and its target 2 steps"),
+        ({"feat_dynamic_real": np.zeros((1, 1, 2))}, r"shape \(1, 1, 2\), expected \(feature, time\)"),
+        ({"item_id": [1]}, "item_id of entry 0 is list"),
+    ],
+)
+def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        as_series([{"target": [1.0, 2.0], **fields}])
+
+
+STARTS = [
+    *("hello", "now", "", "5", "01/02/2020", "2900-01-01", [1, 2], {"a": 1}, 2020, 5.0, True, float("nan")),
+    *(pd.NaT, np.datetime64("NaT"), pd.Period("NaT", "D"), pd.Timedelta(1), dt.date(2900, 1, 1)),
+    *(pd.Period("2900", "Y"), pd.Period("1600", "Y"), np.datetime64("2900"), dt.datetime(1600, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("start", STARTS, ids=repr)
+def test_a_start_that_is_no_date_is_refused(start: Any) -> None:
+    with pytest.raises(InputError, match=r"start=.* of 'a' is no timestamp such as"):
+        as_series([{"target": [1.0, 2.0], "item_id": "a", "start": start}])
+    with pytest.raises(InputError, match=r"start=.* is no timestamp such as"):
+        as_series([1.0, 2.0], start=start)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *("2020-01-01", "2020", dt.date(2020, 1, 1), dt.datetime(2020, 1, 1), np.datetime64("2020")),
+        *(pd.Period("2020", "Y"), pd.Timestamp("2020", tz="Europe/Berlin")),
+    ],
+    ids=repr,
+)
+def test_a_start_is_a_date_on_the_clock(start: Any) -> None:
+    for batch in (as_series([{"target": [1.0, 2.0], "start": start}]), as_series([1.0, 2.0], start=start)):
+        assert batch.starts == (pd.Timestamp("2020-01-01"),)

@@ -1,0 +1,166 @@
+"""Models of one's own whose stream, last norm or blocks are not as usual: what sums is decomposed, the rest refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from own_models import LAYERS, Block, Forecaster, Wired, drawn, failed
+from tsfm_lens import probes
+from tsfm_lens.data import SeriesBatch, bundled
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.wiring import Site
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import ORACLES, assert_close, check_wiring, rounding
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    """Random weights so large that every head moves the forecast."""
+    return drawn()
+
+
+class PostNormBlock(Block):
+    """Two branches, and a norm after each sum: the stream is no sum of writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.attn(x))
+        return self.norm2(x + self.mlp(x))
+
+
+class AttentionFreeBlock(Block):
+    """The second branch alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm2(x))
+
+
+def rebuilt(model: Forecaster, block: type[Block]) -> Forecaster:
+    """The same weights in blocks of another kind."""
+    native = Forecaster()
+    native.blocks = nn.ModuleList(block() for _ in range(LAYERS))
+    native.load_state_dict(model.state_dict())
+    return native.eval()
+
+
+class PostNorm(Wired):
+    """A table of plain sums, as one would write it for a model with norms after them."""
+
+    def __init__(self, native: Forecaster) -> None:
+        super().__init__(native)
+        (stack,) = self.wiring.stacks
+        attention, mlp = stack.writers
+        rows = (replace(attention, norm=""), replace(mlp, norm="", reads=Site("mlp", "in"), aside=False))
+        self.wiring = replace(self.wiring, stacks=(replace(stack, writers=rows),))
+
+
+class AttentionFree(Wired):
+    """A table without heads, whose sizes are 0."""
+
+    sizes = 0
+
+    def __init__(self, native: Forecaster) -> None:
+        super().__init__(native)
+        (stack,) = self.wiring.stacks
+        stack = replace(stack, writers=stack.writers[1:], n_heads=self.sizes, d_head=self.sizes)
+        self.wiring = replace(self.wiring, stacks=(stack,))
+
+
+SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
+    "attribute": lambda lens, series: probes.attribute(lens.run(series)),
+    "stream_shares": lambda lens, series: probes.stream_shares(lens.run(series)),
+    "component_writes": lambda lens, series: probes.component_writes(lens.run(series)),
+    "decompose_resid": lambda lens, series: lens.run_with_cache(series)[1].decompose_resid(),
+    "into the second layer": lambda lens, series: lens.run_with_cache(series)[1].decompose_resid(layer=1),
+    "full": lambda lens, series: lens.run_with_cache(series)[1].get_full_resid_decomposition(expand_neurons=False),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(model: Forecaster, name: str) -> None:
+    lens, series = Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm"), bundled("co2").tail(40)
+    first = (
+        "" if "full" in name or "layer" in name or "resid" in name else r".* first place.* blocks\.0\.hook_resid_mid"
+    )
+    with pytest.raises(WiringError, match=rf"wiring 'own' do not sum to the residual stream{first}.*post-norm"):
+        SUMS[name](lens, series)
+    # forecasts, ablations and layers claim no sum
+    with lens.ablate("0.attn.1"):
+        lens.forecast(series)
+    probes.logit_lens(lens.run(series))
+
+
+EDITS = {
+    "blocks.1.hook_resid_pre": "they are off by",
+    "blocks.0.attn.hook_out": r"first place to differ is blocks\.0\.attn: heads",
+    "blocks.0.attn.hook_z": "",
+    "blocks.1.mlp.hook_out": "",
+    "hook_embed": "",
+}
+
+
+@pytest.mark.parametrize("point", EDITS)
+def test_what_hooks_do_to_a_sum_is_said(model: Forecaster, point: str) -> None:
+    lens = Lens(Wired(model), "own")
+    with lens.hooks([(point, lambda value, hook: 1.5 * value)]):
+        run = lens.run(bundled("co2").tail(40))
+        if EDITS[point]:
+            with pytest.raises(InputError, match=rf"{EDITS[point]}.*Hooks are set at {point}; an edit"):
+                probes.attribute(run)
+        else:
+            exact = probes.attribute(run)["completeness_error"].sel(decomposition="lens_difference")
+            assert float(exact.max()) < rounding("float32", 1.0, depth=100)
+
+
+@pytest.mark.parametrize("probe", [probes.attribute, probes.logit_lens])
+def test_a_readout_that_is_not_the_models_is_refused(model: Forecaster, probe: Callable[..., Any]) -> None:
+    class Other(Wired):
+        def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
+            return 1.01 * super().final_norm(resid, like)
+
+    with pytest.raises(WiringError, match=r"is off the model's own forecast of series 'co2'.*final_norm or head"):
+        probe(Lens(Other(model), "another norm").run(bundled("co2").tail(40)))
+
+
+def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -> None:
+    native = rebuilt(model, Block)
+    native.set_submodule("norm", nn.Identity())
+    assert failed(Wired, native) == set()
+    lens, series = Lens(Wired(native), "no norm"), bundled("co2").tail(40)
+    parts = probes.attribute(lens.run(series))
+    assert float(parts["completeness_error"].max()) < rounding("float32", 1.0, depth=100)
+    acts = lens.run_with_cache(series)[1]
+    scaled, plain = (acts.decompose_resid(apply_ln=apply) for apply in (True, False))
+    assert_close(scaled, plain, depth=1)
+    native.set_submodule("norm", nn.Tanh())
+    with pytest.raises(WiringError, match=r"scale cannot be frozen.*final_norm\(resid, like\)"):
+        probes.attribute(Lens(Wired(native), "no root mean square").run(series))
+
+
+def test_a_stack_without_attention_needs_no_heads(model: Forecaster, capsys: pytest.CaptureFixture[str]) -> None:
+    native = rebuilt(model, AttentionFreeBlock)
+    results = check_wiring(AttentionFree, native, quiet=True, progress=True)
+    assert all(result.passed for result in results), results
+    said = [result.oracle for result in results if result.detail == "no attention"]
+    assert said == ["5 patterns", "10 head order"]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[4] == f"oracle 5 of {len(ORACLES)}: 5 patterns"
+    assert len(printed.err.splitlines()) == len(ORACLES)
+    lens, series = Lens(AttentionFree(native), "mixer"), bundled("co2").tail(40)
+    assert probes.attribute(lens.run(series))["component"].values.tolist() == ["embed", "0.mlp", "1.mlp"]
+    for refused in (probes.head_spectra, probes.row_angles, probes.scoring_structure):
+        with pytest.raises(InputError, match="no attention"):
+            refused(lens)
+    with pytest.raises(InputError, match=r"blocks\.0 has no attention"):
+        probes.flow_of_ranks(lens.run(series))
+
+    class Invented(AttentionFree):
+        sizes = 1
+
+    with pytest.raises(WiringError, match="n_heads=1, but no branch is an attention; expected 0"):
+        Lens(Invented(native), "invented")

@@ -1,0 +1,133 @@
+"""A small forecaster that the package has never heard of, its weights and its wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import PatchAdapter
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.testing import ORACLES, check_wiring
+
+PATCH, CONTEXT, HORIZON, WIDTH, HEADS, LAYERS = 4, 64, 8, 12, 3, 2
+LEVELS = (0.1, 0.5, 0.9)
+
+
+class SelfAttention(nn.Module):
+    """Causal, with one fused projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = rearrange(self.qkv(x), "b pos (part head c) -> part b head pos c", part=3, head=HEADS)
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(rearrange(z, "b head pos c -> b pos (head c)"))
+
+
+class Block(nn.Module):
+    """Two pre-norm branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(WIDTH), SelfAttention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Forecaster(nn.Module):
+    """Patches in, quantiles of the next steps out, from the last token; missing values are 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(PATCH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, len(LEVELS) * HORIZON)
+
+    def forward(self, context: Tensor) -> Tensor:
+        x = self.embed(torch.nan_to_num(context / 10).unflatten(1, (-1, PATCH)))
+        for block in self.blocks:
+            x = block(x)
+        return 10 * self.head(self.norm(x))[:, -1].unflatten(1, (len(LEVELS), HORIZON))
+
+
+class Wired(PatchAdapter):
+    """The right wiring."""
+
+    architecture = "own"
+    context_length, prediction_length, levels = CONTEXT, HORIZON, LEVELS
+
+    def __init__(self, native: Forecaster) -> None:
+        self.native = self.model = native
+        q, k, v = (Projection("attn.qkv", "(part head d_head)", part, 3) for part in range(3))
+        attention = Attention(
+            "attn", "attn", Site("attn"), Site("", "in"), q, k, v, Projection("attn.out"), norm="norm1"
+        )
+        hidden = "batch pos d_mlp"
+        mlp = Mlp(
+            Site("mlp"),
+            Site("norm2", "in"),
+            Site("mlp.0", layout=hidden),
+            Site("mlp.2", "in", layout=hidden),
+            "mlp.2",
+            Projection("mlp.0", "d_mlp"),
+            norm="norm2",
+            aside=True,
+        )
+        sizes = (LAYERS, HEADS, WIDTH, WIDTH // HEADS, 2 * WIDTH)
+        stack = Stack("", "blocks", *sizes, (attention, mlp), ln_final="norm", upstream=("embed",))
+        self.wiring = Wiring("own", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
+
+    def encode(
+        self,
+        batch: SeriesBatch,
+        future: Tensor | None = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+    ) -> Encoded:
+        self.no_teacher(future, tokens)
+        length = -(-self.longest(batch) // PATCH) * PATCH
+        context = torch.full((len(batch), length), torch.nan)
+        for row, series in zip(context, batch.values, strict=True):
+            tail = torch.tensor(series[-length:])
+            row[length - len(tail) :] = tail
+        spans = {"": TokenSpans.patches(-length, length // PATCH, PATCH)}
+        return Encoded({"context": context}, spans, torch.zeros(len(batch)), torch.full((len(batch),), 10.0), batch)
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        return self.model(**inputs)
+
+
+def drawn() -> Forecaster:
+    """Random weights so large that every head moves the forecast."""
+    torch.manual_seed(0)
+    native = Forecaster()
+    with torch.no_grad():
+        for name, weight in native.named_parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=weight.shape[1] ** -0.5)
+            elif "norm" in name:
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                weight.normal_(std=0.1)
+    return native.eval()
+
+
+def failed(wiring: Callable[[Any], Any], model: Forecaster) -> set[int]:
+    """Numbers of the oracles that reject a wiring."""
+    results = check_wiring(wiring, model, quiet=True)
+    assert len(results) == len(ORACLES)
+    return {int(result.oracle.split()[0]) for result in results if not result.passed}

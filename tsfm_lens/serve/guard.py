@@ -1,0 +1,115 @@
+"""The guard of the local server: who is let in, and how many pages run."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.auth import IdentityProvider
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from tornado.httputil import HTTPServerRequest
+from tornado.routing import Matcher
+from tornado.web import HTTPError, RequestHandler
+from voila.app import Voila
+
+# pages that run at once, each with a Python of its own; with a model it takes about 700 MB
+PAGES = 4
+_NAMES = ("127.0.0.1", "localhost", "[::1]")
+# static files, and the farewell of a page, which a browser sends without the token and Voilà lets in by its cookie
+_OPEN = (
+    "/voila/static/",
+    "/voila/templates/",
+    "/voila/labextensions/",
+    "/voila/api/themes/",
+    "/voila/api/shutdown/",
+)
+
+
+class Pages(AsyncMappingKernelManager):
+    """Kernels of the pages, at most :data:`PAGES`."""
+
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self._turn = asyncio.Lock()
+
+    async def start_kernel(self, **options: Any) -> str:  # type: ignore[override]
+        """Start the kernel of a page.
+
+        Raises:
+            HTTPError: status 503, as many pages as may be open are open.
+        """
+        # one after another: a kernel counts only once it has started
+        async with self._turn:
+            if len(self) >= PAGES:
+                raise HTTPError(503, reason=f"too many pages are open ({PAGES}); close one and load this one again")
+            return str(await super().start_kernel(**options))
+
+
+class Unwelcome(Matcher):
+    """Requests with a foreign host or origin, or without the token.
+
+    Args:
+        port: of the server.
+        token: of its address.
+    """
+
+    def __init__(self, port: int, token: str) -> None:
+        self._token = token.encode()
+        # a browser leaves out the port of plain HTTP
+        self._hosts = {f"{name}{end}" for name in _NAMES for end in ([f":{port}", ""] if port == 80 else [f":{port}"])}
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        """Match a request, and take its query, which holds the token, out of all that is logged about it."""
+        request.uri = request.path
+        words = self._objection(request)
+        return None if words is None else {"target_kwargs": {"words": words}}
+
+    def _objection(self, request: HTTPServerRequest) -> str | None:
+        headers = request.headers
+        host = headers.get("Host", "").lower()
+        if host not in self._hosts:
+            return f"This page is at {', '.join(sorted(self._hosts))} alone, not at the address that you opened."
+        if any(headers.get(name, f"http://{host}") != f"http://{host}" for name in ("Origin", "Sec-Websocket-Origin")):
+            return "Another page asked for this one, which it may not."
+        if request.path.startswith(_OPEN) or hmac.compare_digest(_token(request), self._token):
+            return None
+        return "This page opens with its whole address alone, token included, as tsfm-lens serve printed it."
+
+
+def _token(request: HTTPServerRequest) -> bytes:
+    """Token of a request, in its query or its Authorization header; empty without one."""
+    given = request.query_arguments.get("token")
+    header = IdentityProvider.auth_header_pat.match(request.headers.get("Authorization", ""))
+    return given[-1] if given else header[2].encode() if header else b""
+
+
+class Refusal(RequestHandler):
+    """The answer to an unwelcome request, with whatever method: status 403 and the reason in words."""
+
+    def initialize(self, words: str) -> None:
+        self._words = words
+
+    def prepare(self) -> None:
+        """Answer."""
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(self._words + "\n")
+
+
+class Server(Voila):
+    """Voilà behind the guard; ``token`` must be set."""
+
+    def init_handlers(self) -> list[Any]:
+        """Handlers of Voilà, all of them behind the guard."""
+        return [(Unwelcome(self.port, self.token), Refusal), *super().init_handlers()]
+
+    def launch_browser(self) -> None:
+        """Open the address in the browser, through a file, since everybody on the machine sees a command line."""
+        path = Path(self.notebook_path).with_name("open.html")
+        address = f"{self.connection_url}?token={self.token}"
+        path.write_text(f'<meta http-equiv="refresh" content="0;url={address}">', encoding="utf-8")
+        threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
