@@ -19,7 +19,7 @@ PACKAGE = "tsfm_lens"
 
 LAYERS = (
     ("errors",),
-    ("registry", "ranks", "console", "places"),
+    ("registry", "ranks", "console", "places", "embedded"),
     ("data",),
     ("hooks",),
     ("models",),

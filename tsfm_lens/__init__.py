@@ -8,7 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tsfm_lens import verbs  # noqa: F401  # attaches methods to classes below
+from tsfm_lens.registry import VERSION
+
+__version__ = VERSION
 
 _HOME = {
     "Activations": "tsfm_lens.hooks",

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-DISTRIBUTION = "tsfm-lens-toolbox"
+DISTRIBUTION, VERSION = "tsfm-lens-toolbox", "0.1.0"
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 

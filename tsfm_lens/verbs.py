@@ -1,4 +1,4 @@
-"""Methods of Run and Forecast that need the upper floors, attached from here so that nothing below names them."""
+"""Methods that need the upper floors, attached from here so that nothing below names them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tsfm_lens.registry import method_of
 if TYPE_CHECKING:
     import xarray as xr
 
-    from tsfm_lens.models import Forecast, Run
+    from tsfm_lens.models import Forecast, Lens, Run
+    from tsfm_lens.models.checkpoint import Checkpoint
+    from tsfm_lens.testing import OracleResult
 
 
 @method_of("Run")
@@ -43,3 +45,19 @@ def _repr_html_(shown: Run | Forecast) -> str:
     from tsfm_lens.viz import notebook
 
     return notebook.as_html(shown)
+
+
+@method_of("Lens")
+def quick_check(lens: Lens) -> list[OracleResult]:
+    """Run the cheap exactness checks on one short series; see :func:`tsfm_lens.testing.quick_check`."""
+    from tsfm_lens.testing import quick_check
+
+    return quick_check(lens)
+
+
+@method_of("Checkpoint")
+def folded(files: Checkpoint) -> Checkpoint:
+    """Open the files of a compressed model; see :func:`tsfm_lens.compress.stored.folded`."""
+    from tsfm_lens.compress.stored import folded
+
+    return folded(files)

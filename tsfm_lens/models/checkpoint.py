@@ -13,15 +13,16 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from safetensors import safe_open
 
 from tsfm_lens.errors import CheckpointError, LensError
+from tsfm_lens.registry import extensible
 
 WEIGHTS, INDEX, CONFIG, GENERATION = (
     "model.safetensors",
@@ -47,6 +48,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
+@extensible
 @dataclass(frozen=True)
 class Checkpoint:
     """The files of a checkpoint.
@@ -65,6 +67,8 @@ class Checkpoint:
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     tensors: Mapping[str, Stored]
+    if TYPE_CHECKING:
+        folded: ClassVar[Callable[..., Checkpoint]]
 
     @property
     def numbers(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,10 @@ from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, ref
 from tsfm_lens.models.hooked import Hooked
 from tsfm_lens.models.joining import joined_forecast
 from tsfm_lens.models.making import make_run
+from tsfm_lens.registry import extensible
 
 
+@extensible
 class Lens(Facts, Hooked):
     """A time-series foundation model behind TransformerLens's face.
 
@@ -64,6 +66,8 @@ class Lens(Facts, Hooked):
         self.adapter.model.eval()
 
     adapter: Adapter
+    if TYPE_CHECKING:
+        quick_check: ClassVar[Callable[..., Any]]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (type(self), self.adapter, self.model_id, self.revision, lasting_hooks(self.registry))

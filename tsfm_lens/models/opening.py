@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tsfm_lens.embedded import checkpoint_names, checkpoint_path
 from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
 from tsfm_lens.models import checkpoint, completeness
 from tsfm_lens.models.adapter import refuse_dtype
@@ -62,10 +63,8 @@ def load(
         lens = _from_folder(folder, model_id, commit, _DTYPES[dtype], device)
         refuse_dtype(lens.adapter, _DTYPES[dtype])
     if check:
-        from tsfm_lens.testing.oracles import quick_check
-
         with checkpoint.in_our_words(f"{lens.model_id} was loaded, but cannot run"):
-            quick_check(lens)
+            lens.quick_check()
     return lens
 
 
@@ -105,9 +104,7 @@ def _refuse_beside(lens: Lens) -> None:
 def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
     files = checkpoint.read_checkpoint(folder)
     if os.path.lexists(folder / checkpoint.COMPRESSION):
-        from tsfm_lens.compress.stored import folded
-
-        files = folded(files)
+        files = files.folded()
     return _opened(files, model_id, commit, dtype, device)
 
 
@@ -194,8 +191,6 @@ def architecture_named(source: str) -> Architecture | None:
 
 def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
     """Folder, name for provenance, and commit of a source given by name."""
-    from tsfm_lens.zoo import checkpoint_names, checkpoint_path
-
     if source in checkpoint_names():
         return checkpoint_path(source), source, None
     with checkpoint.in_our_words(f"{checkpoint.shortened(source, 80)!r} cannot be a folder"):

@@ -13,13 +13,13 @@ import ipywidgets as widgets
 import xarray as xr
 from transformers.utils import logging
 
-from tsfm_lens import catalogue, load
+from tsfm_lens import catalogue
 from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explore import brush, explore
 from tsfm_lens.explore.figures import figure_widget
-from tsfm_lens.models import Lens
+from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import explanation
 from tsfm_lens.report.pipeline import read_sources

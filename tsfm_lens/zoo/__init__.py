@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.embedded import checkpoint_names, checkpoint_path
+from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -14,31 +15,6 @@ _ROOM = Path(__file__).parent
 _RECORD = "training.nc"
 
 __all__ = ["checkpoint_names", "checkpoint_path", "has_training_record", "training_record"]
-
-
-def checkpoint_names() -> tuple[str, ...]:
-    """Names of the checkpoints that ship with the package, sorted.
-
-    Example:
-        >>> zoo.checkpoint_names()
-        ('bolt-nano', 'chronos-nano', 'chronos2-nano')
-    """
-    return tuple(sorted(path.parent.name for path in _ROOM.glob("*/model.safetensors")))
-
-
-def checkpoint_path(name: str) -> Path:
-    """Folder of an embedded checkpoint.
-
-    Raises:
-        UnknownNameError: No checkpoint has this name; the message names the nearest one.
-
-    Example:
-        >>> zoo.checkpoint_path("bolt-nano").name
-        'bolt-nano'
-    """
-    if name not in checkpoint_names():
-        raise unknown_name("embedded checkpoint", name, checkpoint_names())
-    return _ROOM / name
 
 
 def has_training_record(name: str) -> bool:

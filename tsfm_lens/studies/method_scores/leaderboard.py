@@ -18,6 +18,7 @@ from tsfm_lens.explain.routes import input_routes
 from tsfm_lens.probes import attention_patterns
 from tsfm_lens.probes.findings import interval_over_series
 from tsfm_lens.studies.method_scores.cases import REFERENCE, Case, cases
+from tsfm_lens.training.command import run_command
 
 __all__ = ["SHIPPED", "benchmark", "measured"]
 
@@ -313,4 +314,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -29,6 +29,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, StoreError, unknown_name
+from tsfm_lens.registry import VERSION
 from tsfm_lens.sweep.store.claims import claimed
 from tsfm_lens.sweep.store.files import (
     KEY_COLUMNS,
@@ -104,9 +105,7 @@ class Store:
             # beside cells of a sweep, other files are in nobody's way
             if not self.repaired:
                 make_folder(self.path, {*_ROOMS, marker.name})
-            from tsfm_lens import __version__
-
-            about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {__version__}"}
+            about = {"format": FORMAT, "schema": SCHEMA_VERSION, "created_by": f"tsfm-lens {VERSION}"}
             about |= {"values": None if values is None else list(values)}
             if not marker.exists():
                 write_atomically(marker, sealed_json(about, marker.name))
