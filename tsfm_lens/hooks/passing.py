@@ -189,8 +189,8 @@ class Passing:
         hooked = self._registry.hooked[point.name]
         if hooked.bwd_hooks and len(self.acting(hooked.bwd_hooks)) < len(hooked.bwd_hooks):
             raise HookError(
-                f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep those of "
-                "two apart. Let one block with backward hooks end before another thread or task hooks the same points."
+                f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
+                "apart. Let one block with backward hooks end before another thread or task hooks the same points."
             )
         acting = self.acting(hooked.fwd_hooks)
         if all(getattr(hook, "reads_only", False) for hook in acting):
@@ -206,7 +206,7 @@ class Passing:
         if new is copy and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):
-            returned = _kind(new) if isinstance(new, Tensor) else f"a {type(new).__name__}"
+            returned = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
             raise WiringError(
                 f"the hook on {point.name} returned {returned}, expected {_kind(value)} ({' '.join(point.axes)})"
             )

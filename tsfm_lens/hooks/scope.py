@@ -100,7 +100,7 @@ def holding(
         registry: the model's hook points.
         hooks: what to set.
         value: what the block gives.
-        after: called when it ends.
+        after: called when it ends; twice, where an interrupt broke it off.
 
     Raises:
         WiringError: compiled or replaced modules would pass a hook by.
@@ -172,9 +172,9 @@ class HookScope(Generic[T]):
         for name, held, _direction in self._held:
             _take_off(self._registry.hooked[name], held)
         _CURRENT.set(tuple(scope for scope in _CURRENT.get() if scope.opened))
+        self._session.settle()
         if self._after is not None:
             self._after()
-        self._session.settle()
         self._closed = True
         # hooks know their scope, and what they have recorded is not to wait for the collector of cycles
         self._held = ()

@@ -238,10 +238,11 @@ class Session:
 
     def _wants(self, path: str, how: str) -> bool:
         point = self._inside_attention.get((path, how))
+        # asked at every attention call, mostly of points that no block has connected
         return (
             point is not None
+            and any(point.name in scope.wanted and scope.acts() for scope in self.scopes)
             and self._passing.in_use(point.name)
-            and any(point.name in scope.wanted for scope in self.acting())
         )
 
     def _fire_tapped(self, path: str, how: str, tensor: Tensor) -> Tensor:

@@ -124,6 +124,11 @@ class Hooked(HookedRootModule):
             hooks = []
         return holding(self.registry, hooks, self, self.clear_contexts if clear_contexts else None)
 
+    def clear_contexts(self) -> None:
+        """TransformerLens's ``clear_contexts``, which may be broken off and called again."""
+        for point in self.registry.hooked.values():
+            point.ctx = {}
+
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
         """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""
         if "bwd" in (*args, kwargs.get("dir")):
