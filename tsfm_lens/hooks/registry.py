@@ -109,7 +109,7 @@ class HookRegistry:
             WiringError: compiled or replaced modules would pass a hook by.
             HookError: on leaving, the model ran, but one of the hook points was never passed.
         """
-        return Block(HookScope(self, None)) if self.session.unconnected else nullcontext()
+        return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
 
 class Place(nn.Module):

@@ -144,7 +144,8 @@ class HookScope(Generic[T]):
         """Set the hooks and connect their points."""
         registry, session = self._registry, self._registry.session
         self._session, self._task, self._generator = session, _running_task(), _open_generator()
-        self.passed, self.ran, self.elsewhere, self._closed = set(), set(), False, False
+        self.wanted, self.passed, self.ran = set(), set(), set()
+        self.elsewhere = self._closed = False
         connected = set().union(*(scope.wanted for scope in session.acting()))
         self._held = tuple((name, Held(hook, self, direction), direction) for name, hook, direction in self._hooks)
         self.opened = True
@@ -153,8 +154,8 @@ class HookScope(Generic[T]):
         for name, held, direction in self._held:
             registry.hooked[name].add_hook(held, dir=direction)
         if self.observer is None:
-            own = {name for name, _held, _direction in self._held}
-            self.names = [name for name in registry.points if name in own or session.in_use(name, but=connected)]
+            used = {*session.unconnected(), *(name for name, _held, _direction in self._held)}
+            self.names = [name for name in registry.points if name in used]
         # a write that carries edits of the stream is shown first, as it is without them
         wanted = {*self.names, *(aside for name in self.names if (aside := registry.points[name].aside))}
         paths = {registry.points[name].site.module for name in wanted - connected}

@@ -73,17 +73,15 @@ class Session:
             scope.elsewhere |= scope not in acting
         return [act for act in acts if any(not act.names.isdisjoint(scope.wanted) for scope in acting)]
 
-    def in_use(self, name: str, *, but: frozenset[str] | set[str] = frozenset()) -> bool:
-        """Whether a hook acts at a hook point that is none of some others."""
-        return name not in but and self._passing.in_use(name)
-
-    @property
-    def unconnected(self) -> bool:
-        """Whether a hook acts at a hook point that no block has connected."""
+    def unconnected(self) -> list[str]:
+        """Hook points where a hook acts and that no block has connected."""
         if any(not scope.opened for scope in self.scopes) or (self._slots and not self.scopes):
             self.settle()
-        connected: set[str] = set().union(*(scope.wanted for scope in self.acting()))
-        return any(self.in_use(name, but=connected) for name in self._registry.points)
+        points = self._registry.hooked.items()
+        # asked before every run, mostly of a model without hooks
+        in_use = [name for name, point in points if point.fwd_hooks or point.bwd_hooks]
+        connected = set().union(*(scope.wanted for scope in self.acting())) if in_use else set()
+        return [name for name in in_use if name not in connected and self._passing.in_use(name)]
 
     def observed(self, note: Observer) -> Block[None]:
         """Show the activations of connected hook points to ``note`` alone; hooks that are set do not act meanwhile."""
