@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.native import get_input, get_output
 from tsfm_lens.hooks.replay import map_tensors
+from tsfm_lens.hooks.slots import TorchHook, hooked
 
 
 class NativeCall(NamedTuple):
@@ -33,35 +34,25 @@ class NativeCall(NamedTuple):
         return get_output(self.output, arg)
 
 
-@contextmanager
-def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[NativeCall]]]:
+def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[NativeCall]]]:
     """Keep every call of each module while the block runs.
 
     Args:
         model: the native module.
         paths: dotted paths below it.
     """
-    kept: dict[str, list[NativeCall]] = {path: [] for path in paths}
-    modules = {path: model.get_submodule(path) for path in kept}
+    calls: dict[str, list[NativeCall]] = {path: [] for path in paths}
 
     def keep(path: str) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            kept[path].append(NativeCall(*(map_tensors(part, Tensor.detach) for part in (args, kwargs, output))))
+            calls[path].append(NativeCall(*(map_tensors(part, Tensor.detach) for part in (args, kwargs, output))))
 
         return hook
 
-    handles = []
-    try:
-        for path, module in modules.items():
-            handles.append(module.register_forward_hook(keep(path), with_kwargs=True))
-        yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked((TorchHook(model.get_submodule(path), "out", keep(path)) for path in calls), calls)
 
 
-@contextmanager
-def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Iterator[None]:
+def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[None]:
     """Show what enters each module, at every call, while the block runs; nothing is kept.
 
     Args:
@@ -76,11 +67,4 @@ def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Ten
 
         return hook
 
-    handles = []
-    try:
-        for path in paths:
-            handles.append(model.get_submodule(path).register_forward_pre_hook(show(path), with_kwargs=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked((TorchHook(model.get_submodule(path), "in", show(path)) for path in paths), None)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import HookError, InputError, UnknownNameError, unknown_name
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, components, select_components
-from tsfm_lens.hooks.holding import Direction, holding
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry, RunState
+from tsfm_lens.hooks.scope import Hook, holding
 from tsfm_lens.hooks.wiring import Attention, Stack
+
+T = TypeVar("T")
 
 
 def resolve(registry: HookRegistry, intervention: Intervention) -> list[tuple[str, int | None]]:
@@ -68,9 +69,8 @@ def _spots(stack: Stack, component: Component, intervention: Intervention) -> li
     return [(f"{at}.hook_z", component.head)]
 
 
-@contextmanager
-def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> Iterator[None]:
-    """Put interventions on their hook points, in the order given, while the block runs.
+def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> Block[T]:
+    """Put interventions on their hook points, in the order given, while the block runs, which gives ``value``.
 
     Every target is resolved before the first hook is set.
 
@@ -85,11 +85,10 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...]) -> I
             change = intervention.change(registry.points[name])
             acts.setdefault(name, []).append(_Act(intervention, head, change))
     # TransformerLens keeps them in the order in which they are set
-    planned: list[tuple[str, Callable[..., Any], Direction]] = [
+    planned: list[Hook] = [
         (name, _Edit(registry, registry.points[name], tuple(those)), "fwd") for name, those in acts.items()
     ]
-    with holding(registry, planned):
-        yield
+    return holding(registry, planned, value)
 
 
 def acts_by_row(intervention: Intervention, point: Point) -> bool:

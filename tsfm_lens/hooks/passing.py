@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,15 +23,13 @@ from tsfm_lens.hooks.native import (
     to_vocabulary,
 )
 from tsfm_lens.hooks.obstacles import refuse_recomputation
-from tsfm_lens.hooks.slots import Entering, Leaving
+from tsfm_lens.hooks.scope import Held
 from tsfm_lens.hooks.weights import head_output_weights
 
 if TYPE_CHECKING:
     from tsfm_lens.hooks.registry import HookRegistry
+    from tsfm_lens.hooks.session import Connection, Session
     from tsfm_lens.hooks.state import RunState
-
-Put = Callable[[str, str, float, Callable[..., Any]], None]
-"""(module path, "in" or "out", rank, what acts there) sets a torch hook."""
 
 
 class Passing:
@@ -41,26 +37,23 @@ class Passing:
 
     Args:
         registry: the hook points.
-        session: the thread, as hooks that belong to its blocks name it.
+        session: the thread, with the blocks that are open there.
         state: where its run stands.
     """
 
-    def __init__(self, registry: HookRegistry, session: object, state: RunState) -> None:
+    def __init__(self, registry: HookRegistry, session: Session, state: RunState) -> None:
         self._registry, self._model, self._session, self._state = registry, registry.model, session, state
-        # how often each hook point was passed
-        self.count: Counter[str] = Counter()
         # whether gradients were recorded when the model was entered
         self.gradients = False
-        # what is shown every activation in place of the hooks
-        self.observer: Callable[[Point, Tensor], None] | None = None
         self._edits: dict[str, Tensor] = {}
         # by hook point, what its heads put out in this pass
         self._heads: dict[str, Tensor] = {}
 
     def acting(self, handles: Iterable[LensHandle]) -> list[Any]:
-        """The hooks that act in this thread: those of its own blocks, and those that belong to the lens."""
-        here = self._session
-        return [hook for handle in handles if getattr(hook := handle.user_hook, "session", here) is here]
+        """The hooks that act here: those of the blocks that do, and those that belong to the lens."""
+        # another thread may take a hook out of the list meanwhile
+        hooks = [handle.user_hook for handle in tuple(handles)]
+        return [hook for hook in hooks if not isinstance(hook, Held) or hook.scope.acts()]
 
     def in_use(self, name: str) -> bool:
         """Whether a hook acts at a hook point."""
@@ -70,36 +63,41 @@ class Passing:
             (hooked.fwd_hooks and self.acting(hooked.fwd_hooks)) or (hooked.bwd_hooks and self.acting(hooked.bwd_hooks))
         )
 
+    def forget(self) -> None:
+        """Drop what a run that was broken off has left."""
+        self._edits.clear()
+        self._heads.clear()
+
     # --- what torch hooks do -------------------------------------------------------------------------------
 
-    def on_input(self, point: Point) -> Entering:
-        """What runs on a module's inputs where a hook point stands there."""
+    def on_input(self, point: Point) -> Callable[..., Any]:
+        """Make what runs on a module's inputs where a hook point stands there."""
 
-        def act(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def act(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             tensor = get_input(args, kwargs, point.site.arg)
             new = self.fire(point, tensor)
             return None if new is tensor else put_input(args, kwargs, point.site.arg, new)
 
         return act
 
-    def on_output(self, point: Point) -> Leaving:
-        """What runs on a module's output where a hook point stands there."""
+    def on_output(self, point: Point) -> Callable[..., Any]:
+        """Make what runs on a module's output where a hook point stands there."""
 
-        def act(_module: nn.Module, _args: Any, output: Any) -> Any:
+        def act(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             tensor = get_output(output, point.site.arg)
             new = self.fire(point, tensor)
             return None if new is tensor else put_output(output, point.site.arg, new)
 
         return act
 
-    def carry_edits(self, stack: ExitStack, put: Put, point: Point) -> None:
+    def carry_edits(self, point: Point) -> Connection:
         """Add what was edited on the way into a branch to what the branch writes, so that the stream has it too."""
         write = self._registry.points[point.aside]
         column = self._registry.stack_of(point)
         row = column.writer(write.kind, write.layer)
         native = self._model.get_submodule(column.block(write.layer))
 
-        def after(_module: nn.Module, _args: Any, output: Any) -> Any:
+        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             change = self._edits.pop(point.name, None)
             if change is None:
                 return None
@@ -109,31 +107,31 @@ class Passing:
             written = get_output(output, write.site.arg)
             return put_output(output, write.site.arg, written + edit.reshape(written.shape))
 
-        stack.callback(self._edits.pop, point.name, None)
         # after the hook point of the write itself
-        put(write.site.module, "out", self._registry.rank[write.name] + 0.5, after)
+        rank = self._registry.rank[write.name] + 0.5
+        return (write.site.module, "out"), f"edits of {point.name}", rank, after
 
     def note_heads(self, point: Point, z: Tensor) -> Tensor:
         """Keep what the heads put out for :meth:`head_results`; gives it back."""
         self._heads[point.name] = z
         return z
 
-    def head_results(self, put: Put, point: Point) -> bool:
+    def head_results(self, point: Point) -> tuple[bool, list[Connection]]:
         """Each head's write, computed from what enters the output projection; only an edit changes the sum.
 
         Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
 
         Returns:
-            Whether the heads are to be noted from inside the attention call.
+            Whether the heads are to be noted from inside the attention call, and what acts on the model.
         """
         row, rank = self._registry.stack_of(point), self._registry.rank[point.name]
         writer = row.attention(point.kind, point.layer)
         layout = writer.write.layout if writer.post_norm else writer.stream_layout
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.note_heads(point, get_input(args, kwargs, 0))
 
-        def after(norm: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        def after(norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any) -> Any:
             weights = head_output_weights(self._model, row, point.layer, point.kind)
             factor = self._registry.factor(point)
             sizes = {**self._state.sizes, "head": row.n_heads}
@@ -153,10 +151,10 @@ class Passing:
             return put_output(output, 0, written + change.reshape(written.shape))
 
         at = f"{row.block(point.layer)}.{writer.post_norm}" if writer.post_norm else point.site.module
+        connections: list[Connection] = [((at, "out"), point.name, rank, after)]
         if not writer.z_inside:
-            put(point.site.module, "in", rank, before)
-        put(at, "out", rank, after)
-        return writer.z_inside
+            connections.append(((point.site.module, "in"), point.name, rank, before))
+        return writer.z_inside, connections
 
     def fire(self, point: Point, native: Tensor) -> Tensor:
         """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
@@ -169,6 +167,8 @@ class Passing:
         # keys and values that a library repeats for every query head before the call
         copies = value.shape[2] // point.heads if point.heads else 1
         shown = value[:, :, ::copies] if copies > 1 else value
+        # of a pass that was broken off
+        self._edits.pop(point.name, None)
         new = self._through(point, shown)
         if new is shown:
             return native
@@ -179,15 +179,18 @@ class Passing:
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self.gradients)
-        self.count[point.name] += 1
-        if self.observer is not None:
-            self.observer(point, value)
-            return value
+        acting_scopes = self._session.acting()
+        for scope in acting_scopes:
+            scope.passed.add(point.name)
+        for scope in reversed(acting_scopes):
+            if scope.observer is not None:
+                scope.observer(point, value)
+                return value
         hooked = self._registry.hooked[point.name]
         if hooked.bwd_hooks and len(self.acting(hooked.bwd_hooks)) < len(hooked.bwd_hooks):
             raise HookError(
-                f"another thread has backward hooks on {point.name}, and torch cannot keep those of two threads apart. "
-                "Let one block with backward hooks end before another thread hooks the same points."
+                f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
+                "apart. Let one block with backward hooks end before another thread or task hooks the same points."
             )
         acting = self.acting(hooked.fwd_hooks)
         if all(getattr(hook, "reads_only", False) for hook in acting):
@@ -202,10 +205,14 @@ class Passing:
         new = hooked(copy)
         if new is copy and same_bits(copy, value):
             return value
-        if not isinstance(new, Tensor) or new.shape != value.shape:
-            got = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+        if not isinstance(new, Tensor) or _kind(new) != _kind(value):
+            returned = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
             raise WiringError(
-                f"the hook on {point.name} returned {got}, expected {tuple(value.shape)} ({' '.join(point.axes)})"
+                f"the hook on {point.name} returned {returned}, expected {_kind(value)} ({' '.join(point.axes)})"
             )
         # what was made under torch.inference_mode() may not enter the graph of a run outside of it
         return new.clone() if new.is_inference() and not torch.is_inference_mode_enabled() else new
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

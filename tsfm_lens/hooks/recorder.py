@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,9 +14,10 @@ from transformer_lens.utilities import Slice
 
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.axes import axes_after
-from tsfm_lens.hooks.holding import Direction, holding
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.names import Point, select
 from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.scope import Hook, holding
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
@@ -76,7 +76,6 @@ def by_row(function: _Function) -> _Function:
 by_row(last_query)
 
 
-@contextmanager
 def record(
     registry: HookRegistry,
     names: Iterable[str],
@@ -85,8 +84,8 @@ def record(
     device: torch.device | str | None = None,
     reduce: Reducer | Mapping[str, Reducer] | Positions | None = None,
     gradients: bool = False,
-) -> Iterator[Activations]:
-    """Keep what the named hook points see while the block runs, in this thread.
+) -> Block[Activations]:
+    """Keep what the named hook points see while the block runs, in this thread and task.
 
     Args:
         registry: the model's hook points.
@@ -111,7 +110,7 @@ def record(
         if name in reducers and name not in into.reduced:
             into.reduced[name] = axes_after(point.axes, value, stored, reducers[name])
         small = name in reducers and stored.untyped_storage().nbytes() > 2 * stored.nbytes
-        if small or not all(getattr(handle.user_hook, "reads_only", False) for handle in hook.fwd_hooks):
+        if small or not all(getattr(handle.user_hook, "reads_only", False) for handle in tuple(hook.fwd_hooks)):
             # a later hook may write into what is shown; a small view would keep all of what it was cut from
             stored = stored.clone()
         if device is not None:
@@ -119,7 +118,7 @@ def record(
         call = Call(state.step, state.offset.get(point.stack, 0), stored)
         into.recorded.setdefault(name + suffix, []).append(call)
 
-    hooks: list[tuple[str, partial[None], Direction]] = []
+    hooks: list[Hook] = []
     for name in chosen:
         apart = name not in reducers or getattr(reducers[name], "by_row", False)
         hook = partial(keep, name=name)
@@ -127,8 +126,7 @@ def record(
         hooks.append((name, hook, "fwd"))
         if gradients:
             hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
-    with holding(registry, hooks):
-        yield into
+    return holding(registry, hooks, into)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """The hook registry: TransformerLens hook points on a native model that is never edited.
 
 Native torch hooks exist only while a hook point is in use: :meth:`HookRegistry.attach` installs exactly
-those that the hook points in use need, and takes them away when its block ends, however it ends.
+those that the hook points in use need, and they are taken away when its block ends, however it ends.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +16,9 @@ from weakref import WeakSet
 from torch import nn
 from transformer_lens.hook_points import HookPoint
 
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.names import Point, hook_points
+from tsfm_lens.hooks.scope import HookScope
 from tsfm_lens.hooks.session import Session
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.table import check_table
@@ -86,7 +88,7 @@ class HookRegistry:
     @property
     def busy(self) -> bool:
         """Whether any thread has hooks on the model."""
-        return any(session.connected for session in list(self._sessions))
+        return any(scope.opened for session in list(self._sessions) for scope in session.scopes)
 
     @property
     def in_use(self) -> bool:
@@ -98,12 +100,16 @@ class HookRegistry:
         """Where the run of this thread stands."""
         return self.session.state
 
-    def attach(self, names: Iterable[str] = ()) -> AbstractContextManager[None]:
-        """Connect hook points to the native model while the block runs, in this thread; see :meth:`Session.attach`.
+    def attach(self) -> AbstractContextManager[None]:
+        """Connect every hook point with a hook to the native model while the block runs, in this thread and task.
 
-        With no hook set and none named, nothing is installed.
+        With no hook set that no open block has connected, nothing is installed.
+
+        Raises:
+            WiringError: compiled or replaced modules would pass a hook by.
+            HookError: on leaving, the model ran, but one of the hook points was never passed.
         """
-        return self.session.attach(names)
+        return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
 
 class Place(nn.Module):

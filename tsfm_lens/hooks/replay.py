@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.native import get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
+from tsfm_lens.hooks.slots import TorchHook, hooked
 from tsfm_lens.hooks.state import ONE_RUN
 
 # numbers that are copied in less time than it takes to do without
@@ -38,44 +40,32 @@ def called_once(model: nn.Module, path: str) -> Iterator[None]:
     """
     calls = 0
 
-    def count(_module: nn.Module, _args: Any) -> None:
+    def count(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
         nonlocal calls
         calls += 1
 
-    handle = model.get_submodule(path).register_forward_pre_hook(count)
-    try:
+    with hooked([TorchHook(model.get_submodule(path), "in", count)], None):
         yield
-    finally:
-        handle.remove()
     if calls != 1:
         raise OtherCalls(f"{path} was called {calls} times in what should be one pass")
 
 
-@contextmanager
-def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, list[Any]]]:
+def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
     """Keep the full output of each call of each module, detached, while the block runs.
 
     Args:
         model: the native module.
         paths: dotted paths below it.
     """
-    kept: dict[str, list[Any]] = {}
-    modules = {path: model.get_submodule(path) for path in paths}
-    handles = []
+    outputs: dict[str, list[Any]] = {}
 
     def keep(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            kept.setdefault(path, []).append(map_tensors(output, Tensor.detach))
+        def hook(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            outputs.setdefault(path, []).append(map_tensors(output, Tensor.detach))
 
         return hook
 
-    try:
-        for path, module in modules.items():
-            handles.append(module.register_forward_hook(keep(path)))
-        yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked((TorchHook(model.get_submodule(path), "out", keep(path)) for path in paths), outputs)
 
 
 def only(stored: Mapping[str, Sequence[Any]], path: str) -> Any:
@@ -201,23 +191,14 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-@contextmanager
-def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, Tensor]]:
     """Keep the first input of each module, detached, while the block runs; the last call counts."""
-    kept: dict[str, Tensor] = {}
-    modules = {path: model.get_submodule(path) for path in paths}
-    handles = []
+    inputs: dict[str, Tensor] = {}
 
     def keep(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            kept[path] = args[0].detach()
+        def hook(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            inputs[path] = args[0].detach()
 
         return hook
 
-    try:
-        for path, module in modules.items():
-            handles.append(module.register_forward_pre_hook(keep(path)))
-        yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked((TorchHook(model.get_submodule(path), "in", keep(path)) for path in paths), inputs)

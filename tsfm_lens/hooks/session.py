@@ -1,26 +1,25 @@
-"""What one thread has put on a native model: torch hooks, in order of execution, and where its run stands.
+"""What one thread has on a native model: torch hooks, in order of execution, and where its run stands.
 
-A hook acts in the thread whose block set it. Torch hooks are seen by every thread, so each of ours asks whether it
-is in its own before it does anything.
+A hook acts where its block is open. Torch hooks are seen by every thread, so each of ours asks whether it is in its
+own before it does anything. What is on the model follows from the blocks that are open: nothing is counted up or down.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import HookError
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.native import get_input
-from tsfm_lens.hooks.obstacles import refuse_hidden
 from tsfm_lens.hooks.passing import Passing
-from tsfm_lens.hooks.pool import Pool
-from tsfm_lens.hooks.slots import Slot
+from tsfm_lens.hooks.scope import HookScope, Observer
+from tsfm_lens.hooks.slots import Act, Side, Slot
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.tap import AttentionTap
 from tsfm_lens.hooks.wiring import Stack
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
 _TAPPED = ("q", "k", "v", "scores", "pattern", "z")
 # ranks before and behind those of hook points
 _FIRST, _LAST = -1.0, float("inf")
+Place = tuple[str, Side]
+"""Path of a module, and the side of it."""
+Connection = tuple[Place, str, float, Callable[..., Any]]
+"""(place, what tells it from others there, rank, what acts): see :class:`Act`."""
 
 
 class Session:
@@ -38,68 +41,51 @@ class Session:
 
     Args:
         registry: the hook points.
+
+    Attributes:
+        scopes: of the open blocks, in order of entry; the one truth about what is to be on the model.
+        state: where the thread's run stands.
     """
 
     def __init__(self, registry: HookRegistry) -> None:
         self._registry, self._wiring, self._model = registry, registry.wiring, registry.model
+        self.scopes: tuple[HookScope[Any], ...] = ()
         self.state = RunState(sample_major=registry.wiring.sample_major)
+        self._thread = threading.current_thread()
         self._passing = Passing(registry, self, self.state)
-        # how often modules ran to their end whose run should have passed hook points
-        self._ran: Counter[str] = Counter()
-        # calls of hooked modules by other threads
-        self._elsewhere = 0
-        self._pool = Pool()
-        self._slots: dict[tuple[str, str], Slot] = {}
+        self._slots: dict[Place, Slot] = {}
+        self._connections: dict[str, list[Connection]] = {}
         self._inside_attention: dict[tuple[str, str], Point] = {
             (point.site.module, point.how): point for point in registry.points.values() if point.how != "site"
         }
-        self._tap = AttentionTap(self._fire_tapped, self._wants, self._here)
+        self._tap = AttentionTap(self._fire_tapped, self._wants)
 
-    def _here(self) -> bool:
-        """Whether the running thread is this session's; if not, the model runs elsewhere."""
-        if self._registry.session is self:
-            return True
-        self._elsewhere += 1
-        return False
+    def acting(self) -> list[HookScope[Any]]:
+        """The open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
+        return [scope for scope in self.scopes if scope.acts()]
 
-    @contextmanager
-    def attach(self, names: Iterable[str] = ()) -> Iterator[None]:
-        """Connect hook points to the native model while the block runs.
+    def running(self, acts: tuple[Act, ...]) -> Sequence[Act]:
+        """What acts on a module that is called now, of all that may act there."""
+        acting = self.acting() if self._registry.session is self else []
+        if len(acting) == len(self.scopes):
+            return acts if acting else ()
+        for scope in self.scopes:
+            scope.elsewhere |= scope not in acting
+        return [act for act in acts if any(not act.names.isdisjoint(scope.wanted) for scope in acting)]
 
-        Args:
-            names: of hook points; besides them every other that has a hook and is not connected yet.
+    def unconnected(self) -> list[str]:
+        """Hook points where a hook acts and that no block has connected."""
+        if any(not scope.opened for scope in self.scopes) or (self._slots and not self.scopes):
+            self.settle()
+        points = self._registry.hooked.items()
+        # asked before every run, mostly of a model without hooks
+        in_use = [name for name, point in points if point.fwd_hooks or point.bwd_hooks]
+        connected = set().union(*(scope.wanted for scope in self.acting())) if in_use else set()
+        return [name for name in in_use if name not in connected and self._passing.in_use(name)]
 
-        Raises:
-            WiringError: compiled or replaced modules would pass a hook by.
-            HookError: on leaving, the model ran, but one of the hook points was never passed.
-        """
-        points, users = self._registry.points, self._pool.users
-        used = {*names, *(name for name in points if name not in users and self._passing.in_use(name))}
-        if not used:
-            yield
-            return
-        # a write that carries edits of the stream is shown first, as it is without them
-        wanted = used | {points[name].aside for name in used if points[name].aside}
-        modules = {point.site.module for name, point in points.items() if name in wanted and name not in users}
-        refuse_hidden(self._model, [(path, self._registry.modules[path]) for path in modules])
-        with ExitStack() as stack:
-            stack.callback(self._pool.acquire("tracking", self._track))
-            for path in {witness for name in wanted for witness in self._witnesses(points[name])}:
-                stack.callback(self._pool.acquire(("ran", path), lambda opened, at=path: self._witness(opened, at)))  # type: ignore[misc]
-            for name in wanted:
-                stack.callback(self._pool.acquire(name, lambda opened, at=name: self._connect(opened, points[at])))  # type: ignore[misc]
-            before = self._passing.count.copy(), self._ran.copy(), self._elsewhere
-            yield
-        self._refuse_inert([name for name in points if name in used], *before)
-
-    @contextmanager
-    def observed(self, note: Callable[[Point, Tensor], None]) -> Iterator[None]:
+    def observed(self, note: Observer) -> Block[None]:
         """Show the activations of connected hook points to ``note`` alone; hooks that are set do not act meanwhile."""
-        before, self._passing.observer = self._passing.observer, note
-        try:
-            yield
-        finally:
-            self._passing.observer = before
+        return Block(HookScope(self._registry, None, observer=note))
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
         """Hook points in use whose hooks may look at several series at once, so that a batch must stay whole.
@@ -120,20 +106,11 @@ class Session:
             )
         ]
 
-    @property
-    def connected(self) -> bool:
-        """Whether anything of this thread is on the model."""
-        return bool(self._pool.users)
-
-    def passed(self, names: Iterable[str]) -> dict[str, int]:
-        """How often each of some hook points was passed in this thread while it was connected."""
-        return {name: self._passing.count[name] for name in names}
-
-    def _refuse_inert(self, names: list[str], passed: Counter[str], ran: Counter[str], elsewhere: int) -> None:
-        """Raise HookError if the model ran and did not pass a hook point."""
-        points, count = self._registry.points, self._passing.count
-        silent = [name for name in names if count[name] == passed[name]]
-        inert = [name for name in silent if any(self._ran[at] > ran[at] for at in self._witnesses(points[name]))]
+    def refuse_inert(self, scope: HookScope[Any]) -> None:
+        """Raise HookError if the model ran and did not pass a hook point of a block."""
+        points, names = self._registry.points, scope.names
+        silent = [name for name in names if name not in scope.passed]
+        inert = [name for name in silent if not scope.ran.isdisjoint(self._witnesses(points[name]))]
         if inert:
             path = points[inert[0]].site.module
             kind = type(self._registry.modules[path]).__name__
@@ -146,11 +123,11 @@ class Session:
                 "before the block and handed in. Wire a module that is called, turn the fused path off, or run the "
                 "stack inside the block."
             )
-        if len(silent) == len(names) and self._ran == ran and self._elsewhere > elsewhere:
+        if names and len(silent) == len(names) and not scope.ran and scope.elsewhere:
             raise HookError(
-                f"the model ran in another thread only, and hooks act in the thread whose block set them: those on "
-                f"{names[0]}{' and other points' if len(names) > 1 else ''} did nothing. Open the block inside the "
-                "function that the other thread runs."
+                f"the model ran in another thread only, or in another task, and hooks act where their block was "
+                f"opened: those on {names[0]}{' and other points' if len(names) > 1 else ''} did nothing. Open the "
+                "block inside the function that the other thread or task runs."
             )
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
@@ -160,71 +137,95 @@ class Session:
 
     # --- setting torch hooks -----------------------------------------------------------------------------
 
-    def _connect(self, stack: ExitStack, point: Point) -> None:
-        """Set what one hook point needs; hooks on one module act in the order of the vocabulary."""
+    def settle(self) -> None:
+        """Make what is on the model what open blocks need; may be broken off, and called again."""
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            # a block that the collector ends in another thread; its hooks are inert, and this one's next block settles
+            return
+        self.scopes = tuple(scope for scope in self.scopes if scope.opened)
+        acts: dict[Place, dict[str, Act]] = {}
+        for name in dict.fromkeys(name for scope in self.scopes for name in scope.wanted):
+            if name not in self._connections:
+                self._connections[name] = list(self._connect(self._registry.points[name]))
+            for place, key, rank, call in self._connections[name]:
+                acts.setdefault(place, {}).setdefault(key, Act(rank, call)).names.add(name)
+        if acts and not self._slots:
+            self._passing.gradients = torch.is_grad_enabled()
+        for place in tuple(self._slots):
+            if place not in acts:
+                self._slots[place].remove()
+                self._slots.pop(place, None)
+        for place, those in acts.items():
+            if place not in self._slots:
+                self._slots[place] = Slot(self, self._registry.modules[place[0]], place[1])
+            self._slots[place].acts = tuple(sorted(those.values(), key=lambda act: act.rank))
+            self._slots[place].set()
+        paths = {path for (path, _side), those in acts.items() if "check" in those}
+        self._tap.look_at({self._registry.modules[path]: path for path in paths})
+        if not self.scopes:
+            self._passing.forget()
 
-        def put(path: str, side: str, rank: float, act: Callable[..., Any]) -> None:
-            self._put(stack, path, side, rank, act)
-
+    def _connect(self, point: Point) -> Iterator[Connection]:
+        """Find what one hook point needs on the model."""
         path, rank = point.site.module, self._registry.rank[point.name]
+        yield from self._track()
+        for witness in self._witnesses(point):
+            yield (witness, "out"), "ran", _LAST, self._ended(witness)
         if point.how in _TAPPED:
-            stack.callback(self._tap.label(path, self._registry.modules[path]))
+            yield from self._tapped(path)
         elif point.how == "result":
-            if self._passing.head_results(put, point):
-                stack.callback(self._tap.label(path, self._registry.modules[path]))
+            inside, connections = self._passing.head_results(point)
+            yield from connections
+            if inside:
+                yield from self._tapped(path)
         elif point.site.side == "in":
-            put(path, "in", rank, self._passing.on_input(point))
+            yield (path, "in"), point.name, rank, self._passing.on_input(point)
         else:
-            put(path, "out", rank, self._passing.on_output(point))
+            yield (path, "out"), point.name, rank, self._passing.on_output(point)
         if point.aside:
-            self._passing.carry_edits(stack, put, point)
+            yield self._passing.carry_edits(point)
 
-    def _put(self, stack: ExitStack, path: str, side: str, rank: float, act: Callable[..., Any]) -> None:
-        def set_up(opened: ExitStack) -> None:
-            slot = self._slots[path, side] = Slot(self._registry.modules[path], side, self._here)
-            opened.callback(self._slots.pop, (path, side))
-            opened.callback(slot.close)
+    def _tapped(self, path: str) -> Iterator[Connection]:
+        for at in self._tap.brackets(path, self._registry.modules[path]):
+            yield (at, "end"), "tap", _FIRST, self._tap.leave
+            yield (at, "in"), "tap", _LAST, self._tap.enter
+        yield (path, "out"), "check", _FIRST, self._tap.check(path)
 
-        stack.callback(self._pool.acquire((path, side), set_up))
-        stack.callback(self._slots[path, side].add(rank, act))
+    def _ended(self, path: str) -> Callable[..., None]:
+        """Note the runs of a module that come to their end."""
 
-    def _witness(self, stack: ExitStack, path: str) -> None:
-        """Count the runs of a module that come to their end."""
+        def ended(*_call: Any) -> None:
+            for scope in self.acting():
+                scope.ran.add(path)
 
-        def ended(_module: nn.Module, _args: Any, _output: Any) -> None:
-            self._ran[path] += 1
+        return ended
 
-        self._put(stack, path, "out", _LAST, ended)
-
-    def _track(self, stack: ExitStack) -> None:
+    def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""
 
-        def begun(_args: Any, _kwargs: Any) -> None:
+        def begun(*_call: Any) -> None:
             self._passing.gradients = torch.is_grad_enabled()
 
-        def read_out(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self._here():
-                steps = self._wiring.steps_per_readout
-                self.state.step += steps if isinstance(steps, int) else steps(output)
+        def read_out(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            steps = self._wiring.steps_per_readout
+            self.state.step += steps if isinstance(steps, int) else steps(output)
 
-        self._passing.gradients = torch.is_grad_enabled()
-        self._put(stack, "", "in", _FIRST, begun)
+        yield ("", "in"), "begun", _FIRST, begun
         for row in self._wiring.stacks:
             if row.cached is not None:
-                self._put(stack, row.entry, "in", _FIRST, self._on_entry(row))
+                yield (row.entry, "in"), f"entered {row.name}", _FIRST, self._on_entry(row)
         if self._wiring.sizes_from is not None:
-            self._put(stack, self._wiring.sizes_from.module, "in", _FIRST, self._on_sizes)
-        unembed = self._registry.modules[self._wiring.unembed.module]
-        stack.callback(unembed.register_forward_hook(read_out, always_call=True).remove)
+            yield (self._wiring.sizes_from.module, "in"), "sizes", _FIRST, self._on_sizes
+        yield (self._wiring.unembed.module, "out"), "read out", _FIRST, read_out
 
     def _on_entry(self, row: Stack) -> Callable[..., None]:
-        def entered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def entered(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             assert row.cached is not None
             self.state.offset[row.name] = row.cached(args, kwargs)
 
         return entered
 
-    def _on_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _on_sizes(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         site = self._wiring.sizes_from
         assert site is not None
         shape = get_input(args, kwargs, site.arg).shape
@@ -235,7 +236,12 @@ class Session:
 
     def _wants(self, path: str, how: str) -> bool:
         point = self._inside_attention.get((path, how))
-        return point is not None and point.name in self._pool.users and self._passing.in_use(point.name)
+        # asked at every attention call, mostly of points that no block has connected
+        return (
+            point is not None
+            and any(point.name in scope.wanted and scope.acts() for scope in self.scopes)
+            and self._passing.in_use(point.name)
+        )
 
     def _fire_tapped(self, path: str, how: str, tensor: Tensor) -> Tensor:
         if not self._wants(path, how):

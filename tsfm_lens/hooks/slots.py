@@ -1,69 +1,143 @@
-"""One torch hook on a module, for all that one thread does there, in order of execution."""
+"""Torch hooks on native modules, set and taken off so that an interrupt leaves none behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from torch import nn
 
-Entering = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
-"""(positional, keyword inputs) -> their replacement, or None to leave them."""
-Leaving = Callable[[nn.Module, tuple[Any, ...], Any], Any]
-"""(module, positional inputs, output) -> the output's replacement, or None to leave it."""
+from tsfm_lens.errors import HookError
+from tsfm_lens.hooks.block import Block
+
+if TYPE_CHECKING:
+    from tsfm_lens.hooks.session import Session
+
+Side = Literal["in", "out", "end"]
+T = TypeVar("T")
 
 
-class Slot:
-    """What acts on the inputs, or on the output, of a module.
+class TorchHook:
+    """One torch hook on a module.
+
+    What is on is read off the module itself, so that :meth:`set` and :meth:`remove` may be broken off anywhere and
+    called again.
+
+    Args:
+        module: the native module.
+        side: "in", before its forward; "out", after it; "end", after it even where it raised an error.
+        act: takes (module, positional, keyword inputs), on the other sides the output as well; returns the
+            replacement of the inputs, (positional, keyword), or of the output, or None to leave them.
+    """
+
+    def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
+        self._module, self._side, self._act = module, side, act
+        self._ids: set[int] = set()
+
+    def __call__(self, *call: Any) -> Any:
+        # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
+        return self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise HookError(
+            f"a context is open, and its hook on a {type(self._module).__name__} would stay on a copy; leave it first"
+        )
+
+    def set(self) -> None:
+        """Put the hook on its module, if it is not."""
+        module = self._module
+        table = module._forward_pre_hooks if self._side == "in" else module._forward_hooks
+        if any(hook is self for hook in tuple(table.values())):
+            return
+        if self._side == "in":
+            module.register_forward_pre_hook(self, with_kwargs=True)
+        else:
+            module.register_forward_hook(self, with_kwargs=True, always_call=self._side == "end")
+
+    def remove(self) -> None:
+        """Take the hook off, if it is on."""
+        module = self._module
+        tables: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
+        self._ids |= {key for table in tables for key, hook in tuple(table.items()) if hook is self}
+        marks = (
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks_with_kwargs,
+            module._forward_hooks_always_called,
+        )
+        for table in (*tables, *marks):
+            for key in self._ids:
+                table.pop(key, None)
+
+
+class _Hooks(Generic[T]):
+    """Some torch hooks, as the scope of a block."""
+
+    def __init__(self, hooks: Iterable[TorchHook], value: T) -> None:
+        self.opened, self._hooks, self._value = False, tuple(hooks), value
+
+    def open(self) -> T:
+        self.opened = True
+        for hook in self._hooks:
+            hook.set()
+        return self._value
+
+    def close(self) -> None:
+        for hook in self._hooks if self.opened else ():
+            hook.remove()
+        self.opened = False
+
+    def check(self) -> None:
+        return
+
+
+def hooked(hooks: Iterable[TorchHook], value: T) -> Block[T]:
+    """Set torch hooks for as long as a block, which gives ``value``."""
+    return Block(_Hooks(hooks, value))
+
+
+@dataclass
+class Act:
+    """What is done at one side of a module.
+
+    Attributes:
+        rank: its place in the order there, lowest first.
+        call: takes and returns what the act of a :class:`TorchHook` does.
+        names: hook points that need it.
+    """
+
+    rank: float
+    call: Callable[..., Any]
+    names: set[str] = field(default_factory=set)
+
+
+class Slot(TorchHook):
+    """The torch hook of one session at one side of a module, for all that is done there.
 
     Torch calls hooks in the order in which they were set. Several hook points may stand at one module, and are set by
     whatever blocks come first; here they act by rank instead.
 
-    Args:
-        module: the native module.
-        side: "in" or "out".
-        here: whether the running thread is the one that acts; others run past.
+    Attributes:
+        acts: in order of rank.
     """
 
-    def __init__(self, module: nn.Module, side: str, here: Callable[[], bool]) -> None:
-        self._here = here
-        self._acts: tuple[tuple[float, Callable[..., Any]], ...] = ()
-        if side == "in":
-            self._handle = module.register_forward_pre_hook(self._enter, with_kwargs=True)
-        else:
-            self._handle = module.register_forward_hook(self._leave)
+    def __init__(self, session: Session, module: nn.Module, side: Side) -> None:
+        super().__init__(module, side, self._enter if side == "in" else self._leave)
+        self._session = session
+        self.acts: tuple[Act, ...] = ()
 
-    def close(self) -> None:
-        """Take the torch hook off."""
-        self._handle.remove()
-
-    def add(self, rank: float, act: Entering | Leaving) -> Callable[[], None]:
-        """Let something act there until the function returned is called; the lowest rank acts first."""
-        entry = (rank, act)
-        self._acts = tuple(sorted((*self._acts, entry), key=lambda ranked: ranked[0]))
-
-        def remove() -> None:
-            self._acts = tuple(ranked for ranked in self._acts if ranked is not entry)
-
-        return remove
-
-    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
-        if not self._here() or kwargs is None:
-            return None
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changed = False
-        for _rank, act in self._acts:
-            new = act(args, kwargs)
+        for act in self._session.running(self.acts):
+            new = act.call(module, args, kwargs)
             if new is not None:
                 (args, kwargs), changed = new, True
         return (args, kwargs) if changed else None
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not self._here():
-            return None
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         changed = False
-        for _rank, act in self._acts:
-            new = act(module, args, output)
+        for act in self._session.running(self.acts):
+            new = act.call(module, args, kwargs, output)
             if new is not None:
                 output, changed = new, True
         return output if changed else None

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from tsfm_lens.hooks.block import Block
+
 # what is the process's or the model's, not a thread's, is changed by one run at a time: torch's generators, and the
 # forwards of modules that hand back what was stored
 ONE_RUN = threading.RLock()
@@ -43,6 +45,10 @@ class RunState:
         self.first, self.whole = part
         self.offset.clear()
 
+    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
+        """Count steps and rows of one run of the lens's own while the block runs."""
+        return Block(_Run(self, rows, place))
+
     def own(self, rows: Tensor) -> Tensor:
         """The rows of the part that runs, of a tensor with the rows of the whole batch."""
         if self.whole is None:
@@ -51,3 +57,22 @@ class RunState:
         assert series is not None
         paths = (len(rows) // self.whole, self.whole, -1) if self.sample_major else (1, self.whole, -1)
         return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
+
+
+class _Run:
+    """One run of the lens's own, as the scope of a block."""
+
+    def __init__(self, state: RunState, rows: int, place: tuple[int, int | None]) -> None:
+        self.opened, self._state, self._rows, self._place = False, state, rows, place
+
+    def open(self) -> None:
+        self.opened = True
+        self._state.restart(self._rows, part=self._place)
+
+    def close(self) -> None:
+        if self.opened:
+            self._state.restart()
+            self.opened = False
+
+    def check(self) -> None:
+        return

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.holding import holding
 from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.scope import holding
 from tsfm_lens.hooks.wiring import Wiring
 
 
@@ -72,7 +72,7 @@ def stream_into(registry: HookRegistry, layer: int | str | Component, run: Calla
         raise _Reached(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
-    with holding(registry, [(stopping_point(registry.wiring, layer), stop, "fwd")]):
+    with holding(registry, [(stopping_point(registry.wiring, layer), stop, "fwd")], None):
         try:
             run()
         except _Reached as reached:

@@ -8,20 +8,19 @@ hook needs it, and lets all other calls run fused.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
-from tsfm_lens.hooks.pool import Pool
 
 Fire = Callable[[str, str, Tensor], Tensor]
 """(attention module path, what, native tensor) -> the tensor to go on with.
@@ -35,40 +34,47 @@ class AttentionTap:
 
     Args:
         fire: called with each tensor; returns it, or its replacement.
-        wants: (module path, what) -> is any hook set there now?
-        here: whether the running thread is the one that looks.
+        wants: (module path, what) -> does any hook act there now?
+
+    Attributes:
+        paths: of the modules whose attention calls it takes.
     """
 
-    def __init__(self, fire: Fire, wants: Callable[[str, str], bool], here: Callable[[], bool]) -> None:
-        self.fire, self.wants, self._here = fire, wants, here
-        self.inside: list[str] = []
+    def __init__(self, fire: Fire, wants: Callable[[str, str], bool]) -> None:
+        self.fire, self.wants = fire, wants
+        self.paths: Mapping[nn.Module, str] = {}
         self._seen: set[str] = set()
-        self._pool = Pool()
 
-    def label(self, path: str, module: nn.Module) -> Callable[[], None]:
-        """Intercept the attention calls of a module until the function returned is called."""
-        with ExitStack() as stack:
-            stack.callback(self._pool.acquire("", self._listen))
-            stack.callback(self._pool.acquire(path, lambda opened: self._label(opened, path, module)))
-            return stack.pop_all().close
-
-    def _listen(self, stack: ExitStack) -> None:
+    def look_at(self, paths: Mapping[nn.Module, str]) -> None:
+        """Take the attention calls of these modules and of no others."""
+        self.paths = paths
         interceptor = _interceptor()
-        interceptor.taps.append(self)
-        stack.callback(interceptor.taps.remove, self)
-        # a run that was broken off left its modules without their hooks
-        stack.callback(self._leave_all)
+        interceptor.taps = [tap for tap in interceptor.taps if tap is not self] + ([self] if paths else [])
+        interceptor.settle()
 
-    def _label(self, stack: ExitStack, path: str, module: nn.Module) -> None:
-        # bound methods cannot carry the path, so small closures do
-        def push(_module: nn.Module, _args: Any) -> None:
-            if self._here():
-                self.inside.append(path)
-                self._seen.discard(path)
-                _interceptor().enter()
+    def brackets(self, path: str, module: nn.Module) -> Iterator[str]:
+        """Paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
+        if isinstance(module, nn.MultiheadAttention):
+            # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
+            parts = path.split(".")
+            yield from (".".join(parts[:depth]) for depth in range(len(parts)))
+        yield path
 
-        def check(module: nn.Module, _args: Any, _output: Any) -> None:
-            if self._here() and path not in self._seen:
+    def enter(self, module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        """Turn the interceptor on before a module runs."""
+        if module in self.paths:
+            self._seen.discard(self.paths[module])
+        _interceptor().enter(module)
+
+    def leave(self, module: nn.Module, *_call: Any) -> None:
+        """Turn the interceptor off after the outermost of the modules inside which it is on."""
+        _interceptor().leave(module)
+
+    def check(self, path: str) -> Callable[..., None]:
+        """Make what raises WiringError where a module has run without the call that was expected of it."""
+
+        def check(module: nn.Module, *_call: Any) -> None:
+            if path not in self._seen:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without torch's "
                     "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its "
@@ -76,24 +82,7 @@ class AttentionTap:
                     "another fused replacement."
                 )
 
-        def pop(_module: nn.Module, _args: Any, _output: Any) -> None:
-            # another hook may have raised before this module was entered
-            if self._here() and self.inside and self.inside[-1] == path:
-                self.inside.pop()
-                _interceptor().leave()
-
-        if isinstance(module, nn.MultiheadAttention):
-            # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
-            _interceptor().enter()
-            stack.callback(_interceptor().leave)
-        stack.callback(module.register_forward_pre_hook(push).remove)
-        stack.callback(module.register_forward_hook(check).remove)
-        stack.callback(module.register_forward_hook(pop, always_call=True).remove)
-
-    def _leave_all(self) -> None:
-        while self.inside:
-            self.inside.pop()
-            _interceptor().leave()
+        return check
 
     def saw(self, path: str) -> None:
         """Note that a module made the attention call that was expected of it."""
@@ -101,49 +90,93 @@ class AttentionTap:
 
 
 class _Interceptor(TorchFunctionMode):
-    """Takes the attention calls of one thread and shows them to every tap that is inside a module of its own.
+    """Takes the attention calls of one thread and shows them to every tap that looks at the module that makes them.
 
     One for all taps, since an explicit softmax leaves no call for a second interceptor to see. It is on inside modules
-    alone where it can be, since a mode that is on looks at every call of torch.
+    alone, since a mode that is on looks at every call of torch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.taps: list[AttentionTap] = []
-        self._inside = 0
+        # the modules inside which it is on; those of a run that was broken off stay until the next look
+        self._inside: list[nn.Module] = []
 
-    def enter(self) -> None:
-        """One module more is running."""
-        if not self._inside:
-            self.__enter__()
-        self._inside += 1
+    def enter(self, module: nn.Module) -> None:
+        """Be on, inside one module more."""
+        if self._inside:
+            self.settle()
+        self._inside = [*self._inside, module]
+        self._switch()
 
-    def leave(self) -> None:
-        """One module less is running."""
-        self._inside -= 1
-        if not self._inside:
-            self.__exit__(None, None, None)
+    def leave(self, module: nn.Module) -> None:
+        """Be on inside one module less."""
+        # another hook may have raised before this module was entered
+        if module in self._inside:
+            last = len(self._inside) - 1 - self._inside[::-1].index(module)
+            self._inside = self._inside[:last]
+            self._switch()
+
+    def settle(self) -> None:
+        """Be on while a module runs that was entered, and off else; may be broken off, and called again."""
+        if self._inside:
+            running = set(_running_modules(sys._getframe(1)))
+            self._inside = [module for module in self._inside if module in running]
+        self._switch()
+
+    def _switch(self) -> None:
+        modes = _get_current_function_mode_stack()
+        if self._inside and self not in modes:
+            _push_mode(self)
+        elif not self._inside and self in modes:
+            above = []
+            while self in _get_current_function_mode_stack():
+                mode = _pop_mode()
+                above += [mode] if mode is not self else []
+            for mode in reversed(above):
+                _push_mode(mode)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func``, or attention with hooks when the call comes from a labelled module."""
+        """Run ``func``, or attention with hooks when the call comes from a module that a tap looks at."""
         kwargs = kwargs or {}
         scores_of = getattr(func, "scores_of", None)
         if scores_of is None and func not in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             return func(*args, **kwargs)
-        places = [(tap, tap.inside[-1]) for tap in self.taps if tap.inside]
+        places = self._places(sys._getframe(1))
         if not places:
             return func(*args, **kwargs)
         for tap, path in places:
             tap.saw(path)
-        if scores_of is not None:
-            query, key, value, *rest = args
-            own = (lambda q, k: scores_of(q, k, *rest)), (lambda q, k, v: func(q, k, v, *rest))
-            return _with_hooks(places, query, key, value, *own)
-        if func is F.multi_head_attention_forward:
-            return _multi_head(places, args, kwargs)
-        return _attend(places, *args, **kwargs)
+        # torch has this mode off until the call returns, so what a hook runs turns it on anew
+        inside, self._inside = self._inside, []
+        try:
+            if scores_of is not None:
+                query, key, value, *rest = args
+                own = (lambda q, k: scores_of(q, k, *rest)), (lambda q, k, v: func(q, k, v, *rest))
+                return _with_hooks(places, query, key, value, *own)
+            if func is F.multi_head_attention_forward:
+                return _multi_head(places, args, kwargs)
+            return _attend(places, *args, **kwargs)
+        finally:
+            self._inside = inside
+
+    def _places(self, frame: FrameType | None) -> list[tuple[AttentionTap, str]]:
+        """Taps that look at the innermost running module that any looks at, with its path."""
+        for module in _running_modules(frame):
+            places = [(tap, tap.paths[module]) for tap in self.taps if module in tap.paths]
+            if places:
+                return places
+        return []
+
+
+def _running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
+    """Modules that the thread is inside of, the innermost first; no count of ours can say it after an interrupt."""
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
 
 
 _LOCAL = threading.local()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,10 +12,11 @@ from transformer_lens import HookedRootModule
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.holding import holding, resolved
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer
 from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.scope import holding, resolved
 from tsfm_lens.models.config import Config, config_of
 from tsfm_lens.models.recording import recorded_run, refuse_gradients, refuse_run
 
@@ -99,14 +99,13 @@ class Hooked(HookedRootModule):
         """
         return config_of(self)
 
-    @contextmanager
     def hooks(
         self,
         fwd_hooks: HookList = (),
         bwd_hooks: HookList = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-    ) -> Iterator[Self]:
+    ) -> Block[Self]:
         """TransformerLens's ``hooks``, with globs as names; every name is resolved before the first hook is set.
 
         Raises:
@@ -118,16 +117,17 @@ class Hooked(HookedRootModule):
         forward, backward = resolved(self.registry, fwd_hooks, "fwd"), resolved(self.registry, bwd_hooks, "bwd")
         if backward:
             refuse_gradients(self.wiring)
-        with ExitStack() as stack:
-            if clear_contexts:
-                stack.callback(self.clear_contexts)
-            if reset_hooks_end:
-                stack.enter_context(holding(self.registry, [*forward, *backward]))
-            else:
-                for name, hook, direction in (*forward, *backward):
-                    self.registry.hooked[name].add_hook(hook, dir=direction)
-                stack.enter_context(self.registry.attach())
-            yield self
+        hooks = [*forward, *backward]
+        if not reset_hooks_end:
+            for name, hook, direction in hooks:
+                self.registry.hooked[name].add_hook(hook, dir=direction)
+            hooks = []
+        return holding(self.registry, hooks, self, self.clear_contexts if clear_contexts else None)
+
+    def clear_contexts(self) -> None:
+        """TransformerLens's ``clear_contexts``, which may be broken off and called again."""
+        for point in self.registry.hooked.values():
+            point.ctx = {}
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
         """TransformerLens's ``add_hook``, with globs as names; stays until ``reset_hooks()``."""

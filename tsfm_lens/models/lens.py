@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
@@ -43,9 +43,11 @@ class Lens(Facts, Hooked):
     and stays usable. Hooks act on everything that runs inside their context: ``lens.forward``,
     ``lens.forecast`` with its whole rollout, and calls of the native pipeline itself. They act in the order in which
     the model passes their hook points, however contexts are nested, and at one point in the order of entry. A context
-    acts in the thread that opened it and no other; what ``add_hook`` sets acts in all. Seeded forecasts of several
-    threads run one after the other. A hook that cannot act raises when its context is entered or left: compiled or
-    replaced modules, a point never passed, a run in another thread only, gradient checkpointing.
+    acts in the thread and asyncio task that opened it, and in tasks that are started inside it; what ``add_hook`` sets
+    acts everywhere. A run while a generator waits at a ``yield`` inside a context is refused, since nothing says
+    whether it is meant. Seeded forecasts of several threads run one after the other. A hook that cannot act raises when
+    its context is entered or left: compiled or replaced modules, a point never passed, a run in another thread or task
+    only, gradient checkpointing. An interrupt leaves no hook behind, whenever it comes.
 
     Args:
         adapter: the opened native model.
@@ -238,28 +240,20 @@ class Lens(Facts, Hooked):
         refuse_non_finite(forecast, self.wiring.architecture)
         return forecast
 
-    @contextmanager
-    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Iterator[None]:
+    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
         """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
-        self.registry.state.restart(rows, part=place)
-        try:
-            yield
-        finally:
-            self.registry.state.restart()
+        return self.registry.state.running(rows, place)
 
     # --- interventions -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def edit(self, *interventions: Intervention) -> Iterator[Lens]:
+    def edit(self, *interventions: Intervention) -> Block[Lens]:
         """Apply interventions, in the order given, to everything that runs inside the block.
 
         Raises:
             UnknownNameError: a target does not exist; nothing has been hooked by then.
         """
-        with edited(self.registry, interventions):
-            yield self
+        return edited(self.registry, interventions, self)
 
-    @contextmanager
     def ablate(
         self,
         *components: str | Component,
@@ -269,7 +263,7 @@ class Lens(Facts, Hooked):
         positions: Rows = None,
         horizon: int | None = None,
         **options: Any,
-    ) -> Iterator[Lens]:
+    ) -> Block[Lens]:
         """Knock components out of everything that runs inside the block.
 
         Args:
@@ -283,20 +277,17 @@ class Lens(Facts, Hooked):
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
         built = knock_outs(self, components, how, reference, rows, positions, horizon, **options)
-        with self.edit(*built):
-            yield self
+        return self.edit(*built)
 
-    @contextmanager
     def patch(
         self,
         source: Activations,
         *targets: str | Component,
         rows: Rows = None,
         positions: Rows = None,
-    ) -> Iterator[Lens]:
+    ) -> Block[Lens]:
         """Put another run's activations in place at the targets, in everything that runs inside the block."""
-        with self.edit(*(PatchFrom(target, source, rows, positions) for target in targets)):
-            yield self
+        return self.edit(*(PatchFrom(target, source, rows, positions) for target in targets))
 
     # --- reading the stream out --------------------------------------------------------------------------
 

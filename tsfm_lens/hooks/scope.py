@@ -1,0 +1,268 @@
+"""Hooks that last as long as a block, in the thread and task that opened it; the lens sets hooks in this way alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from torch import Tensor
+from transformer_lens.hook_points import HookPoint, LensHandle
+
+from tsfm_lens.errors import HookError, UnknownNameError
+from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.names import Point, select
+from tsfm_lens.hooks.obstacles import refuse_hidden
+
+if TYPE_CHECKING:
+    from tsfm_lens.hooks.registry import HookRegistry
+
+Direction = Literal["fwd", "bwd"]
+Hook = tuple[str, Callable[..., Any], Direction]
+"""(exact name of a hook point, function of an activation and ``hook=``, direction)."""
+Observer = Callable[[Point, Tensor], None]
+T = TypeVar("T")
+
+# open blocks of the running task or thread; a task begins with those that were open where it was made
+_CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
+
+
+class Held:
+    """A hook of a block; as a forward hook it leaves the runs of other threads and tasks alone.
+
+    Attributes:
+        function: what the caller gave.
+        scope: of the block.
+        reads_only: whether it never changes what it sees.
+        by_row: whether it treats every row of a batch by itself.
+        by_place: whether it does so once it knows which rows of a batch run.
+        calls: how often it was called.
+    """
+
+    def __init__(self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction) -> None:
+        self.function, self.scope, self.calls = function, scope, 0
+        self.reads_only = bool(getattr(function, "reads_only", False))
+        self.by_row = bool(getattr(function, "by_row", False))
+        self.by_place = bool(getattr(function, "by_place", False))
+        self._forward = direction == "fwd"
+
+    def __repr__(self) -> str:
+        # TransformerLens asks whenever a hook is set, and a partial shows every number of the tensors that it was given
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        return repr(function)
+
+    def __call__(self, value: Any, hook: HookPoint) -> Any:
+        """Call the function, or nothing in another thread or task."""
+        # backward hooks run in threads of autograd's own, and torch keeps them as long as the graph
+        if not (self.scope.acts() if self._forward else self.scope.opened):
+            return None
+        self.calls += 1
+        return self.function(value, hook=hook)
+
+
+def resolved(
+    registry: HookRegistry,
+    hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
+    direction: Direction,
+) -> list[Hook]:
+    """Hooks by exact names, from globs and predicates.
+
+    Raises:
+        UnknownNameError: a name matches no hook point, or a predicate is true of none.
+    """
+    by_name: list[Hook] = []
+    for name, hook in hooks:
+        names = list(filter(name, registry.points)) if callable(name) else select(registry.points, name)
+        if not names:
+            raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
+        by_name += [(exact, hook, direction) for exact in names]
+    return by_name
+
+
+def holding(
+    registry: HookRegistry, hooks: Iterable[Hook], value: T, after: Callable[[], object] | None = None
+) -> Block[T]:
+    """Set hooks and connect their points to the native model for as long as a block.
+
+    Contexts act in the order in which the model passes their hook points, however they are nested; hooks on one point
+    act in the order in which they were set.
+
+    Args:
+        registry: the model's hook points.
+        hooks: what to set.
+        value: what the block gives.
+        after: called when it ends; twice, where an interrupt broke it off.
+
+    Raises:
+        WiringError: compiled or replaced modules would pass a hook by.
+        HookError: on leaving, the model ran and never passed a hook point, or no backward hook was ever called.
+    """
+    return Block(HookScope(registry, value, hooks, after=after))
+
+
+class HookScope(Generic[T]):
+    """What a block of one thread has on the native model.
+
+    Attributes:
+        names: hook points that it connects and that the model must pass.
+        wanted: those, and the writes that carry their edits.
+        observer: what is shown every activation in place of the hooks.
+        passed: hook points that were passed.
+        ran: modules that ran to their end.
+        elsewhere: whether hooked modules ran in another thread or task.
+    """
+
+    def __init__(
+        self,
+        registry: HookRegistry,
+        value: T,
+        hooks: Iterable[Hook] = (),
+        *,
+        observer: Observer | None = None,
+        after: Callable[[], object] | None = None,
+    ) -> None:
+        self.opened, self.observer = False, observer
+        self.names: list[str] = []
+        self.wanted: set[str] = set()
+        self.passed: set[str] = set()
+        self.ran: set[str] = set()
+        self.elsewhere = False
+        self._registry, self._value, self._hooks, self._after = registry, value, tuple(hooks), after
+        self._held: tuple[tuple[str, Held, Direction], ...] = ()
+        self._closed, self._gradient_came = True, False
+
+    def open(self) -> T:
+        """Set the hooks and connect their points."""
+        registry, session = self._registry, self._registry.session
+        self._session, self._task, self._generator = session, _running_task(), _open_generator()
+        self.wanted, self.passed, self.ran = set(), set(), set()
+        self.elsewhere = self._closed = False
+        connected = set().union(*(scope.wanted for scope in session.acting()))
+        self._held = tuple((name, Held(hook, self, direction), direction) for name, hook, direction in self._hooks)
+        self.opened = True
+        session.scopes = (*session.scopes, self)
+        _CURRENT.set((*_CURRENT.get(), self))
+        for name, held, direction in self._held:
+            registry.hooked[name].add_hook(held, dir=direction)
+        if self.observer is None:
+            used = {*session.unconnected(), *(name for name, _held, _direction in self._held)}
+            self.names = [name for name in registry.points if name in used]
+        # a write that carries edits of the stream is shown first, as it is without them
+        wanted = {*self.names, *(aside for name in self.names if (aside := registry.points[name].aside))}
+        paths = {registry.points[name].site.module for name in wanted - connected}
+        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
+        self.wanted = wanted
+        session.settle()
+        return self._value
+
+    def close(self) -> None:
+        """Take everything off; a thread that is not the block's leaves what torch calls to that one."""
+        if self._closed:
+            return
+        self.opened = False
+        self._gradient_came = any(held.calls for _name, held, direction in self._held if direction == "bwd")
+        for name, held, _direction in self._held:
+            _take_off(self._registry.hooked[name], held)
+        _CURRENT.set(tuple(scope for scope in _CURRENT.get() if scope.opened))
+        self._session.settle()
+        if self._after is not None:
+            self._after()
+        self._closed = True
+        # hooks know their scope, and what they have recorded is not to wait for the collector of cycles
+        self._held = ()
+
+    def check(self) -> None:
+        """Raise HookError for hooks that did nothing though the model ran."""
+        self._session.refuse_inert(self)
+        ran = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.passed]
+        if ran and not self._gradient_came:
+            raise HookError(
+                f"no gradient came to the backward hook on {ran[0]}: call backward() inside the block, on a loss of "
+                "what the model gave there, and not under torch.no_grad()"
+            )
+
+    def acts(self) -> bool:
+        """Whether the block is open where the running code stands.
+
+        Raises:
+            HookError: it is open in a generator that waits at a ``yield``.
+        """
+        if not self.opened or self._registry.session is not self._session:
+            return False
+        if self not in _CURRENT.get():
+            # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
+            task = None if self._task is None else self._task()
+            if self._task is None or not (task is None or task.done()):
+                return False
+        if self._generator is not None and not _is_running(self._generator[0]):
+            raise HookError(
+                f"a context that is open in the generator {self._generator[1]} would act on what runs while that one "
+                "waits at its yield, and nothing says whether it is meant to. Leave the context before the yield, or "
+                "make the generator a contextlib.contextmanager and enter it by a with statement."
+            )
+        return True
+
+
+def _take_off(point: HookPoint, held: Held) -> None:
+    listed = False
+    for handles in (point.fwd_hooks, point.bwd_hooks):
+        for handle in tuple(handles):
+            if handle.user_hook is held:
+                listed = True
+                handle.hook.remove()
+                _remove(handles, handle)
+    if listed:
+        return
+    # an interrupt came between torch's hook and its place in the list
+    known = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
+    for table in (point._forward_hooks, point._backward_hooks):
+        for key, hook in tuple(table.items()):
+            if key not in known and hook.__qualname__.startswith("HookPoint.add_hook."):
+                table.pop(key, None)
+
+
+def _remove(handles: list[LensHandle], handle: LensHandle) -> None:
+    # in place and without a lock: another thread may set a hook meanwhile
+    while any(other is handle for other in tuple(handles)):
+        with contextlib.suppress(ValueError):
+            handles.remove(handle)
+
+
+def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return None
+    return None if task is None else weakref.ref(task)
+
+
+def _open_generator() -> tuple[int, str] | None:
+    """The frame and name of the generator whose ``with`` statement enters a block, if that is no context manager."""
+    frame: FrameType | None = sys._getframe(1)
+    ours = __name__.rpartition(".")[0]
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        # what is driven by contextlib belongs to the statement that entered it
+        if module != "contextlib" and not module.startswith(ours):
+            if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+                return None
+            if frame.f_back is None or frame.f_back.f_globals.get("__name__") != "contextlib":
+                return id(frame), f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        frame = frame.f_back
+    return None
+
+
+def _is_running(frame_id: int) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame) != frame_id:
+        frame = frame.f_back
+    return frame is not None
