@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,91 +19,6 @@ MODULES = sorted(ROOT.rglob("*.py"))
 MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 60
 
-# what each room may import at module level, besides itself
-MAY_IMPORT = {
-    "errors": set(),
-    "console": set(),
-    "places": {"errors"},
-    "data": {"errors"},
-    "theory": {"errors"},
-    "hooks": {"errors", "data"},
-    "models": {"errors", "places", "data", "hooks"},
-    "ablation": {"errors", "data", "hooks", "models"},
-    "testing": {"console", "errors", "data", "hooks", "models", "ablation"},
-    "probes": {"errors", "data", "hooks", "models", "ablation", "theory"},
-    "explain": {"errors", "data", "hooks", "models", "ablation", "probes"},
-    "training": {"console", "errors", "places", "data", "hooks", "models", "ablation", "probes"},
-    "compress": {"errors", "places", "data", "hooks", "models", "ablation", "probes", "theory", "training"},
-    "lab": {"console", "errors", "places", "data", "hooks", "models", "theory", "training"},
-    "viz": {"errors", "places"},
-    "catalogue": {"errors", "data", "models", "viz"},
-    "report": {"errors", "places", "data", "viz", "catalogue"},
-    "sweep": {"errors", "places", "data", "hooks", "models", "ablation", "probes"},
-    "zoo": {
-        *("console", "errors", "places", "data", "theory", "hooks", "models", "ablation", "probes"),
-        *("compress", "training", "lab"),
-    },
-    "explore": {"errors", "data", "hooks", "models", "ablation", "probes", "explain", "viz"},
-    "paper": {
-        "errors",
-        "data",
-        "hooks",
-        "models",
-        "ablation",
-        "probes",
-        "viz",
-        "catalogue",
-        "zoo",
-        "pipeline",
-        "sweep",
-        "theory",
-        "lab",
-        "compress",
-        "explain",
-    },
-    "pipeline": {"errors", "data", "hooks", "models", "explain", "catalogue", "report"},
-    "serve": {"errors", "data", "models", "explain", "explore", "viz", "catalogue", "pipeline", "zoo"},
-    "doctor": {"console", "errors", "models", "testing", "zoo"},
-    "cli": {
-        *(
-            "console",
-            "errors",
-            "places",
-            "data",
-            "models",
-            "testing",
-            "probes",
-            "viz",
-            "report",
-            "zoo",
-            "pipeline",
-            "catalogue",
-            "doctor",
-            "paper",
-            "compress",
-            "lab",
-            "explain",
-            "serve",
-        ),
-        "sweep",
-    },
-    "__init__": {"data", "hooks", "models"},
-    "__main__": {"cli"},
-}
-# imports inside functions that would point upwards: opening a model by name, checking it on load
-# and what a measurement computes, which a report of results does not
-DEFERRED = {
-    ("models", "zoo"),
-    ("models", "testing"),
-    ("models", "compress"),
-    ("catalogue", "probes"),
-    ("catalogue", "explain"),
-    ("explain", "zoo"),
-    ("explain", "pipeline"),
-    ("catalogue", "zoo"),
-    ("catalogue", "compress"),
-    ("compress", "zoo"),
-}
 # the rooms of a room, each of which imports only those before it
 FOLLOWING = {"sweep": ("statistics", "plan", "store", "run", "results")}
 
@@ -148,23 +62,6 @@ def _imports(file: Path) -> Iterator[tuple[str, bool]]:
                 yield name, id(node) in inside
 
 
-def test_rooms_import_only_what_is_below_them() -> None:
-    assert {room_of(file) for file in MODULES} <= set(MAY_IMPORT)
-    above = []
-    for file in MODULES:
-        room = room_of(file)
-        for name, deferred in imports(file):
-            parts = name.split(".")
-            if parts[0] != "tsfm_lens" or len(parts) < 2:
-                continue
-            other = parts[1]
-            if other not in MAY_IMPORT or other == room or (deferred and (room, other) in DEFERRED):
-                continue
-            if other not in MAY_IMPORT[room]:
-                above.append(f"{file.relative_to(ROOT)} imports {name}")
-    assert not above
-
-
 @pytest.mark.parametrize("room", FOLLOWING)
 def test_rooms_within_a_room_follow_each_other(room: str) -> None:
     order = FOLLOWING[room]
@@ -175,45 +72,6 @@ def test_rooms_within_a_room_follow_each_other(room: str) -> None:
             parts = name.split(".")
             if parts[:2] == ["tsfm_lens", room] and len(parts) > 2:
                 assert parts[2] in order[: own + 1], f"{file.relative_to(ROOT)} imports {name}"
-
-
-def circle(sources: Mapping[str, str]) -> list[str]:
-    """Modules that import each other in a circle, [] if none do; imports inside functions count.
-
-    Names that only annotations use make no circle: they are not imported when the program runs.
-    """
-    graph = {}
-    for module, text in sources.items():
-        nodes = list(ast.walk(ast.parse(text)))
-        typing = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-        unseen = {id(inner) for node in typing for line in node.body for inner in ast.walk(line)}
-        found = set()
-        for node in nodes:
-            if id(node) in unseen:
-                continue
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                names = (f"{node.module}.{alias.name}" for alias in node.names)
-                found |= {name if name in sources else str(node.module) for name in names}
-        graph[module] = (found & set(sources)) - {module}
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-def test_no_modules_import_each_other() -> None:
-    assert not circle({dotted(file): file.read_text() for file in MODULES})
-
-
-def test_a_circle_is_found_wherever_it_hides() -> None:
-    late = "def f():\n    from p.a import x\n"
-    assert circle({"p.a": "from p import b", "p.b": late}) in (["p.a", "p.b", "p.a"], ["p.b", "p.a", "p.b"])
-    assert circle({"p": "from p.a import x", "p.a": "import p.b", "p.b": "from p import x"})
-    assert not circle({"p.a": "from p.b import x", "p.b": "if TYPE_CHECKING:\n    from p.a import y"})
-    assert circle({"p.a": "import p.b", "p.b": "if TYPE_CHECKING:\n    pass\nelse:\n    import p.a"})
 
 
 def test_probes_know_a_model_by_its_lens_alone() -> None:

@@ -141,7 +141,7 @@ def variable(lens: Lens) -> None:
 
 
 def observed(lens: Lens) -> None:
-    with lens.registry.session.observed(lambda point, value: None):
+    with lens.registry.observed(lambda point, value: None):
         pass
 
 

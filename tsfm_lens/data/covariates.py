@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from tsfm_lens.data.floats import is_missing, to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
-if TYPE_CHECKING:
-    from tsfm_lens.data.batch import SeriesBatch
-
 ROLES = ("target", "past", "known")
 """In the order in which the series of a group stand; libraries stack them like this."""
+
+
+class Rows(Protocol):
+    """Series of a batch, as checks of covariates see them: see :class:`tsfm_lens.data.SeriesBatch`."""
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    @property
+    def groups(self) -> Sequence[str]: ...
+
+    @property
+    def roles(self) -> Sequence[str]: ...
+
+    @property
+    def futures(self) -> Sequence[np.ndarray | None]: ...
+
+    def __len__(self) -> int: ...
 
 
 def checked_future(future: object, name: str) -> np.ndarray | None:
@@ -55,7 +70,7 @@ def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | Non
     )
 
 
-def check_roles(batch: SeriesBatch) -> None:
+def check_roles(batch: Rows) -> None:
     """Refuse covariates that no target stands with.
 
     Raises:
@@ -84,7 +99,7 @@ def later(future: np.ndarray | None, held_out: np.ndarray) -> np.ndarray | None:
     return None if future is None else np.concatenate([held_out, future])
 
 
-def known_future(batch: SeriesBatch, horizon: int) -> np.ndarray:
+def known_future(batch: Rows, horizon: int) -> np.ndarray:
     """See :meth:`SeriesBatch.known_future`."""
     values = np.full((len(batch), horizon), np.nan)
     for row, name, future in zip(values, batch.ids, batch.futures, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xarray as xr
@@ -13,11 +13,9 @@ from torch import Tensor
 from tsfm_lens.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.decomposing import Decomposed
 from tsfm_lens.hooks.names import Point, nearest, select
+from tsfm_lens.hooks.point_table import PointTable
 from tsfm_lens.hooks.shorthand import Key, full_name
 from tsfm_lens.hooks.spans import TokenSpans
-
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.registry import HookRegistry
 
 # what TransformerLens's cache has and this one has not -> what to use
 _INSTEAD = {
@@ -82,7 +80,7 @@ class Activations(Decomposed, Mapping[str, Tensor]):
     spans_at: Callable[[str, int, int, int, int], TokenSpans] | None = None
     attrs: dict[str, object] = field(default_factory=dict)
     recorded: dict[str, list[Call]] = field(default_factory=dict)
-    source: HookRegistry | None = field(default=None, repr=False)
+    source: PointTable | None = field(default=None, repr=False)
     has_batch_dim: bool = True
     reduced: dict[str, tuple[str, ...]] = field(default_factory=dict)
 

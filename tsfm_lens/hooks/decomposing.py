@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
+from tsfm_lens.hooks.point_table import PointTable
 from tsfm_lens.hooks.sums import refuse_other_stream
 from tsfm_lens.hooks.wiring import Mlp
 from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
 
 if TYPE_CHECKING:
-    from tsfm_lens.hooks.registry import HookRegistry
     from tsfm_lens.hooks.shorthand import Key
 
 Labelled = Tensor | tuple[Tensor, list[str]]
@@ -30,7 +30,7 @@ class Decomposed(ABC):
     stream, what is written early is given as it arrives.
     """
 
-    source: HookRegistry | None
+    source: PointTable | None
 
     @abstractmethod
     def __getitem__(self, name: Key) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,26 +23,24 @@ from tsfm_lens.hooks.native import (
     to_vocabulary,
 )
 from tsfm_lens.hooks.obstacles import refuse_recomputation
-from tsfm_lens.hooks.scope import Held
+from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.scope import Held, HookScope
+from tsfm_lens.hooks.slots import Connection
+from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.weights import head_output_weights
-
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.registry import HookRegistry
-    from tsfm_lens.hooks.session import Connection, Session
-    from tsfm_lens.hooks.state import RunState
 
 
 class Passing:
     """What happens at the hook points of one thread.
 
     Args:
-        registry: the hook points.
-        session: the thread, with the blocks that are open there.
+        table: the hook points.
+        scopes: gives the blocks that act on what runs now.
         state: where its run stands.
     """
 
-    def __init__(self, registry: HookRegistry, session: Session, state: RunState) -> None:
-        self._registry, self._model, self._session, self._state = registry, registry.model, session, state
+    def __init__(self, table: PointTable, scopes: Callable[[], list[HookScope[Any]]], state: RunState) -> None:
+        self._table, self._model, self._scopes, self._state = table, table.model, scopes, state
         # whether gradients were recorded when the model was entered
         self.gradients = False
         self._edits: dict[str, Tensor] = {}
@@ -57,7 +55,7 @@ class Passing:
 
     def in_use(self, name: str) -> bool:
         """Whether a hook acts at a hook point."""
-        hooked = self._registry.hooked[name]
+        hooked = self._table.hooked[name]
         # most points have none, and all are asked whenever a block is entered
         return bool(
             (hooked.fwd_hooks and self.acting(hooked.fwd_hooks)) or (hooked.bwd_hooks and self.acting(hooked.bwd_hooks))
@@ -92,8 +90,8 @@ class Passing:
 
     def carry_edits(self, point: Point) -> Connection:
         """Add what was edited on the way into a branch to what the branch writes, so that the stream has it too."""
-        write = self._registry.points[point.aside]
-        column = self._registry.stack_of(point)
+        write = self._table.points[point.aside]
+        column = self._table.stack_of(point)
         row = column.writer(write.kind, write.layer)
         native = self._model.get_submodule(column.block(write.layer))
 
@@ -108,7 +106,7 @@ class Passing:
             return put_output(output, write.site.arg, written + edit.reshape(written.shape))
 
         # after the hook point of the write itself
-        rank = self._registry.rank[write.name] + 0.5
+        rank = self._table.rank[write.name] + 0.5
         return (write.site.module, "out"), f"edits of {point.name}", rank, after
 
     def note_heads(self, point: Point, z: Tensor) -> Tensor:
@@ -124,7 +122,7 @@ class Passing:
         Returns:
             Whether the heads are to be noted from inside the attention call, and what acts on the model.
         """
-        row, rank = self._registry.stack_of(point), self._registry.rank[point.name]
+        row, rank = self._table.stack_of(point), self._table.rank[point.name]
         writer = row.attention(point.kind, point.layer)
         layout = writer.write.layout if writer.post_norm else writer.stream_layout
 
@@ -133,7 +131,7 @@ class Passing:
 
         def after(norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any) -> Any:
             weights = head_output_weights(self._model, row, point.layer, point.kind)
-            factor = self._registry.factor(point)
+            factor = self._table.factor(point)
             sizes = {**self._state.sizes, "head": row.n_heads}
             entered = self._heads.pop(point.name)
             z = to_vocabulary(fold_leading(entered, point.site.layout), point.site.layout, HEADS, sizes)
@@ -159,9 +157,9 @@ class Passing:
     def fire(self, point: Point, native: Tensor) -> Tensor:
         """Show a native tensor to a hook point; the very same tensor comes back if nobody changed it."""
         layout, axes = point.site.layout, point.axes
-        sizes = {**self._state.sizes, "head": self._registry.stack_of(point).n_heads}
+        sizes = {**self._state.sizes, "head": self._table.stack_of(point).n_heads}
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
-        factor = self._registry.factor(point) if point.name.endswith("hook_out") else 1.0
+        factor = self._table.factor(point) if point.name.endswith("hook_out") else 1.0
         if factor != 1.0:
             value = value * factor
         # keys and values that a library repeats for every query head before the call
@@ -179,14 +177,14 @@ class Passing:
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self.gradients)
-        acting_scopes = self._session.acting()
+        acting_scopes = self._scopes()
         for scope in acting_scopes:
             scope.passed.add(point.name)
         for scope in reversed(acting_scopes):
             if scope.observer is not None:
                 scope.observer(point, value)
                 return value
-        hooked = self._registry.hooked[point.name]
+        hooked = self._table.hooked[point.name]
         if hooked.bwd_hooks and len(self.acting(hooked.bwd_hooks)) < len(hooked.bwd_hooks):
             raise HookError(
                 f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "

@@ -7,28 +7,25 @@ those that the hook points in use need, and they are taken away when its block e
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
 
 from torch import nn
-from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.names import Point, hook_points
-from tsfm_lens.hooks.scope import HookScope
+from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.scope import HookScope, Observer
 from tsfm_lens.hooks.session import Session
 from tsfm_lens.hooks.state import RunState
-from tsfm_lens.hooks.table import check_table
-from tsfm_lens.hooks.wiring import Mix, Stack, Wiring
+from tsfm_lens.hooks.wiring import Wiring
 
 __all__ = ["HookRegistry", "RunState", "hang"]
 
 
-class HookRegistry:
-    """Hook points of one native model.
+class HookRegistry(PointTable):
+    """Hook points of one native model, and what threads have put on it.
 
     Args:
         model: the native module; it is read, hooked while needed, and never edited.
@@ -39,41 +36,12 @@ class HookRegistry:
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
-        self.model = model
-        self.wiring = wiring
-        self.modules = check_table(model, wiring)
-        self.points: dict[str, Point] = hook_points(wiring)
-        # order of execution among the points at one module
-        self.rank = {name: float(place) for place, name in enumerate(self.points)}
-        self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
-        # what targets of interventions were resolved to
-        self.spots: dict[Hashable, list[tuple[str, int | None]]] = {}
-        self._mixes = {name: mix for name, point in self.points.items() if (mix := self._mix(point))}
+        super().__init__(model, wiring)
         self._local = threading.local()
         self._sessions: WeakSet[Session] = WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
-
-    def _mix(self, point: Point) -> Callable[[], float] | None:
-        """What a block that rescales its stream multiplies a branch's output with before it is added."""
-        if point.layer < 0 or not point.name.endswith(("hook_out", "hook_result")):
-            return None
-        stack = self.stack_of(point)
-        mix: Mix | None = stack.writer(point.kind, point.layer).mix
-        if mix is None:
-            return None
-        block = self.model.get_submodule(stack.block(point.layer))
-        return lambda: mix(block)[0]
-
-    def factor(self, point: Point) -> float:
-        """The factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
-        mix = self._mixes.get(point.name)
-        return 1.0 if mix is None else mix()
-
-    def stack_of(self, point: Point) -> Stack:
-        """The stack that a hook point belongs to."""
-        return self.wiring.stack(point.stack)
 
     @property
     def session(self) -> Session:
@@ -81,7 +49,7 @@ class HookRegistry:
         try:
             session: Session = self._local.session
         except AttributeError:
-            session = self._local.session = Session(self)
+            session = self._local.session = Session(self, lambda session: self.session is session)
             self._sessions.add(session)
         return session
 
@@ -91,14 +59,13 @@ class HookRegistry:
         return any(scope.opened for session in list(self._sessions) for scope in session.scopes)
 
     @property
-    def in_use(self) -> bool:
-        """Whether any hook point has a hook."""
-        return any(point.fwd_hooks or point.bwd_hooks for point in self.hooked.values())
-
-    @property
     def state(self) -> RunState:
         """Where the run of this thread stands."""
         return self.session.state
+
+    def observed(self, note: Observer) -> Block[None]:
+        """Show the activations of connected hook points to ``note`` alone; hooks that are set do not act meanwhile."""
+        return Block(HookScope(self, None, observer=note))
 
     def attach(self) -> AbstractContextManager[None]:
         """Connect every hook point with a hook to the native model while the block runs, in this thread and task.

@@ -7,22 +7,19 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint, LensHandle
 
 from tsfm_lens.errors import HookError, UnknownNameError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.names import Point, select
 from tsfm_lens.hooks.obstacles import refuse_hidden
-
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.registry import HookRegistry
 
 Direction = Literal["fwd", "bwd"]
 Hook = tuple[str, Callable[..., Any], Direction]
@@ -32,6 +29,32 @@ T = TypeVar("T")
 
 # open blocks of the running task or thread; a task begins with those that were open where it was made
 _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
+
+
+class ThreadHooks(Protocol):
+    """What one thread has on a model, as the scope of a block sees it: see :class:`tsfm_lens.hooks.session.Session`."""
+
+    scopes: tuple[HookScope[Any], ...]
+
+    def acting(self) -> list[HookScope[Any]]: ...
+
+    def unconnected(self) -> list[str]: ...
+
+    def settle(self) -> None: ...
+
+    def refuse_inert(self, scope: HookScope[Any]) -> None: ...
+
+
+class Owner(Protocol):
+    """Hook points and the threads that use them: see :class:`tsfm_lens.hooks.registry.HookRegistry`."""
+
+    model: nn.Module
+    modules: Mapping[str, nn.Module]
+    points: Mapping[str, Point]
+    hooked: Mapping[str, HookPoint]
+
+    @property
+    def session(self) -> ThreadHooks: ...
 
 
 class Held:
@@ -70,7 +93,7 @@ class Held:
 
 
 def resolved(
-    registry: HookRegistry,
+    registry: Owner,
     hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
     direction: Direction,
 ) -> list[Hook]:
@@ -88,9 +111,7 @@ def resolved(
     return by_name
 
 
-def holding(
-    registry: HookRegistry, hooks: Iterable[Hook], value: T, after: Callable[[], object] | None = None
-) -> Block[T]:
+def holding(registry: Owner, hooks: Iterable[Hook], value: T, after: Callable[[], object] | None = None) -> Block[T]:
     """Set hooks and connect their points to the native model for as long as a block.
 
     Contexts act in the order in which the model passes their hook points, however they are nested; hooks on one point
@@ -123,7 +144,7 @@ class HookScope(Generic[T]):
 
     def __init__(
         self,
-        registry: HookRegistry,
+        registry: Owner,
         value: T,
         hooks: Iterable[Hook] = (),
         *,

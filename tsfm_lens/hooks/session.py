@@ -8,55 +8,49 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import HookError
-from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.native import get_input
 from tsfm_lens.hooks.passing import Passing
-from tsfm_lens.hooks.scope import HookScope, Observer
-from tsfm_lens.hooks.slots import Act, Side, Slot
+from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.scope import HookScope
+from tsfm_lens.hooks.slots import Act, Connection, Place, Slot
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.tap import AttentionTap
 from tsfm_lens.hooks.wiring import Stack
 
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.registry import HookRegistry
-
 _TAPPED = ("q", "k", "v", "scores", "pattern", "z")
 # ranks before and behind those of hook points
 _FIRST, _LAST = -1.0, float("inf")
-Place = tuple[str, Side]
-"""Path of a module, and the side of it."""
-Connection = tuple[Place, str, float, Callable[..., Any]]
-"""(place, what tells it from others there, rank, what acts): see :class:`Act`."""
 
 
 class Session:
     """One thread's hooks on the model of a registry.
 
     Args:
-        registry: the hook points.
+        table: the hook points.
+        here: whether the running thread is this one.
 
     Attributes:
         scopes: of the open blocks, in order of entry; the one truth about what is to be on the model.
         state: where the thread's run stands.
     """
 
-    def __init__(self, registry: HookRegistry) -> None:
-        self._registry, self._wiring, self._model = registry, registry.wiring, registry.model
+    def __init__(self, table: PointTable, here: Callable[[Session], bool]) -> None:
+        self._table, self._wiring, self._model, self._here = table, table.wiring, table.model, here
         self.scopes: tuple[HookScope[Any], ...] = ()
-        self.state = RunState(sample_major=registry.wiring.sample_major)
+        self.state = RunState(sample_major=table.wiring.sample_major)
         self._thread = threading.current_thread()
-        self._passing = Passing(registry, self, self.state)
+        self._passing = Passing(table, self.acting, self.state)
         self._slots: dict[Place, Slot] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._inside_attention: dict[tuple[str, str], Point] = {
-            (point.site.module, point.how): point for point in registry.points.values() if point.how != "site"
+            (point.site.module, point.how): point for point in table.points.values() if point.how != "site"
         }
         self._tap = AttentionTap(self._fire_tapped, self._wants)
 
@@ -66,7 +60,7 @@ class Session:
 
     def running(self, acts: tuple[Act, ...]) -> Sequence[Act]:
         """What acts on a module that is called now, of all that may act there."""
-        acting = self.acting() if self._registry.session is self else []
+        acting = self.acting() if self._here(self) else []
         if len(acting) == len(self.scopes):
             return acts if acting else ()
         for scope in self.scopes:
@@ -77,15 +71,11 @@ class Session:
         """Hook points where a hook acts and that no block has connected."""
         if any(not scope.opened for scope in self.scopes) or (self._slots and not self.scopes):
             self.settle()
-        points = self._registry.hooked.items()
+        points = self._table.hooked.items()
         # asked before every run, mostly of a model without hooks
         in_use = [name for name, point in points if point.fwd_hooks or point.bwd_hooks]
         connected = set().union(*(scope.wanted for scope in self.acting())) if in_use else set()
         return [name for name in in_use if name not in connected and self._passing.in_use(name)]
-
-    def observed(self, note: Observer) -> Block[None]:
-        """Show the activations of connected hook points to ``note`` alone; hooks that are set do not act meanwhile."""
-        return Block(HookScope(self._registry, None, observer=note))
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
         """Hook points in use whose hooks may look at several series at once, so that a batch must stay whole.
@@ -98,7 +88,7 @@ class Session:
         """
         return [
             name
-            for name, point in self._registry.hooked.items()
+            for name, point in self._table.hooked.items()
             if (point.fwd_hooks or point.bwd_hooks)
             and not all(
                 getattr(hook, "by_row", False) or (parts and getattr(hook, "by_place", False))
@@ -108,12 +98,12 @@ class Session:
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran and did not pass a hook point of a block."""
-        points, names = self._registry.points, scope.names
+        points, names = self._table.points, scope.names
         silent = [name for name in names if name not in scope.passed]
         inert = [name for name in silent if not scope.ran.isdisjoint(self._witnesses(points[name]))]
         if inert:
             path = points[inert[0]].site.module
-            kind = type(self._registry.modules[path]).__name__
+            kind = type(self._table.modules[path]).__name__
             others = f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
             raise HookError(
                 f"the model ran, but never passed {inert[0]}{others}, so the hooks there did nothing: the wiring "
@@ -132,7 +122,7 @@ class Session:
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
         """Modules that do not run to their end without passing a hook point: the model, and the point's block."""
-        block = self._registry.stack_of(point).block(max(point.layer, 0))
+        block = self._table.stack_of(point).block(max(point.layer, 0))
         return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
 
     # --- setting torch hooks -----------------------------------------------------------------------------
@@ -146,7 +136,7 @@ class Session:
         acts: dict[Place, dict[str, Act]] = {}
         for name in dict.fromkeys(name for scope in self.scopes for name in scope.wanted):
             if name not in self._connections:
-                self._connections[name] = list(self._connect(self._registry.points[name]))
+                self._connections[name] = list(self._connect(self._table.points[name]))
             for place, key, rank, call in self._connections[name]:
                 acts.setdefault(place, {}).setdefault(key, Act(rank, call)).names.add(name)
         if acts and not self._slots:
@@ -157,17 +147,17 @@ class Session:
                 self._slots.pop(place, None)
         for place, those in acts.items():
             if place not in self._slots:
-                self._slots[place] = Slot(self, self._registry.modules[place[0]], place[1])
+                self._slots[place] = Slot(self.running, self._table.modules[place[0]], place[1])
             self._slots[place].acts = tuple(sorted(those.values(), key=lambda act: act.rank))
             self._slots[place].set()
         paths = {path for (path, _side), those in acts.items() if "check" in those}
-        self._tap.look_at({self._registry.modules[path]: path for path in paths})
+        self._tap.look_at({self._table.modules[path]: path for path in paths})
         if not self.scopes:
             self._passing.forget()
 
     def _connect(self, point: Point) -> Iterator[Connection]:
         """Find what one hook point needs on the model."""
-        path, rank = point.site.module, self._registry.rank[point.name]
+        path, rank = point.site.module, self._table.rank[point.name]
         yield from self._track()
         for witness in self._witnesses(point):
             yield (witness, "out"), "ran", _LAST, self._ended(witness)
@@ -186,7 +176,7 @@ class Session:
             yield self._passing.carry_edits(point)
 
     def _tapped(self, path: str) -> Iterator[Connection]:
-        for at in self._tap.brackets(path, self._registry.modules[path]):
+        for at in self._tap.brackets(path, self._table.modules[path]):
             yield (at, "end"), "tap", _FIRST, self._tap.leave
             yield (at, "in"), "tap", _LAST, self._tap.enter
         yield (path, "out"), "check", _FIRST, self._tap.check(path)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from torch import nn
 
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks.block import Block
 
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.session import Session
-
 Side = Literal["in", "out", "end"]
 T = TypeVar("T")
+Place = tuple[str, Side]
+"""Path of a module, and the side of it."""
+Connection = tuple[Place, str, float, Callable[..., Any]]
+"""(place, what tells it from others there, rank, what acts): see :class:`Act`."""
 
 
 class TorchHook:
@@ -111,6 +112,10 @@ class Act:
     names: set[str] = field(default_factory=set)
 
 
+Running = Callable[[tuple[Act, ...]], Sequence[Act]]
+"""Picks those of some acts that act on what runs now."""
+
+
 class Slot(TorchHook):
     """The torch hook of one session at one side of a module, for all that is done there.
 
@@ -121,14 +126,14 @@ class Slot(TorchHook):
         acts: in order of rank.
     """
 
-    def __init__(self, session: Session, module: nn.Module, side: Side) -> None:
+    def __init__(self, running: Running, module: nn.Module, side: Side) -> None:
         super().__init__(module, side, self._enter if side == "in" else self._leave)
-        self._session = session
+        self._running = running
         self.acts: tuple[Act, ...] = ()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changed = False
-        for act in self._session.running(self.acts):
+        for act in self._running(self.acts):
             new = act.call(module, args, kwargs)
             if new is not None:
                 (args, kwargs), changed = new, True
@@ -136,7 +141,7 @@ class Slot(TorchHook):
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         changed = False
-        for act in self._session.running(self.acts):
+        for act in self._running(self.acts):
             new = act.call(module, args, kwargs, output)
             if new is not None:
                 output, changed = new, True

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
 
 from tsfm_lens.hooks.wiring import Stack
 
 Place = tuple[int, str] | Literal["embed"]
 """(layer, kind of branch), or the embedding."""
+
+
+class Recorded(Protocol):
+    """Recorded activations by the names of their hook points."""
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+    def __contains__(self, name: object) -> bool: ...
 
 
 def carry_factors(model: Any, stack: Stack, until: tuple[int, int] | None = None) -> dict[Place, float]:

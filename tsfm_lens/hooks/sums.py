@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, LensError, UnknownNameError, WiringError
+from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.stream import Recorded
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Stack, Wiring
 from tsfm_lens.hooks.writes import RESIDUAL_NAMES, Before
-
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.activations import Activations
-    from tsfm_lens.hooks.registry import HookRegistry
 
 # half precision may not make a deviation of any size pass for rounding
 _MOST = 0.1
@@ -54,9 +51,7 @@ def _by_row(tensor: Tensor) -> Tensor:
     return tensor.flatten(1) if tensor.ndim > 2 else tensor.reshape(1, -1)
 
 
-def branch_sums(
-    model: nn.Module, wiring: Wiring, stack: Stack, acts: Activations
-) -> Iterator[tuple[str, Tensor, Tensor]]:
+def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Compare every branch by itself: its heads with its write, and the stream after it with the one before and that.
 
     Args:
@@ -84,7 +79,7 @@ def branch_sums(
             yield f"{at}.{following}", acts[f"{at}.{following}"], acts[f"{at}.{name}"] * keep + write
 
 
-def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Activations) -> str:
+def first_deviation(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> str:
     """Name the first place of :func:`branch_sums` that deviates by more than rounding, "" if none does by itself."""
     allowed = relative_rounding(model, wiring)
     for name, actual, expected in branch_sums(model, wiring, stack, acts):
@@ -122,7 +117,7 @@ def no_sum(
 
 
 @torch.no_grad()
-def refuse_other_stream(place: Before, source: HookRegistry) -> None:
+def refuse_other_stream(place: Before, source: PointTable) -> None:
     """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,10 @@ from transformer_lens.utilities import Slice
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.native import rms_scale, without_gain
-from tsfm_lens.hooks.stream import Place, carry_factors
+from tsfm_lens.hooks.point_table import PointTable
+from tsfm_lens.hooks.stream import Place, Recorded, carry_factors
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
-
-if TYPE_CHECKING:
-    from tsfm_lens.hooks.decomposing import Decomposed
-    from tsfm_lens.hooks.registry import HookRegistry
 
 RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_resid_mid3")
 
@@ -40,8 +37,8 @@ class Before:
 
     def __init__(
         self,
-        acts: Decomposed,
-        source: HookRegistry,
+        acts: Recorded,
+        source: PointTable,
         stack: str | None,
         layer: int | None,
         mlp_input: bool = False,

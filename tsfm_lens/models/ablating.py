@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,9 +12,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Rows, Zero
 from tsfm_lens.models.architecture import Encoded
-
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.base import LensBase
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
 _WITH_REFERENCE = ("mean", "resample")
@@ -32,7 +30,7 @@ def checked_how(how: str) -> bool:
 
 
 def knock_outs(
-    lens: Lens,
+    lens: LensBase,
     components: Sequence[str | Component],
     how: str = "zero",
     reference: Any = None,
@@ -55,7 +53,7 @@ def knock_outs(
 
 
 def ablated_variants(
-    lens: Lens,
+    lens: LensBase,
     components: Sequence[Component],
     how: str,
     reference: Any = None,
@@ -80,7 +78,7 @@ def ablated_variants(
     return [tuple(knock_outs(lens, [component], how, known, **options)) for component in components]
 
 
-def reference_activations(lens: Lens, how: str, reference: Any, horizon: int | None = None) -> Activations:
+def reference_activations(lens: LensBase, how: str, reference: Any, horizon: int | None = None) -> Activations:
     """Activations as they are; of series, those recorded along their forecasts, so that every position has a mean.
 
     Raises:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +25,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates
 from tsfm_lens.models.architecture import Adapter, rows_of
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import BlockwiseDraws, Piece, block_seed
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 from tsfm_lens.models.memory import (
@@ -39,9 +40,6 @@ from tsfm_lens.models.memory import (
 )
 from tsfm_lens.models.seeding import seeded
 
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
-
 DRAWN = 64
 """Series whose sample paths are drawn together, in one native call."""
 
@@ -50,14 +48,14 @@ _COMFORTABLE = 2**30
 # bytes for whose sake nobody asks what is free
 LITTLE = 2**28
 # what items have needed: (shape) -> bytes
-_NEEDS: WeakKeyDictionary[Lens, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+_NEEDS: WeakKeyDictionary[LensBase, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Request:
     """A forecast that is asked for: the checked arguments of ``lens.forecast``."""
 
-    lens: Lens
+    lens: LensBase
     batch: SeriesBatch
     horizon: int
     levels: tuple[float, ...]
@@ -102,7 +100,7 @@ class Part:
 
 
 def request_of(
-    lens: Lens,
+    lens: LensBase,
     series: Any,
     horizon: int | None = None,
     quantiles: Sequence[float] | None = None,
@@ -233,7 +231,7 @@ def generous(request: Request) -> int:
     return generous_run(request.lens, (request.context + request.horizon + 8) * variates, request.paths, variates)
 
 
-def generous_run(lens: Lens, tokens: int, paths: int, variates: int) -> int:
+def generous_run(lens: LensBase, tokens: int, paths: int, variates: int) -> int:
     """Bytes that a run of one item may need, if every step of every variate were a token and nothing were shared."""
     wiring = lens.wiring
     numbers = 0
@@ -245,7 +243,7 @@ def generous_run(lens: Lens, tokens: int, paths: int, variates: int) -> int:
     return 4 * (numbers + 6 * paths * variates * width_of_output(lens))
 
 
-def width_of_output(lens: Lens) -> int:
+def width_of_output(lens: LensBase) -> int:
     """Numbers that the head emits for a token."""
     unembed = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
     return max((len(weight) for weight in unembed.parameters() if weight.ndim), default=0)
@@ -269,7 +267,7 @@ def need_of_item(request: Request, limit: int) -> int:
     ]
     if wider:
         return min(wider)
-    with lens.registry.session.observed(lambda _point, _value: None):
+    with lens.registry.observed(lambda _point, _value: None):
         need = measured_or_refused(request, partial(item_forecast, request), limit)
     known[asked, fixed] = need
     return need

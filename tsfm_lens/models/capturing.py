@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.recorder import Reducer
 from tsfm_lens.models import batching
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.memory import VARIABLE, OverLimit, free_bytes, in_words, is_given, limit_of, measured
-
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
 
 
 @dataclass
@@ -38,7 +36,7 @@ class Keeping:
         sizes: bytes by name, counted on the fly by :meth:`note`.
     """
 
-    lens: Lens
+    lens: LensBase
     names: Sequence[str]
     reducers: Mapping[str, Reducer]
     device: torch.device | str | None = None
@@ -139,7 +137,7 @@ def items_at_once(
         return run.at_once
     keeping.sizes.clear()
     try:
-        with attached(), lens.registry.attach(), lens.registry.session.observed(keeping.note):
+        with attached(), lens.registry.attach(), lens.registry.observed(keeping.note):
             _, need = measured(run.one, lens.device, limit)
     except OverLimit:
         raise InputError(_refusal(keeping, run, limit + 1, 0, limit, more=True)) from None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.wiring import Mlp, Stack
-
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.base import LensBase
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Config(_Fields):
         raise InputError(f"cfg.{name} cannot be set: nothing of the native model is changed, and {hint}")
 
 
-def config_of(lens: Lens) -> Config:
+def config_of(lens: LensBase) -> Config:
     """The configuration of a model behind a lens."""
     stack, model = lens.wiring.output_stack, lens.adapter.model
     rows = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.models.architecture import Adapter
+from tsfm_lens.models.base import LensBase
 
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
-
+L = TypeVar("L", bound=LensBase)
 Lasting = list[tuple[str, str, LensHandle]]
 
 
@@ -30,7 +30,7 @@ def lasting_hooks(registry: HookRegistry) -> Lasting:
     return forward + [(name, "bwd", handle) for name, point in points for handle in point.bwd_hooks]
 
 
-def copied(lens: Lens, memo: dict[int, Any]) -> Lens:
+def copied(lens: L, memo: dict[int, Any]) -> L:
     """What ``copy.deepcopy`` makes of a lens; errors as in :func:`lasting_hooks`."""
     hooks = lasting_hooks(lens.registry)
     for module in lens.adapter.model.modules():
@@ -39,7 +39,9 @@ def copied(lens: Lens, memo: dict[int, Any]) -> Lens:
     return rebuilt(type(lens), copy.deepcopy(lens.adapter, memo), lens.model_id, lens.revision, hooks)
 
 
-def rebuilt(kind: type[Lens], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting) -> Lens:
+def rebuilt(
+    kind: Callable[[Adapter, str, str | None], L], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting
+) -> L:
     """A lens with hooks of its own points."""
     lens = kind(adapter, model_id, revision)
     for name, direction, handle in hooks:

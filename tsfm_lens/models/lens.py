@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsfm_lens.data import as_series
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
-from tsfm_lens.hooks.component import Component, select_components
-from tsfm_lens.hooks.component import components as all_components
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom, Rows
-from tsfm_lens.hooks.names import describe
 from tsfm_lens.hooks.registry import HookRegistry, hang
 from tsfm_lens.hooks.stopping import stream_into
-from tsfm_lens.hooks.weights import Weights
-from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.ablating import knock_outs
-from tsfm_lens.models.adapter import covered, refuse_dtype, versions
+from tsfm_lens.models.adapter import covered, refuse_dtype
 from tsfm_lens.models.architecture import Adapter, Encoded
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import forecast_part, plan, request_of
 from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
-from tsfm_lens.models.facts import Facts
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
 from tsfm_lens.models.hooked import Hooked
 from tsfm_lens.models.joining import joined_forecast
-from tsfm_lens.models.making import make_run
+from tsfm_lens.models.run import make_run
 from tsfm_lens.registry import extensible
 
 
 @extensible
-class Lens(Facts, Hooked):
+class Lens(LensBase, Hooked):
     """A time-series foundation model behind TransformerLens's face.
 
     The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline
@@ -67,10 +63,6 @@ class Lens(Facts, Hooked):
         self.setup()
         self.adapter.model.eval()
 
-    adapter: Adapter
-    if TYPE_CHECKING:
-        quick_check: ClassVar[Callable[..., Any]]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (type(self), self.adapter, self.model_id, self.revision, lasting_hooks(self.registry))
 
@@ -81,61 +73,11 @@ class Lens(Facts, Hooked):
         stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
         return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
 
-    @property
-    def native(self) -> Any:
-        """The library's own pipeline."""
-        return self.adapter.native
-
-    @property
-    def wiring(self) -> Wiring:
-        """The table of the model's modules."""
-        return self.adapter.wiring
-
-    @property
-    def weights(self) -> Weights:
-        """Every head's and MLP's matrices."""
-        return Weights(self.adapter.model, self.wiring)
-
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream that is read out."""
-        return self.wiring.output_stack.d_model
-
-    @property
-    def device(self) -> torch.device:
-        """Where the native model lives."""
-        return next(self.adapter.model.parameters()).device
-
     def to(self, *args: Any, **kwargs: Any) -> Lens:
         """Move the native model; InputError for a precision that the library does not run in."""
         refuse_dtype(self.adapter, *args, *kwargs.values())
         self.adapter.model.to(*args, **kwargs)
         return self
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Parameters of the native model."""
-        return self.adapter.model.parameters(recurse)
-
-    def hook_table(self) -> list[tuple[str, str]]:
-        """Every hook point with the names of its axes."""
-        return describe(self.registry.points)
-
-    def components(self, *patterns: str | Component) -> list[Component]:
-        """Components by name or glob; all of them if no pattern is given.
-
-        Raises:
-            UnknownNameError: a pattern matches nothing.
-        """
-        return select_components(self.wiring, *patterns) if patterns else list(all_components(self.wiring))
-
-    def provenance(self) -> dict[str, object]:
-        """What a result should say about where it comes from."""
-        return {
-            "model": self.model_id,
-            "revision": self.revision or "",
-            "architecture": self.wiring.architecture,
-            "versions": versions(self.adapter.package),
-        }
 
     # --- running -------------------------------------------------------------------------------------
 
@@ -240,10 +182,6 @@ class Lens(Facts, Hooked):
         refuse_non_finite(forecast, self.wiring.architecture)
         return forecast
 
-    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
-        """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
-        return self.registry.state.running(rows, place)
-
     # --- interventions -----------------------------------------------------------------------------------
 
     def edit(self, *interventions: Intervention) -> Block[Lens]:
@@ -288,24 +226,3 @@ class Lens(Facts, Hooked):
     ) -> Block[Lens]:
         """Put another run's activations in place at the targets, in everything that runs inside the block."""
         return self.edit(*(PatchFrom(target, source, rows, positions) for target in targets))
-
-    # --- reading the stream out --------------------------------------------------------------------------
-
-    def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None) -> Tensor:
-        """The native head on any residual stream: the logit lens.
-
-        Args:
-            resid: (…, series, pos, d_model) of the stack that is read out.
-            encoded: the batch it belongs to.
-            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
-
-        Returns:
-            Token models: logits (…, series, step, vocabulary). Patch models: quantiles in data units
-            (…, series, quantile, step).
-
-        Raises:
-            InputError: the stream has another width.
-        """
-        if resid.shape[-1] != self.d_model:
-            raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
-        return self.adapter.head(self.adapter.final_norm(resid, like), encoded)

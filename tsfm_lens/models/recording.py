@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer, record, re
 from tsfm_lens.hooks.stopping import passed_before, stopping_point
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, rows_of
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import (
     blocks_of,
     cut,
@@ -34,15 +35,12 @@ from tsfm_lens.models.joining import joined_activations, joined_forecast
 from tsfm_lens.models.memory import is_given
 from tsfm_lens.models.time_axis import rollout_spans
 
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
-
 # bytes of activations that a run keeps without being asked for them
 _BESIDE = 2**25
 
 
 def recorded_run(
-    lens: Lens,
+    lens: LensBase,
     series: Any,
     names_filter: NamesFilter,
     rollout: bool,
@@ -85,7 +83,7 @@ def recorded_run(
     return output, acts
 
 
-def _names(lens: Lens, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
+def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
     """The hook points that a run keeps.
 
     Raises:
@@ -108,7 +106,7 @@ Recording = Callable[[Activations], AbstractContextManager[Activations]]
 
 
 def _rolled_out(
-    lens: Lens,
+    lens: LensBase,
     batch: SeriesBatch,
     keeping: Keeping,
     recording: Recording,
@@ -150,7 +148,7 @@ def _rolled_out(
 
 
 def _forward(
-    lens: Lens,
+    lens: LensBase,
     encoded: Encoded,
     keeping: Keeping,
     recording: Recording,
@@ -172,7 +170,7 @@ def _forward(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
 
 
-def read_forward(lens: Lens, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
+def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
     """Run one forward and read its output, in parts of the batch where the memory asks for it.
 
     Args:
@@ -192,7 +190,7 @@ def read_forward(lens: Lens, encoded: Encoded, read: Callable[[Tensor, Encoded],
         return torch.cat([read(lens.forward(part), part) for part in parts])
 
 
-def recorded_pass(lens: Lens, encoded: Encoded, names: list[str], *, more: bool) -> tuple[Tensor, Activations]:
+def recorded_pass(lens: LensBase, encoded: Encoded, names: list[str], *, more: bool) -> tuple[Tensor, Activations]:
     """A single forward's output and some hook points; with ``more`` also those that others may ask for, if small."""
     beside = _beside(lens, encoded, names) if more else []
     try:
@@ -205,7 +203,7 @@ def recorded_pass(lens: Lens, encoded: Encoded, names: list[str], *, more: bool)
     return output, acts
 
 
-def recorded_alike(lens: Lens, recorded: Iterable[Activations], names: Iterable[str]) -> list[Activations]:
+def recorded_alike(lens: LensBase, recorded: Iterable[Activations], names: Iterable[str]) -> list[Activations]:
     """Recordings of forwards that looked into attention, or did not, as one of some hook points would.
 
     Attention that is looked into runs another kernel, whose last bits differ.
@@ -214,12 +212,12 @@ def recorded_alike(lens: Lens, recorded: Iterable[Activations], names: Iterable[
     return [acts for acts in recorded if _looks_inside(lens, acts) == inside]
 
 
-def _looks_inside(lens: Lens, names: Iterable[str]) -> bool:
+def _looks_inside(lens: LensBase, names: Iterable[str]) -> bool:
     points = lens.registry.points
     return any(points[name].how not in ("site", "result") for name in names if name in points)
 
 
-def _beside(lens: Lens, encoded: Encoded, names: list[str]) -> list[str]:
+def _beside(lens: LensBase, encoded: Encoded, names: list[str]) -> list[str]:
     """Hook points that a forward passes beside some without running otherwise; none where they or the memory say no."""
     points = lens.registry.points
     if is_given(None) or lens.registry.in_use or any(points[name].row_axis for name in names if name in points):
@@ -264,7 +262,7 @@ def _items_of_forward(
     return items_at_once(keeping, plan, memory, lambda: recording(empty()))
 
 
-def _one_item(lens: Lens, item: Encoded) -> Tensor:
+def _one_item(lens: LensBase, item: Encoded) -> Tensor:
     with lens.running(len(item.rows)):
         return lens.adapter.run(item.inputs)
 
@@ -297,7 +295,7 @@ def refuse_gradients(wiring: Wiring) -> None:
         )
 
 
-def refuse_run(lens: Lens, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:
+def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:
     """Refuse to record what cannot be recorded; errors as in :meth:`Lens.run_with_cache`."""
     if gradients and (rollout or loss is None):
         raise InputError(

@@ -15,21 +15,20 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data.ends import held_out
 from tsfm_lens.data.floats import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.forecast import Forecast, context_dataset, over_steps
+from tsfm_lens.models.base import LensBase
+from tsfm_lens.models.forecast import Forecast, checked_request, context_dataset, is_count, over_steps
 from tsfm_lens.models.memory import limit_of
 from tsfm_lens.models.paths import median_path
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
-from tsfm_lens.models.saved_run import run_dataset, save_run
 from tsfm_lens.registry import extensible
-
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
 
 # of the memory that a run may take, the share in which it keeps what it has recorded
 _KEPT_SHARE = 0.25
@@ -59,7 +58,7 @@ class Run:
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
 
-    lens: Lens
+    lens: LensBase
     batch: SeriesBatch
     horizon: int
     truth: np.ndarray | None = None
@@ -79,6 +78,8 @@ class Run:
         report: ClassVar[Callable[..., Path]]
         explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
         explore: ClassVar[Callable[..., Any]]
+        to_dataset: ClassVar[Callable[..., xr.Dataset]]
+        to_netcdf: ClassVar[Callable[..., Path]]
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
@@ -335,18 +336,6 @@ class Run:
 
     # --- results -----------------------------------------------------------------------------------------
 
-    def to_dataset(self) -> xr.Dataset:
-        """The whole run as a dataset of kind "run": series, truth, forecast, path, settings, provenance and cost."""
-        return run_dataset(self)
-
-    def to_netcdf(self, path: str | Path) -> Path:
-        """Write the run to one file, which :func:`tsfm_lens.models.saved_run.open_run` reads.
-
-        Raises:
-            InputError: the file cannot be written; one that was there stays as it was.
-        """
-        return save_run(self, path)
-
     def dataset(self) -> xr.Dataset:
         """The part that all results share: context, truth, times, units, groups and variates."""
         return self._context.copy(deep=True)
@@ -369,7 +358,7 @@ class Run:
         return {"kind": kind, "title": title, "source": source, **self.lens.provenance(), **facts, **parameters}
 
 
-def hooks_in_force(lens: Lens) -> tuple[object, ...]:
+def hooks_in_force(lens: LensBase) -> tuple[object, ...]:
     """The hooks that are set on a lens, to be compared with those of another time."""
     return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
@@ -381,3 +370,68 @@ def _values_along(run: Run, along: Any) -> np.ndarray:
     if values.shape != (len(run.batch), run.horizon):
         raise InputError(f"along has shape {values.shape}, expected (series, step) = {(len(run.batch), run.horizon)}")
     return values
+
+
+def make_run(
+    lens: LensBase,
+    series: Any,
+    horizon: int | None = None,
+    *,
+    truth: Any = None,
+    holdout: bool = False,
+    along: Any = None,
+    rollout: bool | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> Run:
+    """Forecast a batch once, for everything that is asked of that forecast.
+
+    Nothing runs before it is asked for.
+
+    Args:
+        lens: the model.
+        series: the context, anything that :func:`tsfm_lens.data.as_series` takes.
+        horizon: forecast steps; the model's own prediction length if None, less where the end of a short series is held
+            out.
+        truth: (series, step) what came after the context, NaN where unknown; NaN throughout is no truth.
+        holdout: take the last ``horizon`` steps of every series as the truth. Of what is left, as of series without a
+            truth, at most the model's context length is the context.
+        along: (series, step) values that a token model's decoder is forced along in single forwards; the median path
+            if None.
+        rollout: True looks at the library's own rollout, all of its passes. False looks at one forward over the whole
+            horizon, in which a token model is read out as the expected value. None takes one forward wherever that
+            covers the horizon.
+        num_samples: sample paths of a sampling model; its configured number if None.
+        seed: of every draw.
+
+    Raises:
+        InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
+    """
+    batch = as_series(series)
+    adapter = lens.adapter
+    own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
+    steps = own if horizon is None else horizon
+    if not is_count(steps):
+        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer of 1 or more")
+    steps, _ = checked_request(steps, (0.5,), num_samples, seed)
+    if rollout not in (None, True, False):
+        raise InputError(f"rollout is {rollout!r}, expected True, False or None")
+    whole = batch if holdout else None
+    if holdout:
+        if truth is not None:
+            raise InputError("give either truth=… or holdout=True, which takes the truth from the series' ends")
+        if horizon is None:
+            # as much context as truth at least
+            shortest = min(batch.lengths)
+            steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
+        batch, truth = held_out(batch, steps)
+    batch = batch.tail(adapter.context_length)
+    known = None if truth is None else to_floats(truth, "the truth")
+    if known is not None and known.shape != (len(batch), steps):
+        raise InputError(f"truth has shape {known.shape}, expected (series, step) = {(len(batch), steps)}")
+    if known is not None and not np.isfinite(known[batch.is_target]).any():
+        known = None
+    rolls = steps > adapter.longest_pass if rollout is None else rollout
+    settings = (num_samples, seed, rolls, None, whole, horizon is not None, hooks_in_force(lens))
+    run = Run(lens, batch, steps, known, *settings)
+    return run if along is None else run.following(along)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,18 +12,18 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.models.run import Run
 from tsfm_lens.places import replacing, writing_to
-
-if TYPE_CHECKING:
-    from tsfm_lens.models.lens import Lens
-    from tsfm_lens.models.run import Run
+from tsfm_lens.registry import method_of
 
 _KIND = "run"
 
 
-def run_dataset(run: Run) -> xr.Dataset:
-    """What :meth:`Run.to_dataset` gives."""
+@method_of("Run")
+def to_dataset(run: Run) -> xr.Dataset:
+    """Return the whole run as a dataset: series, truth, forecast, path, settings, provenance and cost."""
     forecast, batch = run.forecast, run.batch
     data = forecast.to_dataset(run.truth)
     data["mean"] = (("series", "step"), forecast.mean)
@@ -62,10 +62,15 @@ def run_dataset(run: Run) -> xr.Dataset:
     return data
 
 
-def save_run(run: Run, path: str | Path) -> Path:
-    """What :meth:`Run.to_netcdf` does."""
+@method_of("Run")
+def to_netcdf(run: Run, path: str | Path) -> Path:
+    """Write the run to one file, which :func:`open_run` reads.
+
+    Raises:
+        InputError: the file cannot be written; one that was there stays as it was.
+    """
     target = Path(path)
-    data = run_dataset(run)
+    data = to_dataset(run)
     # netCDF 3 has neither 64-bit integers nor timestamps of its own
     data = data.drop_vars([name for name in ("context_timestamp", "forecast_timestamp") if name in data.coords])
     with writing_to(target), replacing(target) as part:
@@ -73,7 +78,7 @@ def save_run(run: Run, path: str | Path) -> Path:
     return target
 
 
-def open_run(lens: Lens, path: str | Path) -> Run:
+def open_run(lens: LensBase, path: str | Path) -> Run:
     """A run that :meth:`Run.to_netcdf` has written, of the same model.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
-from tsfm_lens.models.facts import TokenModel
+from tsfm_lens.models.base import TokenModel
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import row_entropy

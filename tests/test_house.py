@@ -1,0 +1,48 @@
+"""The house stands as it was planned: imports lead downwards, no circle, and measures within their bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+import house
+
+FORMS = {
+    "at module level": "from tsfm_lens.{0} import x",
+    "in a function": "def f():\n    from tsfm_lens.{0} import x",
+    "for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tsfm_lens.{0} import x",
+    "by string": "from importlib import import_module\nimport_module('tsfm_lens.{0}')",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_upward_import_is_seen_in_every_form(form: str) -> None:
+    texts = {"tsfm_lens.models": FORMS[form].format("report"), "tsfm_lens.report": FORMS[form].format("models")}
+    arrows = house.upward(house.imports(texts))
+    assert [(arrow.source, arrow.target, arrow.form) for arrow in arrows] == [
+        ("tsfm_lens.models", "tsfm_lens.report", form)
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_circle_is_seen_in_every_form(form: str) -> None:
+    texts = {"tsfm_lens.data.a": "from tsfm_lens.data import b", "tsfm_lens.data.b": FORMS[form].format("data.a")}
+    assert house.circles(house.imports(texts)) == [set(texts)]
+
+
+def test_a_study_is_imported_by_nothing_below_and_figures_know_no_model() -> None:
+    texts = dict.fromkeys(("tsfm_lens.studies.papers", "tsfm_lens.cli", "tsfm_lens.models", "tsfm_lens.viz"), "")
+    texts["tsfm_lens.cli"] = "import tsfm_lens.studies.papers"
+    texts["tsfm_lens.viz"] = "import tsfm_lens.models"
+    assert {arrow.source for arrow in house.upward(house.imports(texts))} == {"tsfm_lens.cli", "tsfm_lens.viz"}
+
+
+def test_every_package_has_its_layer() -> None:
+    assert {house.package_of(module) for module in house.sources()} <= set(house.LEVEL)
+
+
+def test_imports_lead_downwards() -> None:
+    assert house.upward(house.imports(house.sources())) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert house.circles(house.imports(house.sources())) == []
