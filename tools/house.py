@@ -97,9 +97,9 @@ def _imports(module: str, tree: ast.Module, texts: Mapping[str, str]) -> Iterato
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
             form = "by string"
-            names = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
+            names = [str(node.args[0].value)] if isinstance(node.args[0], ast.Constant) else []
         for name in names:
-            target = _module(str(name), texts)
+            target = _module(name, texts)
             if target and target != module:
                 yield Import(module, target, form, getattr(node, "lineno", 0))
 

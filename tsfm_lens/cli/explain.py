@@ -61,9 +61,8 @@ def explain(
     reading: Reading,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
-    from tsfm_lens.explain import CHAPTERS
+    from tsfm_lens.report.explanation import CHAPTERS, refuse_unknown
     from tsfm_lens.report.explanation import explain as write_explanation
-    from tsfm_lens.report.explanation import refuse_unknown
     from tsfm_lens.report.pipeline import check_place, defined_for
 
     kinds = CHAPTERS if chapters is None else tuple(kind.strip() for kind in chapters.split(",") if kind.strip())

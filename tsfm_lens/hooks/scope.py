@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
@@ -49,9 +49,9 @@ class Owner(Protocol):
     """Hook points and the threads that use them: see :class:`tsfm_lens.hooks.registry.HookRegistry`."""
 
     model: nn.Module
-    modules: Mapping[str, nn.Module]
-    points: Mapping[str, Point]
-    hooked: Mapping[str, HookPoint]
+    modules: dict[str, nn.Module]
+    points: dict[str, Point]
+    hooked: dict[str, HookPoint]
 
     @property
     def session(self) -> ThreadHooks: ...

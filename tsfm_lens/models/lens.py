@@ -27,7 +27,6 @@ from tsfm_lens.models.copying import copied, lasting_hooks, rebuilt
 from tsfm_lens.models.forecast import Forecast, is_count, refuse_non_finite, refuse_overflow
 from tsfm_lens.models.hooked import Hooked
 from tsfm_lens.models.joining import joined_forecast
-from tsfm_lens.models.run import make_run
 from tsfm_lens.registry import extensible
 
 
@@ -80,8 +79,6 @@ class Lens(LensBase, Hooked):
         return self
 
     # --- running -------------------------------------------------------------------------------------
-
-    run = make_run
 
     def encode(
         self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None

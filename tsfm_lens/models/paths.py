@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.hooks.recorder import by_row
-from tsfm_lens.models.base import LensBase
+from tsfm_lens.models.lens import Lens
 
 if TYPE_CHECKING:
     from transformer_lens.hook_points import HookPoint
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
 
 
-def median_path(lens: LensBase, batch: SeriesBatch, horizon: int) -> np.ndarray:
+def median_path(lens: Lens, batch: SeriesBatch, horizon: int) -> np.ndarray:
     """The path on which every step is the median of what the model predicts next, given the path so far.
 
     It is one that the model can see: each value is a token's, and each token follows from those before it. (The

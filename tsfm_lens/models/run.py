@@ -23,12 +23,12 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.forecast import Forecast, checked_request, context_dataset, is_count, over_steps
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import limit_of
 from tsfm_lens.models.paths import median_path
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
-from tsfm_lens.registry import extensible
+from tsfm_lens.registry import extensible, method_of
 
 # of the memory that a run may take, the share in which it keeps what it has recorded
 _KEPT_SHARE = 0.25
@@ -58,7 +58,7 @@ class Run:
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
 
-    lens: LensBase
+    lens: Lens
     batch: SeriesBatch
     horizon: int
     truth: np.ndarray | None = None
@@ -358,7 +358,7 @@ class Run:
         return {"kind": kind, "title": title, "source": source, **self.lens.provenance(), **facts, **parameters}
 
 
-def hooks_in_force(lens: LensBase) -> tuple[object, ...]:
+def hooks_in_force(lens: Lens) -> tuple[object, ...]:
     """The hooks that are set on a lens, to be compared with those of another time."""
     return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
@@ -372,8 +372,9 @@ def _values_along(run: Run, along: Any) -> np.ndarray:
     return values
 
 
-def make_run(
-    lens: LensBase,
+@method_of("Lens")
+def run(
+    lens: Lens,
     series: Any,
     horizon: int | None = None,
     *,
@@ -433,5 +434,5 @@ def make_run(
         known = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
     settings = (num_samples, seed, rolls, None, whole, horizon is not None, hooks_in_force(lens))
-    run = Run(lens, batch, steps, known, *settings)
-    return run if along is None else run.following(along)
+    recorded = Run(lens, batch, steps, known, *settings)
+    return recorded if along is None else recorded.following(along)

@@ -12,8 +12,8 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.forecast import Forecast
+from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.places import replacing, writing_to
 from tsfm_lens.registry import method_of
@@ -78,7 +78,7 @@ def to_netcdf(run: Run, path: str | Path) -> Path:
     return target
 
 
-def open_run(lens: LensBase, path: str | Path) -> Run:
+def open_run(lens: Lens, path: str | Path) -> Run:
     """A run that :meth:`Run.to_netcdf` has written, of the same model.
 
     Args:
