@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import house
+import pytest
 
 FORMS = {
     "at module level": "from tsfm_lens.{0} import x",

@@ -1,4 +1,4 @@
-"""Measure the house: lines, layers, names, docstrings, habits. ``make house`` prints the table; tests hold the bounds."""
+"""Measure the house: lines, layers, names, docstrings, habits. ``make house`` prints the table; tests hold bounds."""
 
 from __future__ import annotations
 

@@ -9,9 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tsfm_lens import verbs  # noqa: F401  # attaches methods to classes below
-from tsfm_lens.registry import VERSION
-
-__version__ = VERSION
+from tsfm_lens.registry import VERSION as __version__
 
 _HOME = {
     "Activations": "tsfm_lens.hooks",

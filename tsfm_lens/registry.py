@@ -27,7 +27,7 @@ def extensible(owner: C) -> C:
 
 
 def method_of(*owners: str) -> Callable[[F], F]:
-    """Make a function a method of classes that are :func:`extensible`, by name, whether or not they are imported yet."""
+    """Make a function a method of :func:`extensible` classes, given by name, whether or not they are imported yet."""
 
     def attach(method: F) -> F:
         for owner in owners:

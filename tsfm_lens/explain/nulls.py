@@ -39,7 +39,7 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
 
     Of what training did, only the sizes of the entries are left, and the gains of norms. That needs nothing but the
     weights, so that it is the same for every architecture, and for the same files whatever name they were opened by. It
-    is not the model before its training: an embedded checkpoint's is :func:`tsfm_lens.studies.recipes.history.initial_model`.
+    is not the model before its training; the recipes of the embedded checkpoints build that one.
 
     Args:
         lens: the model; it stays as it is.

@@ -34,8 +34,7 @@ def training_history(
     do not depend on how well the model copies; other models :func:`tsfm_lens.probes.repeated_motif`.
 
     Args:
-        checkpoints: lens by optimiser step, such as :class:`tsfm_lens.studies.recipes.history.TrainingHistory`; each is asked for
-            once, and not held.
+        checkpoints: lens by optimiser step; each is asked for once, and not held.
         losses: training loss by step, at these steps or others.
         name: of the model that was trained; that of its last checkpoint if "".
         seed: of the motifs.

@@ -48,7 +48,7 @@ class Stage(BaseModel):
 
 
 def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
-    """Learning rate at a step: it rises over ``warmup`` steps, stays, and falls to 1 % of its peak over ``decay`` steps.
+    """Learning rate at a step: it rises over ``warmup`` steps, stays, and falls to 1 % of its peak over ``decay``.
 
     Args:
         step: from ``first`` to ``last`` − 1.

@@ -1,4 +1,4 @@
-"""Embedded reference checkpoints: small real models in the native formats, and planted models. No torch is imported here."""
+"""Embedded checkpoints, small real models in the native formats, and planted models. No torch is imported here."""
 
 from __future__ import annotations
 

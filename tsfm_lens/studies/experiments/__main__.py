@@ -1,4 +1,4 @@
-"""``python -m tsfm_lens.studies.experiments toy --out DIR``: train a grid of a paper's experiment, and write what it came to.
+"""``python -m tsfm_lens.studies.experiments toy --out DIR``: train the grid of an experiment and write its results.
 
 Runs that have ended are left as they are, so that a grid that was stopped goes on with the same command.
 """

@@ -131,7 +131,8 @@ def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
         UnknownNameError: there is no such arm.
 
     Example:
-        >>> norms = experiments.end_norms(experiments.record("benchmarks"), ["ETTh1 96 SAMformer", "ETTh1 96 Transformer"])
+        >>> arms = ["ETTh1 96 SAMformer", "ETTh1 96 Transformer"]
+        >>> norms = experiments.end_norms(experiments.record("benchmarks"), arms)
         >>> norms["nuclear_norm"].dims
         ('run', 'layer', 'head', 'input')
     """

@@ -20,6 +20,8 @@ from tsfm_lens.studies.experiments.figures import (
 )
 from tsfm_lens.viz.select import array, names
 
+_MAKER = "made by grids of trainings: `python -m {0}` makes it, `tsfm_lens.studies.experiments` ships one"
+
 
 def read_runs(ds: xr.Dataset) -> list[str]:
     """Where every arm ends, and which stay above the oracle."""
@@ -138,9 +140,6 @@ def _losses(ds: xr.Dataset) -> Iterator[Plate]:
     yield Plate(losses_by_cost(ds), frame(ds, "loss"), read_losses(ds))
 
 
-_MAKER = "made by grids of trainings: `python -m {0}` makes it, `tsfm_lens.studies.experiments` ships one"
-
-
 MEASUREMENTS = (
     Measurement(
         kind="lab_runs",
@@ -160,7 +159,7 @@ MEASUREMENTS = (
             *("S1-F1", "S1-F15", "S1-F3", "S1-T1", "S1-T6", "S1-T9", "S1-T10"),
             *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14", "S2-ETT"),
         ),
-        maker="made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, `tsfm_lens.studies.experiments` ships some",
+        maker=_MAKER.format("tsfm_lens.studies.experiments"),
         subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
     ),
     Measurement(
@@ -175,7 +174,7 @@ MEASUREMENTS = (
         figures=(Figure(in_context_errors, "Error of regression in context by rank or width, and by pairs."),),
         source="after structured attention, figures 2, 3, 6 and 11 (S2-F2)",
         paper=("S2-F2", "S2-F3", "S2-F11"),
-        maker="made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, `tsfm_lens.studies.experiments` ships one",
+        maker=_MAKER.format("tsfm_lens.studies.experiments"),
         subject=lambda ds: f"d = {ds.attrs.get('inputs', '?')}",
     ),
     Measurement(

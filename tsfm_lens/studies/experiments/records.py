@@ -31,8 +31,8 @@ def record(name: str) -> xr.Dataset:
             tables 1, 6, 9 and 10; "in_context", regression in context by the rank of the scores, see
             :func:`tsfm_lens.studies.experiments.in_context_results`, and "in_context_widths" by the width of the
             model; "encoders", ETTh1 by scoring function; "transfer", learning rates across widths, see
-            :func:`tsfm_lens.studies.experiments.transfer_results`; "chronos_levels", Chronos with scores by nested blocks of tokens,
-            which ``python -m tsfm_lens.studies.recipes.levels`` makes.
+            :func:`tsfm_lens.studies.experiments.transfer_results`; "chronos_levels", Chronos with scores by nested
+            blocks of tokens, which ``python -m tsfm_lens.studies.recipes.levels`` makes.
 
     Raises:
         UnknownNameError: no such record.

@@ -1,7 +1,7 @@
 """Score every method of the package on models whose mechanism is known.
 
-``python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md`` plants every mechanism several times, runs every method
-on it and on an untrained twin, and writes the table, with everything measured beside it as CSV.
+``python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md`` plants every mechanism several times, runs
+every method on it and on an untrained twin, and writes the table, with everything measured beside it as CSV.
 """
 
 from __future__ import annotations

@@ -100,11 +100,11 @@ def reproduce(
         paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
         A claim stands in the paper's words, its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
         "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and says ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median margin by
-        which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm; of a number
-        that number, with the interval of those that are means over windows or counts of heads. NaN where there is none.
-        Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given by the paper;
-        they say what intervals are over. ``note`` says what keeps the two from being compared, ``over`` what claims are
+        :func:`tsfm_lens.studies.papers.verdicts.judged`. ``estimate``, ``low`` and ``high``: of a part the median
+        margin by which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm;
+        of a number that number, with the interval of those that are means over windows or counts of heads. NaN where
+        there is none. Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given
+        by the paper; they say what intervals are over. ``note`` says what keeps the two from being compared, ``over`` what claims are
         tested over, windows or draws.
 
     Raises:

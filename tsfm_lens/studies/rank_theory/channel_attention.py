@@ -50,8 +50,10 @@ def readout_exists(tokens: np.ndarray, wanted: np.ndarray) -> bool:
         does not matter (E1-10).
 
     Example:
-        >>> rank_theory.readout_exists(np.eye(2, 3), np.ones((2, 1))), rank_theory.readout_exists(np.ones((2, 3)), np.eye(2))
-        (True, False)
+        >>> rank_theory.readout_exists(np.eye(2, 3), np.ones((2, 1)))
+        True
+        >>> rank_theory.readout_exists(np.ones((2, 3)), np.eye(2))
+        False
     """
     _refuse_other_rows(tokens, wanted)
     # scaled alike, so that one threshold tells both ranks

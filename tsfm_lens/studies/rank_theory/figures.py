@@ -196,7 +196,8 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
         A curve per rank, from the smallest value to the largest.
 
     Example:
-        >>> figures.chebyshev_curves(rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)).layout.meta["title"]
+        >>> curves = rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)
+        >>> figures.chebyshev_curves(curves).layout.meta["title"]
         'Embeddings of Chebyshev polynomials: the first two of 8 coordinates'
     """
     curves, values = array(ds, "coordinate", "rank", "axis", "point"), np.asarray(ds["value"].values, dtype=float)

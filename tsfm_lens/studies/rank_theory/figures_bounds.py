@@ -27,7 +27,8 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
         values above the threshold over activations and draws, and the bound on their number.
 
     Example:
-        >>> figures.embedding_bound_lines(rank_theory.embedding_bounds(dimension=8, n_tokens=30, draws=1)).layout.meta["title"]
+        >>> bounds = rank_theory.embedding_bounds(dimension=8, n_tokens=30, draws=1)
+        >>> figures.embedding_bound_lines(bounds).layout.meta["title"]
         'Singular values of embeddings fall as fast as their smoothness asks'
     """
     found, bound = (array(ds, name, "embedding", "index") for name in ("singular_value", "bound"))

@@ -1,4 +1,4 @@
-"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints it against the seasonal naive forecast.
+"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints it against seasonal naive.
 
 Recipes are chosen on validation sets (synthetic seasons of one seed, two sets of real series of packages that neither
 training nor test reads); the test sets (synthetic seasons of another seed, the bundled real series) are for the cards.

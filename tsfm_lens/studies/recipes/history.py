@@ -1,7 +1,7 @@
 """How a reference checkpoint became what it is: its checkpoints over training, and what probes say of each.
 
-``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history of a training run; the files of the embedded
-checkpoints are shipped beside their weights.
+``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history of a training run; the files of
+the embedded checkpoints are shipped beside their weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train at low rank and compare: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains every arm and measures them.
+"""Train at low rank: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains and measures every arm.
 
 Arms that are done are left as they are, so that a run that was stopped goes on with the same command.
 """

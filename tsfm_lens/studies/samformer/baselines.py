@@ -19,8 +19,8 @@ __all__ = ["LinearForecaster", "TSMixer", "least_squares", "oracle_loss"]
 class LinearForecaster(nn.Module):
     """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
 
-    Its closed form in data units is :func:`tsfm_lens.studies.rank_theory.revin_linear`. It has no stream that anything writes to,
-    so there is nothing for a lens to open.
+    Its closed form in data units is :func:`tsfm_lens.studies.rank_theory.revin_linear`. It has no stream that
+    anything writes to, so there is nothing for a lens to open.
 
     Args:
         length, horizon: L and H.
