@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test test-hard campaigns figures-check test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores bench notebook clean
+.PHONY: setup report sweep-demo test test-hard campaigns figures-check test-latest test-sdist lint house core typecheck docs conformance planted-scores explanation-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -65,6 +65,15 @@ test-sdist: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+house: $(STAMP)
+	@$(BIN)/python tools/house.py
+
+# the tests of the core where there are no studies
+core: $(STAMP)
+	set -e; room=$$(mktemp -d); trap 'rm -rf "$$room"' EXIT; python=$(abspath $(BIN))/python; \
+	git ls-files -z | grep -zv '/studies/' | xargs -0 cp --parents -t "$$room"; \
+	cd "$$room"; PYTHONPATH="$$PWD" $$python -m pytest -n 2 $(or $(TESTS),$(CORE))
 
 typecheck: $(STAMP)
 	$(BIN)/mypy

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import house
 import pytest
 
+ALONE = """
+import importlib, pkgutil
+import tsfm_lens
+from typer.testing import CliRunner
+
+for module in pkgutil.walk_packages(tsfm_lens.__path__, "tsfm_lens."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+from tsfm_lens import probes, viz
+from tsfm_lens.cli import app
+
+assert "reproduce" not in CliRunner().invoke(app, ["--help"]).stdout
+run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6, holdout=True)
+assert viz.attribution_heatmap(probes.attribute(run, nodes=4)).data
+assert run.report("report", chapters=("forecast", "ablation")).exists()
+"""
 FORMS = {
     "at module level": "from tsfm_lens.{0} import x",
     "in a function": "def f():\n    from tsfm_lens.{0} import x",
@@ -45,3 +68,22 @@ def test_imports_lead_downwards() -> None:
 
 def test_no_modules_import_each_other() -> None:
     assert house.circles(house.imports(house.sources())) == []
+
+
+def test_contributing_names_the_packages_in_their_order() -> None:
+    text = (house.ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, flags=re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert [name for name in named if name in house.LEVEL] == [
+        name for layer in house.LAYERS for name in layer if not name.startswith("__")
+    ]
+
+
+def test_the_core_stands_without_studies(tmp_path: Path) -> None:
+    """Whole and quickly: every module imports, a command runs, a run is measured, drawn and reported."""
+    shutil.copytree(house.ROOT / "tsfm_lens", tmp_path / "tsfm_lens", ignore=shutil.ignore_patterns("studies"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -14,10 +14,8 @@ __all__ = [
     "effective_rank",
     "epsilon_rank",
     "flow_bound",
-    "least_sums",
     "measured_bound",
     "participation_ratio",
-    "positive_and_falling",
     "relative_spectrum",
 ]
 

@@ -87,6 +87,10 @@ def open_run(lens: Lens, path: str | Path) -> Run:
 
     Raises:
         InputError: the file is no run, or one of another model.
+
+    Example:
+        >>> models.open_run(lens, run.to_netcdf(folder / "run.nc")).batch.ids
+        ('co2',)
     """
     try:
         with xr.open_dataset(path, engine="scipy") as opened:

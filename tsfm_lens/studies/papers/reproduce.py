@@ -104,8 +104,8 @@ def reproduce(
         margin by which it is true, with its 95 % interval, ``margin`` says of what, and ``p`` its p-value after Holm;
         of a number that number, with the interval of those that are means over windows or counts of heads. NaN where
         there is none. Over ``setting``: ``paper_setting`` and ``our_setting``, for those known to differ or not given
-        by the paper; they say what intervals are over. ``note`` says what keeps the two from being compared, ``over`` what claims are
-        tested over, windows or draws.
+        by the paper; they say what intervals are over. ``note`` says what keeps the two from being compared, ``over``
+        what claims are tested over, windows or draws.
 
     Raises:
         UnknownNameError: no such id.
