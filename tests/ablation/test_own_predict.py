@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import runpy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from own_models import LEVELS, Forecaster, Wired
 from tsfm_lens.ablation import Variant, forecast_variants, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks import Component, Steer, writers
@@ -20,9 +19,7 @@ from tsfm_lens.models import Lens
 from tsfm_lens.models.architecture import Prediction, rows_apart, stands_apart
 from tsfm_lens.testing import rounding
 
-own = runpy.run_path(str(Path(__file__).parents[1] / "models" / "test_own_model.py"))
-Wired: Any = own["Wired"]
-HORIZON, LEVELS = 6, own["LEVELS"]
+HORIZON, LEVELS = 6, LEVELS
 BATCH = as_series([np.sin(np.arange(40) / 3), 3 * np.cos(np.arange(33) / 2), 10 * np.sin(np.arange(40) / 5)])
 
 
@@ -30,7 +27,7 @@ BATCH = as_series([np.sin(np.arange(40) / 3), 3 * np.cos(np.arange(33) / 2), 10 
 def model() -> Any:
     """Random weights so large that every part matters."""
     torch.manual_seed(0)
-    native = own["Forecaster"]()
+    native = Forecaster()
     with torch.no_grad():
         for weight in native.parameters():
             weight.normal_(std=weight.shape[1] ** -0.5 if weight.ndim > 1 else 0.3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -18,11 +17,11 @@ from torch import Tensor
 from torch.overrides import _len_torch_function_stack
 
 import tsfm_lens
+from own_models import Forecaster, Wired
 from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import native_traces
 
-OWN = runpy.run_path(str(Path(__file__).parents[1] / "models" / "test_own_model.py"))
 SERIES = bundled("co2").tail(24)
 PATTERN, STREAM = "blocks.1.attn.hook_pattern", "blocks.0.hook_resid_post"
 PACKAGE = Path(tsfm_lens.__file__).parent
@@ -36,7 +35,7 @@ Work = Callable[[Lens], object]
 
 def own_lens() -> Lens:
     torch.manual_seed(0)
-    return Lens(OWN["Wired"](OWN["Forecaster"]().eval()), "own")
+    return Lens(Wired(Forecaster().eval()), "own")
 
 
 Instruction = tuple[CodeType, int]

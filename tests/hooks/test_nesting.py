@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import runpy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from own_models import HEADS, LAYERS, PATCH, WIDTH, Forecaster, Wired
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, Zero
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close, native_traces
 
-OWN = runpy.run_path(str(Path(__file__).parents[1] / "models" / "test_own_model.py"))
-HEADS, LAYERS, WIDTH, PATCH = OWN["HEADS"], OWN["LAYERS"], OWN["WIDTH"], OWN["PATCH"]
 CASES = int(os.environ.get("TSFM_LENS_CASES", "1500"))
 
 Act = Callable[[Tensor], Tensor]
@@ -31,11 +28,11 @@ Act = Callable[[Tensor], Tensor]
 
 def own_lens() -> Lens:
     torch.manual_seed(0)
-    model = OWN["Forecaster"]().eval()
+    model = Forecaster().eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.3)
-    return Lens(OWN["Wired"](model.double()), "own")
+    return Lens(Wired(model.double()), "own")
 
 
 LENS = own_lens()

@@ -46,7 +46,7 @@ Update = dict[str, dict[str, Any]]
 
 _PRINTED = 60  # cells with room for their number
 _LEAST_SEEN = 1e-4  # percent; attention below it is drawn as none
-_WIDTH, _MAP = 860, 230  # pixels: under which the five panels cannot be read, and of the map at that
+_WIDTH, _MAP = 884, 230  # pixels: under which the five panels cannot be read, and of the map at that
 
 
 @dataclass(frozen=True)
