@@ -32,6 +32,7 @@ ROOMS = (
     "testing",
     "errors",
     "studies.experiments",
+    "studies.method_scores.leaderboard",
     "studies.experiments.figures",
     "studies.rank_theory",
     "studies.rank_theory.figures",

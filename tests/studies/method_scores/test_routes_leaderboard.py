@@ -9,9 +9,17 @@ import pandas as pd
 import pytest
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain import SHIPPED, benchmark, measured
 from tsfm_lens.studies.method_scores.cases import Case, cases
-from tsfm_lens.studies.method_scores.leaderboard import START, STOP, leaderboard, main, tables
+from tsfm_lens.studies.method_scores.leaderboard import (
+    SHIPPED,
+    START,
+    STOP,
+    benchmark,
+    leaderboard,
+    main,
+    measured,
+    tables,
+)
 
 PAIRS = [("seasonal-copy", "chronos-bolt"), ("covariate", "chronos-2")]
 FEW = {"pairs": PAIRS, "seeds": 1, "series": 1}

@@ -76,7 +76,7 @@ def benchmark(
         UnknownNameError: no such method.
 
     Example:
-        >>> row = explain.benchmark(lambda case: [abs(part.start) for part in case.parts], name="oldest first",
+        >>> row = leaderboard.benchmark(lambda case: [abs(part.start) for part in case.parts], name="oldest first",
         ...     pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=1)
         >>> row["method"].tolist()
         ['oldest first']
@@ -98,7 +98,7 @@ def measured(
     """What :func:`benchmark` is made of: a row for each case; arguments and errors as there.
 
     Example:
-        >>> rows = explain.measured("random", pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=2)
+        >>> rows = leaderboard.measured("random", pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=2)
         >>> len(rows)
         2
     """
