@@ -101,8 +101,8 @@ class SeriesBatch:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
         check_unique(self.ids)
-        checked = tuple(_checked(v, name) for v, name in zip(self.values, self.ids, strict=True))
-        fill(self, "values", checked)
+        arrays = tuple(_read_only(v, name) for v, name in zip(self.values, self.ids, strict=True))
+        fill(self, "values", arrays)
         fill(self, "freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill(self, "seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
@@ -190,14 +190,14 @@ class SeriesBatch:
                     f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "
                     "one after the other"
                 )
-            repeated = [name for name, times in Counter(self.variates[row] for row in members).items() if times > 1]
-            if repeated:
-                raise InputError(f"group {group!r} has variate {repeated[0]!r} more than once; give each its own name")
+            repeats = [name for name, times in Counter(self.variates[row] for row in members).items() if times > 1]
+            if repeats:
+                raise InputError(f"group {group!r} has variate {repeats[0]!r} more than once; give each its own name")
             for what, column in axes.items():
-                known = dict.fromkeys(column[row] for row in members if column[row] is not None)
-                if len(known) > 1:
+                distinct = dict.fromkeys(column[row] for row in members if column[row] is not None)
+                if len(distinct) > 1:
                     raise InputError(
-                        f"the series of group {group!r} have different {what} ({', '.join(map(str, known))}); "
+                        f"the series of group {group!r} have different {what} ({', '.join(map(str, distinct))}); "
                         "variates of one group share their time axis: pad with NaN what was not observed"
                     )
 
@@ -235,8 +235,8 @@ class SeriesBatch:
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))
         starts = tuple(
-            start if start is None or not skipped else _stamps(start, skipped + 1, freq)[-1]
-            for start, skipped, freq in zip(self.starts, first, self.freqs, strict=True)
+            start if start is None or not steps else _stamps(start, steps + 1, freq)[-1]
+            for start, steps, freq in zip(self.starts, first, self.freqs, strict=True)
         )
         return replace(self, values=values, starts=starts)
 
@@ -254,9 +254,9 @@ class SeriesBatch:
             UnknownNameError: an id does not occur.
             InputError: a position is out of range, or series of one group would come apart.
         """
-        wanted = [which] if isinstance(which, str | int) else list(which)
+        requested = [which] if isinstance(which, str | int) else list(which)
         index = []
-        for item in wanted:
+        for item in requested:
             if isinstance(item, str):
                 # an id goes before a group of the same name
                 rows = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
@@ -267,8 +267,8 @@ class SeriesBatch:
                 raise InputError(f"series {item} is out of range: the batch has {len(self)}")
             else:
                 index.append(item % len(self))
-        picked: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
-        return replace(self, **picked)
+        fields: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
+        return replace(self, **fields)
 
     def to_frame(self) -> pd.DataFrame:
         """A long frame: id, group and variate if multivariate, timestamp (or step where unknown), target."""
@@ -296,11 +296,11 @@ class SeriesBatch:
         if not batches:
             raise InputError("there is no batch to put together")
 
-        def joined(name: str) -> tuple[Any, ...]:
+        def join(name: str) -> tuple[Any, ...]:
             return tuple(item for batch in batches for item in getattr(batch, name))
 
-        together: dict[str, Any] = {name: joined(name) for name in ("values", "notes", *COLUMNS)}
-        return cls(**together)
+        fields: dict[str, Any] = {name: join(name) for name in ("values", "notes", *COLUMNS)}
+        return cls(**fields)
 
 
 @lru_cache(maxsize=64)
@@ -352,9 +352,9 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
     Raises:
         InputError: a name occurs more than once.
     """
-    repeated = sorted(name for name, times in Counter(ids).items() if times > 1)
-    if repeated:
-        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeated[:3]))} occurs more than once")
+    repeats = sorted(name for name, times in Counter(ids).items() if times > 1)
+    if repeats:
+        raise InputError(f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once")
 
 
 def season_of(freq: str | None) -> int:
@@ -369,7 +369,7 @@ def season_of(freq: str | None) -> int:
         return 1
 
 
-def _checked(values: object, name: str) -> np.ndarray:
+def _read_only(values: object, name: str) -> np.ndarray:
     """A read-only float64 copy of one series.
 
     Raises:

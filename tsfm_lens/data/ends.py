@@ -11,13 +11,13 @@ from tsfm_lens.errors import InputError
 if TYPE_CHECKING:
     from tsfm_lens.data.batch import SeriesBatch
 
-_NAMED = 3  # series
+_MOST_NAMES = 3  # series
 
 
 def missing_at_end(values: np.ndarray) -> int:
     """How many of the last values (time,) are missing."""
-    known = np.flatnonzero(np.isfinite(values))
-    return len(values) - 1 - int(known[-1]) if len(known) else len(values)
+    finite = np.flatnonzero(np.isfinite(values))
+    return len(values) - 1 - int(finite[-1]) if len(finite) else len(values)
 
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
@@ -28,9 +28,9 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     }
     if not short:
         return batch
-    named = _listed([f"{name!r} with {steps}" for name, steps in short.items()])
+    listing = _listing([f"{name!r} with {steps}" for name, steps in short.items()])
     cure = "drop these rows, or name covariates that go on with known=[…]"
-    return batch.noted([f"missing values at the end, after which forecasts begin: {named}; {cure}"])
+    return batch.noted([f"missing values at the end, after which forecasts begin: {listing}; {cure}"])
 
 
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
@@ -43,19 +43,19 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
     unknown = np.flatnonzero(~np.isfinite(truth).any(-1) & batch.is_target)
     if not len(unknown):
         return context, truth
-    asked = f"all {horizon} steps" if horizon > 1 else "the one step"
+    span = f"all {horizon} steps" if horizon > 1 else "the one step"
     if len(unknown) < batch.is_target.sum():
-        named = _listed([repr(batch.ids[row]) for row in unknown])
-        return context.noted([f"the truth of {asked} is missing of {named}"]), truth
+        listing = _listing([repr(batch.ids[row]) for row in unknown])
+        return context.noted([f"the truth of {span} is missing of {listing}"]), truth
     first = int(unknown[0])
     steps = missing_at_end(batch.values[first])
     raise InputError(
         f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of "
-        f"{asked} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
+        f"{span} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
         "(holdout=False)"
     )
 
 
-def _listed(words: list[str]) -> str:
-    more = f", … ({len(words)} series)" if len(words) > _NAMED else ""
-    return ", ".join(words[:_NAMED]) + more
+def _listing(words: list[str]) -> str:
+    more = f", … ({len(words)} series)" if len(words) > _MOST_NAMES else ""
+    return ", ".join(words[:_MOST_NAMES]) + more

@@ -60,9 +60,9 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
 def _freq_of(entries: Sequence[Mapping[str, Any]]) -> str | None:
     """The frequency of the periods that all entries start with, None where there is no single one."""
     starts = [entry.get("start") for entry in entries]
-    found = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
-    known = found.pop() if len(found) == 1 else None
-    return None if known is None else stamp_frequency(known)
+    freqs = {start.freqstr if isinstance(start, pd.Period) else None for start in starts}
+    freq = freqs.pop() if len(freqs) == 1 else None
+    return None if freq is None else stamp_frequency(freq)
 
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:

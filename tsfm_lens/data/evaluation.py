@@ -71,13 +71,13 @@ class Window:
     @cached_property
     def digest(self) -> bytes:
         """sha256 of names, start and values; the same on every machine and for every float type of equal values."""
-        hashed = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
+        hasher = hashlib.sha256(repr((self.item, int(self.index), str(self.start))).encode())
         for array in (self.context, self.label):
             values = np.asarray(array, dtype="<f8") + 0.0  # -0.0 counts as 0.0
             values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
-            hashed.update(repr(array.shape).encode())
-            hashed.update(np.ascontiguousarray(values, dtype="<f8").data)
-        return hashed.digest()
+            hasher.update(repr(array.shape).encode())
+            hasher.update(np.ascontiguousarray(values, dtype="<f8").data)
+        return hasher.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,16 +116,16 @@ class EvaluationSet:
         for what in ("horizon", "seasonality"):
             if getattr(self, what) < 1:
                 raise InputError(f"evaluation set {self.name!r}: {what} is {getattr(self, what)}, expected 1 or more")
-        seen: set[str] = set()
+        ids: set[str] = set()
         for window in self.windows:
             if window.label.shape[1] != self.horizon:
                 raise InputError(
                     f"evaluation set {self.name!r}: the label of window {window.id!r} has {window.label.shape[1]} "
                     f"steps, expected the horizon {self.horizon}"
                 )
-            if window.id in seen:
+            if window.id in ids:
                 raise InputError(f"evaluation set {self.name!r} has window {window.id!r} more than once")
-            seen.add(window.id)
+            ids.add(window.id)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -158,8 +158,8 @@ class EvaluationSet:
             raise InputError(f"sample({n}) of {self.name!r}: expected at least 1 window")
         if n is None or n >= len(self):
             return self
-        picked = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
-        return replace(self, windows=tuple(self.windows[i] for i in picked))
+        indices = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
+        return replace(self, windows=tuple(self.windows[i] for i in indices))
 
     def chunks(self, size: int) -> list[tuple[int, ...]]:
         """Indices of all windows, parted in order into chunks of at most ``size`` series.
@@ -205,10 +205,10 @@ class EvaluationSet:
         notes: list[str] = []
         starts: list[pd.Timestamp | None] = []
         for window in windows:
-            skipped = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
-            starts += [self._stamp(window, skipped)] * window.n_variates
+            skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
+            starts += [self._stamp(window, skip)] * window.n_variates
             for name, row in zip(window.row_ids, window.context, strict=True):
-                series, note = _usable(row, skipped, name)
+                series, note = _usable(row, skip, name)
                 values.append(series)
                 notes += note
         several = [window.n_variates > 1 for window in windows]
@@ -241,7 +241,7 @@ class EvaluationSet:
         Source:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
         """
-        numbers = [self._checked(index) for index in indices]
+        numbers = [self._position(index) for index in indices]
         for number in numbers:
             if number not in self._scales:
                 rows = self.windows[number].context
@@ -286,12 +286,12 @@ class EvaluationSet:
         Args:
             indices: numbers of windows; all if None.
         """
-        wanted = range(len(self)) if indices is None else sorted({self._checked(index) for index in indices})
+        numbers = range(len(self)) if indices is None else sorted({self._position(index) for index in indices})
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
-        hashed = hashlib.sha256(header.encode())
-        for digest in sorted(self.windows[index].digest for index in wanted):
-            hashed.update(digest)
-        return hashed.hexdigest()
+        hasher = hashlib.sha256(header.encode())
+        for digest in sorted(self.windows[index].digest for index in numbers):
+            hasher.update(digest)
+        return hasher.hexdigest()
 
     @cached_property
     def _scales(self) -> dict[int, list[float]]:
@@ -317,13 +317,13 @@ class EvaluationSet:
         )
         self.__dict__.update({**state, "windows": tuple(windows)})
 
-    def _checked(self, index: int) -> int:
+    def _position(self, index: int) -> int:
         if not -len(self) <= index < len(self):
             raise InputError(f"window {index} is out of range: {self.name!r} has {len(self)}")
         return int(index) % len(self)
 
     def _pick(self, indices: Sequence[int]) -> list[Window]:
-        windows = [self.windows[self._checked(index)] for index in indices]
+        windows = [self.windows[self._position(index)] for index in indices]
         if not windows:
             raise InputError(f"no window of {self.name!r} was asked for: expected at least one index")
         return windows
@@ -331,25 +331,25 @@ class EvaluationSet:
     def _contexts(self, indices: Sequence[int]) -> list[np.ndarray]:
         return [row for window in self._pick(indices) for row in window.context]
 
-    def _stamp(self, window: Window, skipped: int) -> pd.Timestamp | None:
+    def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
         """Timestamp of the context's first kept step; None where unknown, or where the window ends past pandas' era."""
         if window.start is None or self.freq is None:
-            return window.start if not skipped else None
+            return window.start if not skip else None
         offset = pd.tseries.frequencies.to_offset(self.freq)
         try:
             first = offset.rollforward(window.start.as_unit("ns"))
             _ = first + (window.context.shape[1] + self.horizon) * offset
-            return first + skipped * offset if skipped else window.start
+            return first + skip * offset if skip else window.start
         except (pd.errors.OutOfBoundsDatetime, OverflowError):
             return None
 
 
-def _usable(row: np.ndarray, skipped: int, name: str) -> tuple[np.ndarray, list[str]]:
+def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str]]:
     """The kept steps of one context with at least one value, and a note if that had to be put in."""
-    kept = known_values(row[skipped:])
-    if not np.isnan(kept).all():
-        return kept, []
-    known = row[np.isfinite(row)]
-    kept[-1] = known[-1] if len(known) else 0.0
-    what = "the last value before them" if len(known) else "0, as the series has no value"
-    return kept, [f"{name}: the {len(kept)} steps of context are all missing; the last was given {what}"]
+    context = known_values(row[skip:])
+    if not np.isnan(context).all():
+        return context, []
+    finite = row[np.isfinite(row)]
+    context[-1] = finite[-1] if len(finite) else 0.0
+    what = "the last value before them" if len(finite) else "0, as the series has no value"
+    return context, [f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"]

@@ -98,8 +98,8 @@ def _sets(
         )
     labels = _labels(name, list(windows_of_kind))
     return [
-        EvaluationSet(label, tuple(cut), horizon, freq, season, domain, source, batch.notes)
-        for label, ((freq, season), cut) in zip(labels, windows_of_kind.items(), strict=True)
+        EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes)
+        for label, ((freq, season), all_windows) in zip(labels, windows_of_kind.items(), strict=True)
     ]
 
 
@@ -148,7 +148,7 @@ def gluonts_set(
         >>> data.gluonts_set([entry], horizon=12, windows=2)[0].seasonality
         12
     """
-    cut: list[Window] = []
+    all_windows: list[Window] = []
     ids: set[str] = set()
     for number, entry in enumerate(dataset):
         item = str(entry.get("item_id", number))
@@ -161,10 +161,10 @@ def gluonts_set(
         freq = freq or (start.freqstr if isinstance(start, pd.Period) else None) or entry.get("freq")
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = start_of(start, freq) if start is not None and freq else None
-        cut += rolling_windows(item, values, horizon, windows, stride, stamp)
+        all_windows += rolling_windows(item, values, horizon, windows, stride, stamp)
     stamps = stamp_frequency(freq) if freq else None
     season = seasonality or season_of(stamps)
-    return [EvaluationSet(name, tuple(cut), horizon, stamps, season, domain, "gluonts dataset of the caller")]
+    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, season, domain, "gluonts dataset of the caller")]
 
 
 def gluonts_file(
@@ -237,10 +237,10 @@ def _gluonts_entries(file: Path, freq: str) -> Iterator[Mapping[str, Any]]:
         from gluonts.dataset.common import FileDataset, infer_file_type
         from gluonts.exceptions import GluonTSDataError
     try:
-        stored = infer_file_type(file)
-        if stored is None:
+        entries = infer_file_type(file)
+        if entries is None:
             raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
-        first = next(iter(stored), None)
+        first = next(iter(entries), None)
         if first is None or "target" not in first or "start" not in first:
             holds = "no entry" if first is None else f"entries with {', '.join(map(str, first))}"
             raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")

@@ -130,16 +130,16 @@ def _frame(
 ) -> pd.DataFrame:
     """Text with its columns of numbers as numbers, but for ids and timestamps, which stay as they are written."""
     key, time = key_and_time(table.columns, id_column, time_column)
-    beside = set(column_names((*(known or ()), *(past or ())), table.columns)) & set(table.columns)
-    wanted = value_columns(table.columns, targets if variates is None else variates, {key, time, *beside})
+    covariates = set(column_names((*(known or ()), *(past or ())), table.columns)) & set(table.columns)
+    requested = value_columns(table.columns, targets if variates is None else variates, {key, time, *covariates})
     free = {name: column for name, column in table.columns.items() if name not in (key, time)}
     # a column without a name may number the rows
-    asked = set(free if wanted is None else wanted) | ({"Unnamed: 0"} & set(free))
+    numeric = set(free if requested is None else requested) | ({"Unnamed: 0"} & set(free))
     # a covariate may be text; one that is all numbers is read as such
-    asked = (asked - beside) | set(numeric_columns({name: free[name] for name in beside if name in free}))
-    read = {name: column for name, column in free.items() if name in asked}
-    numbers = Numerals(read, table.first_row, decimal=decimal, doubtful_point=table.delimiter != ",").values
-    others = numeric_columns({name: column for name, column in free.items() if name not in asked | beside})
+    numeric = (numeric - covariates) | set(numeric_columns({name: free[name] for name in covariates if name in free}))
+    cells = {name: column for name, column in free.items() if name in numeric}
+    numbers = Numerals(cells, table.first_row, decimal=decimal, doubtful_point=table.delimiter != ",").values
+    others = numeric_columns({name: column for name, column in free.items() if name not in numeric | covariates})
     plain = {
         name: numbers[name] if name in numbers else _text(column, is_id=name == key, number=name in others)
         for name, column in table.columns.items()

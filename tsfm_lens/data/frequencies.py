@@ -42,7 +42,7 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
         InputError: it is none that benchmarks use.
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
-    if parts is None or parts[2] not in BASES or parts[1] == "0" or not _anchored(BASES[parts[2]], parts[3]):
+    if parts is None or parts[2] not in BASES or parts[1] == "0" or not _is_anchor(BASES[parts[2]], parts[3]):
         raise InputError(
             f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'D', 'W-SUN', 'M', 'Q-DEC', 'A-DEC'"
         )
@@ -50,13 +50,13 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
         begins = parts[2].endswith("S")
-        anchor = _shifted(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
+        anchor = _shift(MONTHS, anchor or "JAN", -1) if begins else anchor or "DEC"
     elif letter == "W":
         anchor = anchor or "SUN"
     return int(parts[1] or 1), letter, anchor
 
 
-def _anchored(letter: str, anchor: str | None) -> bool:
+def _is_anchor(letter: str, anchor: str | None) -> bool:
     return anchor is None or (letter in "AQ" and anchor in MONTHS) or (letter == "W" and anchor in DAYS)
 
 
@@ -65,7 +65,7 @@ def stamp_frequency(freq: str) -> str:
     multiple, letter, anchor = parse_frequency(freq)
     alias = STAMPS.get(letter, letter)
     if anchor:
-        alias += f"-{_shifted(DAYS if letter == 'W' else MONTHS, anchor, 1)}"
+        alias += f"-{_shift(DAYS if letter == 'W' else MONTHS, anchor, 1)}"
     return f"{multiple if multiple > 1 else ''}{alias}"
 
 
@@ -104,5 +104,5 @@ def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
         raise InputError(f"start={start!r} is no timestamp; expected a date such as '2020-01-31'") from error
 
 
-def _shifted(names: tuple[str, ...], name: str, by: int) -> str:
+def _shift(names: tuple[str, ...], name: str, by: int) -> str:
     return names[(names.index(name) + by) % len(names)]

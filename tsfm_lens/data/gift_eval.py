@@ -152,20 +152,20 @@ def gift_eval(
     """
     if missing not in ("error", "skip"):
         raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
-    wanted = select_configs(configs)
+    selection = select_configs(configs)
     root = _root(path)
-    absent = [config for config in wanted if not (root / config.folder).is_dir()]
+    absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
-        _report_absent(root, absent, len(wanted), missing)
-    stored: dict[str, list[StoredSeries]] = {}
+        _report_absent(root, absent, len(selection), missing)
+    folders: dict[str, list[StoredSeries]] = {}
     sets = []
-    for config in wanted:
+    for config in selection:
         if config in absent:
             continue
-        if config.folder not in stored:
+        if config.folder not in folders:
             # terms of one dataset follow one another
-            stored = {config.folder: read_folder(root / config.folder)}
-        rows = stored[config.folder]
+            folders = {config.folder: read_folder(root / config.folder)}
+        rows = folders[config.folder]
         _check_rows(rows, config, root)
         # the stored frequency may be anchored
         freq, source = rows[0].freq or config.freq, f"GIFT-Eval, {config.folder}"
@@ -180,14 +180,14 @@ def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
         UnknownNameError: a pattern fits none.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    chosen = set()
+    keys = set()
     for pattern in patterns:
-        fitting = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
-        if not fitting:
+        matches = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
+        if not matches:
             hint = "gift_eval_configs() lists all 97."
             raise unknown_name("GIFT-Eval configuration", pattern, [c.key for c in gift_eval_configs()], hint=hint)
-        chosen.update(fitting)
-    return tuple(config for config in gift_eval_configs() if config.key in chosen)
+        keys.update(matches)
+    return tuple(config for config in gift_eval_configs() if config.key in keys)
 
 
 def gift_eval_folder(
@@ -229,23 +229,23 @@ def gift_eval_folder(
 
 
 def _root(path: str | Path | None) -> Path:
-    given = os.environ.get(VARIABLE) if path is None else path
-    if not given:
+    folder = os.environ.get(VARIABLE) if path is None else path
+    if not folder:
         raise InputError(
             f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
             "Salesforce/GiftEval on the Hugging Face hub."
         )
-    root = local_path(given)
+    root = local_path(folder)
     if not root.is_dir():
         where = "" if path is not None else f", to which {VARIABLE} is set"
         raise InputError(f"there is no folder {str(root)!r}{where}")
     return root
 
 
-def _report_absent(root: Path, absent: list[GiftEvalConfig], wanted: int, missing: str) -> None:
+def _report_absent(root: Path, absent: list[GiftEvalConfig], total: int, missing: str) -> None:
     folders = list(dict.fromkeys(config.folder for config in absent))
-    message = f"{str(root)!r} lacks {len(absent)} of {wanted} configurations: no folder {', '.join(folders)}"
-    if missing == "error" or len(absent) == wanted:
+    message = f"{str(root)!r} lacks {len(absent)} of {total} configurations: no folder {', '.join(folders)}"
+    if missing == "error" or len(absent) == total:
         raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
     warnings.warn(message, stacklevel=3)
 
@@ -263,23 +263,23 @@ def _set(
     rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
 ) -> EvaluationSet:
     """Windows of all rows."""
-    stored = {row.freq for row in rows if row.freq}
+    freqs = {row.freq for row in rows if row.freq}
     # weeks may begin on different days
-    if len({parse_frequency(frequency)[:2] for frequency in stored}) > 1:
-        raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(stored))}")
+    if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
+        raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}")
     windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
-    needed = steps_needed(horizon, windows, horizon)
-    cut: list[Window] = []
+    least = steps_needed(horizon, windows, horizon)
+    all_windows: list[Window] = []
     notes: list[str] = []
     for row, item in zip(rows, _distinct([row.item for row in rows]), strict=True):
-        if row.values.shape[1] < needed:
+        if row.values.shape[1] < least:
             notes.append(f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows")
             continue
-        cut += rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq))
-    if not cut:
-        raise InputError(f"every series of {folder!r} is shorter than {needed} steps, too few for horizon {horizon}")
+        all_windows += rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq))
+    if not all_windows:
+        raise InputError(f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}")
     alias = stamp_frequency(freq)
-    return EvaluationSet(name, tuple(cut), horizon, alias, season_of(alias), domain, source, tuple(notes))
+    return EvaluationSet(name, tuple(all_windows), horizon, alias, season_of(alias), domain, source, tuple(notes))
 
 
 def window_count(folder: str, shortest: int, horizon: int) -> int:

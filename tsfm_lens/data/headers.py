@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
-KNOWN = {*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS}
+NAMES = {*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS}
 
 _NUMBER = re.compile(f"(?:{NUMBER})|(?:{COMMA_NUMBER})")
 _DATE = re.compile(
@@ -48,9 +48,9 @@ def has_header(first: Sequence[str], below: Sequence[Sequence[str]]) -> tuple[bo
     same = [a == b or "missing" in (a, b) for a, b in zip(kinds, under, strict=True)]
     pairs = list(zip(kinds, under, strict=True))
     if "text" in kinds:
-        known = any(cell.strip().lower() in KNOWN for cell in first)
+        has_name = any(cell.strip().lower() in NAMES for cell in first)
         values = {"date", "number"} & set(kinds)
-        if ("date", "date") in pairs or (values and all(same) and not known):
+        if ("date", "date") in pairs or (values and all(same) and not has_name):
             raise InputError(
                 f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
                 "header=False, or write names such as id, timestamp, target above it"

@@ -44,8 +44,8 @@ def flat(
         if time_column is None and _is_time(index) and find(frame.columns, TIME_COLUMNS) is None:
             time_column = name
         frame = frame.rename_axis(name).reset_index()
-    frame, left_out = _without_row_numbers(frame, {id_column, time_column})
-    return frame, id_column, time_column, notes + left_out
+    frame, more_notes = _without_row_numbers(frame, {id_column, time_column})
+    return frame, id_column, time_column, notes + more_notes
 
 
 def _says_something(index: pd.Index, id_column: str | None, time_column: str | None) -> bool:
@@ -77,11 +77,11 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
         raise InputError(f"the frame has {both[0]!r} both as a level of its index and as a column; drop one of them")
-    dated = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
-    dated += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
-    contrary = find(dated, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *dated)
-    if time_column is None and not (len(dated) == 1 and contrary):
-        time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
+    date_levels = [name for place, name in enumerate(names) if index.levels[place].dtype.kind == "M"]
+    date_levels += [name for place, name in enumerate(names) if isinstance(index.levels[place].dtype, pd.PeriodDtype)]
+    contrary = find(date_levels, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *date_levels)
+    if time_column is None and not (len(date_levels) == 1 and contrary):
+        time_column = date_levels[0] if len(date_levels) == 1 else find(names, TIME_COLUMNS)  # type: ignore[assignment]
     others = [name for name in names if name != time_column]
     if id_column is None:
         id_column = others[0] if len(others) == 1 else find(others, ID_COLUMNS)  # type: ignore[assignment]
@@ -93,16 +93,16 @@ def _levels(frame: pd.DataFrame, id_column: str | None, time_column: str | None)
     return frame.set_axis(index.set_names(names)).reset_index(), id_column, time_column
 
 
-def _without_row_numbers(frame: pd.DataFrame, named: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
+def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
     """Columns without a name, as ``to_csv`` makes of an index: row numbers are left out.
 
     Raises:
         InputError: such a column has values.
     """
-    unnamed = [name for name in frame.columns if re.fullmatch(r"(Unnamed: \d+)?", str(name)) and name not in named]
+    nameless = [name for name in frame.columns if re.fullmatch(r"(Unnamed: \d+)?", str(name)) and name not in keys]
     drop: list[Hashable] = []
     notes: list[str] = []
-    for name in unnamed:
+    for name in nameless:
         column = frame[name]
         if column.isna().all():
             drop.append(name)
@@ -130,9 +130,9 @@ def key_and_time(
         UnknownNameError: no such column.
         InputError: they are the same.
     """
-    for asked in (id_column, time_column):
-        if asked is not None and asked not in columns:
-            raise unknown_name("column", asked, map(str, columns))
+    for name in (id_column, time_column):
+        if name is not None and name not in columns:
+            raise unknown_name("column", name, map(str, columns))
     if id_column is not None and id_column == time_column:
         raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
     key: Hashable | None = id_column
@@ -144,14 +144,14 @@ def key_and_time(
     return key, time
 
 
-def dated_column(frame: pd.DataFrame, taken: Collection[Hashable | None]) -> Hashable | None:
+def dated_column(frame: pd.DataFrame, other_columns: Collection[Hashable | None]) -> Hashable | None:
     """The one column with timestamps, where no name says which; None if there is none, or several."""
-    dated = [
+    candidates = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
-        if column not in taken and (holds_dates(kind) or (_is_text(kind) and looks_like_dates(frame[column])))
+        if column not in other_columns and (holds_dates(kind) or (_is_text(kind) and looks_like_dates(frame[column])))
     ]
-    return dated[0] if len(dated) == 1 else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _is_text(kind: Any) -> bool:
@@ -165,7 +165,7 @@ def find(columns: Iterable[Hashable], names: Sequence[str]) -> Hashable | None:
 
 
 def value_columns(
-    columns: Collection[Hashable], wanted: Sequence[str] | None, taken: Collection[Hashable | None]
+    columns: Collection[Hashable], requested: Sequence[str] | None, other_columns: Collection[Hashable | None]
 ) -> list[Hashable] | None:
     """The columns of values that are asked for or have a known name; None if it takes their content to tell.
 
@@ -173,16 +173,16 @@ def value_columns(
         UnknownNameError: no such column.
         InputError: one holds the ids or timestamps or is a covariate, or none is named.
     """
-    free = [column for column in columns if column not in taken]
-    if wanted is None:
-        named = find(free, TARGET_COLUMNS)
-        return None if named is None else [named]
-    among = set(columns)
-    for column in wanted:
-        if column not in among:
+    free = [column for column in columns if column not in other_columns]
+    if requested is None:
+        target = find(free, TARGET_COLUMNS)
+        return None if target is None else [target]
+    available = set(columns)
+    for column in requested:
+        if column not in available:
             raise unknown_name("column", column, map(str, free))
-        if column in taken:
+        if column in other_columns:
             raise InputError(f"column {column!r} is named as ids, timestamps or covariate, too, and cannot be a target")
-    if not wanted:
+    if not requested:
         raise InputError("no column of values is named")
-    return list(wanted)
+    return list(requested)

@@ -8,9 +8,9 @@ import pandas as pd
 
 def known_values(values: np.ndarray) -> np.ndarray:
     """A float64 copy in which infinite values are missing, too, as gluonts masks both."""
-    known = values.astype(np.float64)
-    known[np.isinf(known)] = np.nan
-    return known
+    floats = values.astype(np.float64)
+    floats[np.isinf(floats)] = np.nan
+    return floats
 
 
 def seasonal_error(series: np.ndarray, season: int) -> float:
@@ -22,8 +22,8 @@ def seasonal_error(series: np.ndarray, season: int) -> float:
     season = season if season <= len(series) else 1
     values = known_values(series)
     change = np.abs(values[season:] - values[:-season])
-    known = change[~np.isnan(change)]
-    return float(known.mean()) if known.any() else np.nan
+    valid = change[~np.isnan(change)]
+    return float(valid.mean()) if valid.any() else np.nan
 
 
 def filled(series: np.ndarray) -> np.ndarray:

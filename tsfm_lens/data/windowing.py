@@ -43,11 +43,11 @@ def rolling_windows(
         if number < 1:
             raise InputError(f"{name} is {number}, expected 1 or more")
     length = values.shape[-1]
-    needed = steps_needed(horizon, windows, stride)
-    if length < needed:
+    least = steps_needed(horizon, windows, stride)
+    if length < least:
         raise InputError(
             f"series {item!r} has {length} steps: {windows} windows of horizon {horizon}, {stride} steps apart, need "
-            f"at least {needed}"
+            f"at least {least}"
         )
     for index in range(windows):
         cut = length - horizon - stride * (windows - 1 - index)
